@@ -245,6 +245,10 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     await page.shows(".picture svg text", "10.244.0.20:8080")
     picture = await page.run("return document.querySelector('.picture svg').textContent")
     for part in (
+        "Client",
+        "Frontend",
+        "Action",
+        "Endpoint",
         "pods",
         "this node",
         "outside",

@@ -1,8 +1,8 @@
-"""Compares two rulesets for all packets: a proof with the number of classes, or witnesses, grouped by cause.
+"""Compares two rulesets for all packets. The result is a proof of equality, with the number of packet classes, or
+witnesses, grouped by cause.
 
-Destinations are divided into classes by the constants of both rulesets. Sources, services and interfaces are divided
-only if a rule on the path distinguishes them. The first packet of each class is followed through both rulesets.
-"""
+The constants in both rulesets divide destinations into classes. Sources, services and interfaces are divided only if a
+rule on the path distinguishes them. A packet of each class is followed through both rulesets."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from kubeproxy.meaning.walk import Walk
 from kubeproxy.wording import counted
 
 TOLERANCE: Final = 0.02
-"""Two shares count as equal if their difference is less than this part of the larger share."""
+"""Two shares count as equal if their difference is less than this fraction of the larger share."""
 EACH: Final = 1000
-"""Maximum number of units with a difference that are all compared, even if they have the same shape."""
+"""Up to this number of units with differences, all units are compared, even units of the same shape."""
 _LEAST: Final = 1e-7
 _LIKELY: Final = ("198.51.100.7", "2001:db8:51::7")
-"""Source addresses of witnesses if any source is possible: addresses reserved for documentation."""
+"""The source addresses of witnesses if any source is possible; they are reserved for documentation."""
 
 Shares = tuple[tuple[PacketOutcome, float], ...]
 """Outcomes with their shares of connections."""
 
 
 class FirstPacket(NamedTuple):
-    """The first packet of a connection; `interface` is the incoming one, '' for a connection of the node itself."""
+    """The first packet of a connection. `interface` is its incoming interface; '' for a connection from the node
+    itself."""
 
     source: str
     destination: str
@@ -49,7 +50,7 @@ class FirstPacket(NamedTuple):
 
 
 class Witness(NamedTuple):
-    """A packet, and its outcomes in each of the two rulesets."""
+    """A packet with different outcomes, and its outcomes in each of the two rulesets."""
 
     packet: FirstPacket
     first: Shares
@@ -65,16 +66,15 @@ class WitnessGroup(NamedTuple):
 
 
 class UnitDifference(NamedTuple):
-    """A difference of one unit: the description that it shares with others of its kind, and a witness."""
+    """A difference in one unit: a description, which is equal for all differences of a kind, and a witness."""
 
     text: str
     witness: Witness
 
 
 class Comparison(NamedTuple):
-    """The result: the number of classes of packets, the causes of differences, the unsupported rules, and the
-    differences of each unit. Beyond EACH differences, only one unit of each shape is in `differences`.
-    """
+    """The result: the number of packet classes, the differences grouped by kind, the unsupported rules, and the
+    differences of each unit. If there are more than EACH, `differences` contains only one unit of each shape."""
 
     classes: int
     causes: tuple[WitnessGroup, ...]
@@ -83,7 +83,7 @@ class Comparison(NamedTuple):
 
 
 def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Comparison:
-    """Compare two rulesets for all packets: one unit of each shape."""
+    """Compare two rulesets for all packets, by one unit of each shape."""
     comparing, shapes = _Comparing(first, second, place), Shapes((first, second), place)
     known: dict[object, _Compared] = {}
     classes, causes, differences = 0, dict[str, tuple[int, Witness]](), list[UnitDifference]()
@@ -117,15 +117,15 @@ def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> S
 
 
 def alike(one: Shares, other: Shares) -> bool:
-    """Return whether a packet has the same outcomes with the same shares, up to the tolerance."""
+    """Return whether the outcomes are the same and their shares equal, within the tolerance."""
     shares, others = dict(one), dict(other)
     return shares.keys() == others.keys() and all(_close(share, others[each]) for each, share in shares.items())
 
 
 class _Compared(NamedTuple):
-    """The number of classes of a unit, and its differences: text and witness. `leaves_out`: some elements are never
-    picked, because no random number is their key; so two units of the same shape may have different outcomes.
-    """
+    """The number of packet classes in a unit, and the unit's differences: text and witness. `leaves_out`: some elements
+    are never picked, because their key is no possible random number; then units of the same shape may have different
+    outcomes."""
 
     classes: int
     causes: tuple[UnitDifference, ...]
@@ -133,7 +133,7 @@ class _Compared(NamedTuple):
 
 
 class _Comparing:
-    """Compares units; `unknown` are the unsupported rules so far."""
+    """Compares units; `unknown` collects the unsupported rules."""
 
     def __init__(self, first: CompiledRules, second: CompiledRules, place: NodePlace) -> None:
         self._place = place
@@ -184,7 +184,7 @@ def _example(sources: Addresses, bits: int) -> int:
 
 
 def _unequal(first: Sequence[Leaf], second: Sequence[Leaf]) -> list[Box]:
-    """Return the boxes in which the shares of an outcome differ."""
+    """Return boxes of packets whose outcomes have different shares."""
     sides: tuple[dict[PacketOutcome, dict[Box, float]], ...] = ({}, {})
     for side, leaves in zip(sides, (first, second), strict=True):
         for leaf in leaves:
@@ -216,7 +216,7 @@ def _covers(box: Box, part: Box) -> bool:
 
 
 def _refined(boxes: Sequence[Box]) -> Iterator[Box]:
-    """Yield boxes that lie either completely inside or completely outside of each given box."""
+    """Divide boxes into smaller boxes, each of which is completely inside or completely outside of each given box."""
     edges = sorted({edge for box in boxes for low, high in box.sources for edge in (low, high + 1)})
     sources: dict[tuple[bool, ...], list[tuple[int, int]]] = defaultdict(list)
     for low, end in pairwise(edges):
@@ -246,7 +246,7 @@ def _shares(leaves: Sequence[Leaf], part: Box) -> Shares:
 
 
 def _described(shares: Shares) -> str:
-    """Return the kinds of outcomes as a text: translated to a number of endpoints, refused, dropped, passed."""
+    """Describe the kinds of outcomes: translated to a number of endpoints, refused, dropped, passed."""
     kinds: dict[str, int] = defaultdict(int)
     for outcome, _ in shares:
         words = ", masqueraded" if outcome.masquerade else "", ", remembered" if outcome.remembered else ""

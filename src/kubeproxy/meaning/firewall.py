@@ -1,9 +1,9 @@
-"""Filter rules of other programs: the general effect of each chain, and whether it surely drops a given packet.
+"""Evaluates filter rules of other programs: the general effect of each chain, and whether it certainly drops a given
+packet.
 
-Each base chain is evaluated alone, for the packet as it is at the chain's hook. A test of a value that other rules may
-set (marks), or an unsupported test, counts as possibly true and possibly false. The bit of the mark by which the proxy
-masquerades is known.
-"""
+Each base chain is evaluated alone, with the packet in its state at the chain's hook. A test that is unsupported, or
+that reads a value which other rules may set (a mark), may be true or false; evaluation follows both branches. Only the
+mark bit for the proxy's masquerading is known."""
 
 from __future__ import annotations
 
@@ -38,18 +38,16 @@ from kubeproxy.model.addresses import Family, family_of
 
 _TRACKED: Final = -200  # NF_IP_PRI_CONNTRACK
 _KUBERNETES: Final = re.compile("KUBE-(?!ROUTER-|POD-FW-|NWPLCY-)")
-"""Chains of kube-proxy and kubelet, without those of kube-router, which filter connections of pods."""
+"""Matches chains of kube-proxy and the kubelet, but not of kube-router, which filters connections of pods."""
 
 
 class Filter(NamedTuple):
     """The effect of a base chain on packets that begin a connection.
 
-    `accepts`: some rule accepts new connections, or may accept them. `drops`: the number of rules that drop or reject.
-    `closes`: packets without a matching rule are dropped or rejected. `where`: the table's name in the form of its
-    program. `untracks`: some rule takes packets out of connection tracking.
-    `marked`: a chain of kube-proxy accepts new connections that it masquerades. `zones`: some rule puts packets into a
-    zone of connection tracking.
-    """
+    `accepts`: a rule accepts or may accept new connections. `drops`: the number of rules that drop or reject. `closes`:
+    packets that match no rule are dropped or rejected. `where`: the table's name in the form of its program.
+    `untracks`: a rule exempts packets from connection tracking. `marked`: a chain of kube-proxy accepts new connections
+    that kube-proxy masquerades. `zones`: a rule assigns packets to a conntrack zone."""
 
     where: str
     family: str
@@ -64,19 +62,17 @@ class Filter(NamedTuple):
 
 
 ZONES: Final = "puts into a zone"
-"""The verdict of a Drop whose packets are tracked in another zone than those of the other direction."""
+"""The verdict of a Drop if packets are tracked in another zone than packets of the opposite direction."""
 
 
 class PassingPacket(NamedTuple):
-    """A packet at a hook, for the chains with a priority between `after` and `before`.
+    """A packet at a hook, when it passes the chains with priorities between `after` and `before`.
 
-    Addresses are packed; a `source` of None is any address of this node. `port` is the source port of an answer, and
-    the destination port of a request. `original` is the destination of the connection's first packet before
-    translation. `interfaces` are the incoming and the outgoing interface: None if unknown, '' if there is none.
-    `tracked`: rules translate the packet here or later, so the packet must not be taken out of connection tracking.
-    `marks`: the known bits of the mark that the first packet of the connection has here, and their values. Later
-    packets and answers have the value 0 in these bits.
-    """
+    Addresses are packed; `source` None means any address of this node. `port` is the destination port of a request, or
+    the source port of a reply. `original` is the destination of the connection's first packet before translation.
+    `interfaces` are the incoming and the outgoing interface: None if unknown, '' if there is none. `tracked`: rules
+    translate the packet here or later, so it must not be exempted from connection tracking. `marks`: the known mark
+    bits of the connection's first packet here, and their values; in later packets and replies these bits are 0."""
 
     hook: str
     after: float
@@ -94,12 +90,11 @@ class PassingPacket(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """A chain that surely drops a packet, or takes it out of connection tracking (`untracks`).
+    """A chain that certainly drops a packet, or exempts it from connection tracking (`untracks`).
 
-    `unordered`: the proxy's chain has the same priority, and the chain stops the packet only if the kernel runs the two
-    chains in one of the two possible orders. `verdict`: "drops", "rejects", "resets" (rejects by a TCP reset), several
-    of these as "drops or rejects" (by rules whose match is unknown), or "drops by its policy".
-    """
+    `unordered`: the proxy's chain has the same priority, and the chain stops the packet only in one of the two possible
+    orders. `verdict`: "drops", "rejects", "resets" (rejects with a TCP reset), "drops by its policy", or several such
+    as "drops or rejects" if it is unknown which rule matches."""
 
     where: str
     chain: str
@@ -111,8 +106,8 @@ class Drop(NamedTuple):
 
 class ForeignTranslation(NamedTuple):
     """A chain of type nat that translates a connection's destination to one of `ends`: packed addresses (all bytes 0
-    for an address of this node) and ports. `sure`: in every case, and not to an unknown destination. `unordered`: the
-    proxy's chain has the same priority, and may run before it.
+    for an address of this node) and ports. `sure`: the chain always translates, and only to known destinations.
+    `unordered`: the proxy's chain has the same priority, and may run before this chain.
     """
 
     where: str
@@ -124,7 +119,7 @@ class ForeignTranslation(NamedTuple):
 
 
 class Firewall:
-    """The rules of one table of another program; `where` is its name in that program. `whole`: whether all rules were
+    """The rules of a table of another program; `where` is the table's name in that program. `whole`: all rules were
     read. `shared`: the running proxy's rules are in the same chains.
     """
 
@@ -159,7 +154,7 @@ class Firewall:
                 yield _judged(found, chain, rules)
 
     def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
-        """Yield the chains that surely drop or reject some of these packets; with `silently` only the chains that drop
+        """Yield the chains that certainly drop or reject one of these packets; with `silently`, only chains that drop
         packets.
         """
         for packet, walk in self._walks(packets):
@@ -167,7 +162,7 @@ class Firewall:
                 yield Drop(self.where, _short(chain.name), packet, unordered, untracks, verdict)
 
     def harmless(self, packets: Collection[PassingPacket]) -> frozenset[str]:
-        """Return the chains that some of these packets pass, and that surely accept and track all packets that pass
+        """Return the chains that some of these packets pass, and that certainly accept and track all packets that pass
         them."""
         met: set[str] = set()
         unsure: set[str] = set()
@@ -182,7 +177,8 @@ class Firewall:
             yield from walk.translating(packet, self.where, shared=self._shared)
 
     def _walks(self, packets: Collection[PassingPacket]) -> Iterator[tuple[PassingPacket, _ChainWalk]]:
-        """Yield the packets of the table's family with their walk; nothing for a table that was not read as a whole."""
+        """Yield each packet of the table's family with a walk through its chains; nothing if the table was not read
+        completely."""
         walks: dict[tuple[Family, CompiledFor], _ChainWalk] = {}
         names = frozenset(name for packet in packets for name in packet.interfaces if name)
         for packet in packets if self.whole else ():
@@ -205,7 +201,7 @@ def _short(name: str) -> str:
 
 
 class _ChainWalk(Walk):
-    """Follows single packets through chains; after a test with an unknown result it follows both branches."""
+    """Follows single packets through chains. If the result of a test is unknown, it follows both branches."""
 
     def __init__(self, rules: CompiledRules, place: NodePlace, names: Collection[str]) -> None:
         self._names = Interfaces((rules,), names)
@@ -215,9 +211,7 @@ class _ChainWalk(Walk):
         self._state, self._source_port, self._tracks, self._known_marks = NEW, 0, False, 0
 
     def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[tuple[ChainRules, bool, bool, str]]:
-        """Yield the chains that stop a packet in every case, as described at Drop; with `silently` only the chains that
-        never reject it.
-        """
+        """Yield the chains that certainly stop a packet (see Drop). `silently`: only chains that never reject it."""
         for chain, hook in self._passed(packet, ends=True):
             back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
             unordered = hook.priority in {packet.after, packet.before}
@@ -232,8 +226,8 @@ class _ChainWalk(Walk):
                 yield chain, unordered or hook.priority == _TRACKED, True, ZONES
 
     def translating(self, packet: PassingPacket, where: str, *, shared: bool) -> Iterator[ForeignTranslation]:
-        """Yield the chains of type nat that may translate a packet, as described at ForeignTranslation. After a chain
-        that translates it in every case, the kernel runs no other one.
+        """Yield the chains of type nat that may translate a packet (see ForeignTranslation). After a chain that always
+        translates it, the kernel runs no further chain.
         """
         for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)
@@ -250,8 +244,8 @@ class _ChainWalk(Walk):
                 return
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
-        """Yield each chain that a packet passes, and whether the chain may drop the packet or take it out of connection
-        tracking. This includes later packets of the connection.
+        """Yield each chain that a packet passes, and whether the chain may drop it, or exempt it from connection
+        tracking. Later packets of the connection are included.
         """
         for chain, hook in self._passed(packet):
             each = [self._ends(chain, packet, state) for state in (NEW, ESTABLISHED)]
@@ -263,8 +257,8 @@ class _ChainWalk(Walk):
     def _passed(
         self, packet: PassingPacket, *, ends: bool = False, nat: bool = False
     ) -> Iterator[tuple[ChainRules, HookPlace]]:
-        """Yield the base chains of a packet's hook and priorities, of type nat or of all other types; with `ends` also
-        the chains at the ends of the range.
+        """Yield the base chains at a packet's hook and priorities, of type nat or of all other types. `ends`: include
+        chains at the limits of the priorities.
         """
         for chain in self._rules.at(packet.hook):
             hook = chain.hook
@@ -276,8 +270,8 @@ class _ChainWalk(Walk):
                 yield chain, hook
 
     def _ends(self, chain: ChainRules, packet: PassingPacket, state: int) -> tuple[list[PacketSet], Ended]:
-        """Return the flows of a packet in this state of connection tracking in two groups: those that leave a base
-        chain at its end, and all others.
+        """Return the flows of a packet in this conntrack state, in two groups: flows that reach the end of a base
+        chain, and flows that end before.
         """
         self._tracks = chain.hook is not None and chain.hook.priority > _TRACKED
         self._state = state if self._tracks else INVALID
@@ -335,7 +329,7 @@ class _ChainWalk(Walk):
         return op[:2] == (Op.VALUE, Property.MARK) and bool(op[2] & ~self._known_marks)
 
     def _guesses(self, kind: Op, flow: PacketSet, missed: list[PacketSet]) -> bool:
-        if kind is Op.UNTRACK:  # a packet that is tracked already stays so
+        if kind is Op.UNTRACK:  # a packet that is already tracked remains tracked
             flow.untracked = flow.untracked or not self._tracks
         elif kind is Op.ZONE:
             flow.zoned = flow.zoned or not self._tracks
@@ -356,7 +350,7 @@ class _ChainWalk(Walk):
 
 
 def _judged(found: Filter, chain: ChainRules, rules: CompiledRules) -> Filter:
-    """Add the effect of a base chain and its targets to `found`, without chains of Kubernetes."""
+    """Add the effect of a base chain and its targets, except chains of Kubernetes, to `found`."""
     reached, seen = [chain], {chain.name}
     early = chain.hook is not None and chain.hook.priority <= _TRACKED
     while reached:
@@ -385,9 +379,7 @@ _ENDS: Final = frozenset({Op.VERDICT, Op.REFUSE})
 
 
 def _verdicts(rule: tuple[Operation, ...]) -> list[tuple[int, str]]:
-    """Return the possible verdicts of a rule for new connections: its one verdict, or all verdicts of
-    its verdict map.
-    """
+    """Return the verdicts that a rule may have for new connections: its verdict, or all verdicts of its verdict map."""
     if not rule:
         return []
     kind = rule[-1][0]
@@ -401,7 +393,7 @@ def _verdicts(rule: tuple[Operation, ...]) -> list[tuple[int, str]]:
 
 
 def _may_be_new(op: Operation) -> bool:
-    """Return whether a test can be true for a packet that begins a connection."""
+    """Return whether a test can be true for the first packet of a connection."""
     if op[0] is Op.VALUE and op[1] in {Property.STATE, Property.STATES}:
         _, _, mask, xor, low, high, negated = op
         states = (NEW, NEW | TRANSLATED_STATE) if op[1] is Property.STATES else (NEW,)

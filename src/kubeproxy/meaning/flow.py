@@ -1,4 +1,4 @@
-"""Sets of packets that pass rules, and their outcomes."""
+"""Sets of packets on their path through rules, and their outcomes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kubeproxy.meaning.rules import Addresses, CompiledRules, Op
 
 
 class PacketOutcome(NamedTuple):
-    """The outcome of a packet, of the kind 'passed', 'translated', 'refused', 'dropped' or 'unknown'.
+    """The outcome of a packet. Its kind is 'passed', 'translated', 'refused', 'dropped' or 'unknown'.
 
-    A translated packet has its new destination; port -1: the port is unchanged. The `text` of an unknown outcome is the
-    unsupported expression. `masquerade`: the packet gets a new source. `remembered`: session affinity binds its client
-    to the endpoint, so the client's next connection has the same outcome.
+    A translated packet has a new destination; port -1 means that the port is unchanged. The `text` of an unknown
+    outcome is the unsupported expression. `masquerade`: the packet gets a new source. `remembered`: session affinity
+    binds the client to the endpoint, so the client's next connection has the same outcome.
     """
 
     kind: str
@@ -29,11 +29,12 @@ class PacketOutcome(NamedTuple):
 
 
 Client = tuple[str, int | None, bytes]
-"""An element for the client of a packet: the name of the set, the packet's `hidden`, and the data of the element."""
+"""An element that a rule stores for a packet's client: the set's name, the packet's `hidden`, and the element's
+data."""
 
 
 class Leaf(NamedTuple):
-    """An outcome of a set of packets, with its share of their connections; `stored` are the elements for the client."""
+    """An outcome of a set of packets, and its share of their connections. `stored` are elements for the client."""
 
     services: int
     sources: Addresses
@@ -45,9 +46,9 @@ class Leaf(NamedTuple):
 
 
 class PacketSet(Struct, eq=False):
-    """A set of packets on their way. `current` is the set of services after translation, None while it is unchanged.
-    `hidden`: the number that a rule has written into the packet as its source address, which no later rule should test.
-    `known` are the elements that an earlier connection has stored for the client, `stored` those of this connection.
+    """A flow: a set of packets on their path. `current` is the set of services after translation; None while it is
+    unchanged. `hidden`: the number that a rule has written into the source address; no later rule should test it.
+    `known` are elements that an earlier connection has stored for the client; `stored` are elements of this connection.
     """
 
     services: int
@@ -83,7 +84,8 @@ Ended = list[tuple[PacketSet, int]]
 
 
 class Interfaces:
-    """Names of interfaces as bits: each name and pattern of the rules, no interface, lo, and OTHER for all others."""
+    """Maps names of interfaces to bits: a bit for each name and pattern in the rules, for no interface, for lo, and for
+    OTHER."""
 
     NONE: Final = 1
     LOOPBACK: Final = 2
@@ -110,11 +112,11 @@ class Interfaces:
         return found
 
     def named(self, name: str) -> int:
-        """Return the bit of a name, OTHER for a name that no rule has."""
+        """Return the bit of a name; OTHER for a name that occurs in no rule."""
         return next((bit for bit, known in self.names.items() if known == name), self.OTHER)
 
     def example(self, bits: int) -> str:
-        """Return a name from a set of interfaces."""
+        """Return the name of one interface in a set."""
         return self.names[bits & -bits] if bits else ""
 
 
@@ -128,14 +130,14 @@ Field = Literal["services", "current", "sources", "inputs", "outputs"]
 
 
 def by_service(wanted: int, flow: PacketSet, missed: list[PacketSet], *, original: bool) -> PacketSet | None:
-    """Split by protocol and port; `original`: those before the translation."""
+    """Split a flow by protocol and port; with `original`, by protocol and port before the translation."""
     field: Field = "services" if original or flow.current is None else "current"
     mine: int = getattr(flow, field)
     return _split(flow, field, mine, mine & wanted, mine & ~wanted, missed)
 
 
 def by_source(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
-    """Split by the source address."""
+    """Split a flow by the source address."""
     if flow.hidden is not None:
         flow.unknown = "a source address that a rule has written"
         return flow
@@ -145,7 +147,7 @@ def by_source(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> Pa
 
 
 def by_interface(wanted: int, flow: PacketSet, missed: list[PacketSet], *, outgoing: bool) -> PacketSet | None:
-    """Split by the outgoing interface if `outgoing`, else by the incoming one."""
+    """Split a flow by the outgoing interface if `outgoing`, else by the incoming interface."""
     field: Field = "outputs" if outgoing else "inputs"
     mine: int = getattr(flow, field)
     return _split(flow, field, mine, mine & wanted, mine & ~wanted, missed)
@@ -154,7 +156,7 @@ def by_interface(wanted: int, flow: PacketSet, missed: list[PacketSet], *, outgo
 def _split(
     flow: PacketSet, field: Field, mine: Part, inside: Part, outside: Part, missed: list[PacketSet]
 ) -> PacketSet | None:
-    """Split the set `mine` of a field into the parts that are inside and outside of a test's set."""
+    """Split a flow's set `mine` in a field into the parts inside and outside of a test's set."""
     if inside == mine:
         return flow
     if not inside:
@@ -168,7 +170,7 @@ def _split(
 
 
 def by_chance(flow: PacketSet, chance: float, missed: list[PacketSet]) -> PacketSet | None:
-    """Split at random: the kept part has this share of the packets."""
+    """Split a flow at random; the returned part has this share of the packets."""
     if chance >= 1:
         return flow
     rest = flow.copy()

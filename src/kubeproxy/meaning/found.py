@@ -1,6 +1,6 @@
-"""The rules in this node's kernel: those of other programs, table by table, and those of a kube-proxy, this one or the
-Go one, for the comparison of whole rulesets. Rules of nf_tables, and so of iptables-nft, are read over netlink; those
-of legacy iptables, and of the table nat of iptables-nft, as iptables-save prints them.
+"""Reads the rules in this node's kernel: tables of other programs, and, to compare whole rulesets, the rules of a
+kube-proxy (this program or the Go kube-proxy). Rules of nf_tables, including iptables-nft, are read over netlink; rules
+of legacy iptables, and of the table nat of iptables-nft, from the output of iptables-save.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _NUMBERS: Final = {word: number for number, word in TABLE_FAMILIES.items()}
 _KUBELETS: Final = "KUBE-FIREWALL"
 _TABLE: Final = "kube-proxy"
 _MOST: Final = 2000
-"""Maximum number of rules of a table, and of elements of a set, that are evaluated. Firewalls usually have tens of
-rules. A larger table gives no certain result.
+"""The maximum number of rules in a table, and of elements in a set, that are evaluated. Firewalls usually have tens of
+rules. For a larger table there is no certain result.
 """
 
 
@@ -41,8 +41,8 @@ def place_of(family: Family) -> NodePlace:
 def firewalls(
     known: Iterable[Chain], without: frozenset[str], owns: Callable[[str], bool] = lambda _: False
 ) -> list[Firewall]:
-    """Return the tables with base chains, except nf_tables tables in `without`. The table nat of iptables-nft is read
-    as iptables prints it, like all tables of legacy iptables, if the command is installed. In the table nat, chains
+    """Return the tables with base chains, except the nf_tables tables in `without`. The table nat of iptables-nft, if
+    the command is installed, and all tables of legacy iptables are read from iptables-save. In the table nat, chains
     that the running proxy `owns` end the evaluation. Raises NetlinkError, ApplyError.
     """
     tables = sorted({(chain.family, chain.table) for chain in known if chain.hook and chain.table not in without})
@@ -65,7 +65,7 @@ def _read(family: str, name: str, link: Netlink, place: Callable[[Family], NodeP
 
 
 def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
-    """Return two values: the table with its first _MOST rules, and whether these are all of its rules."""
+    """Return the table with only its first _MOST rules, and whether these are all its rules."""
     left, chains = _MOST, {}
     for name, chain in table.chains.items():
         chains[name] = chain._replace(rules=chain.rules[:left])
@@ -76,7 +76,7 @@ def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
 def _printed(
     command: str, family: str, table: str, place: Callable[[Family], NodePlace], owns: Callable[[str], bool]
 ) -> Firewall:
-    """Return a table as iptables prints it. Raises Incompatible, or ApplyError."""
+    """Return a table from the output of iptables-save. Raises Incompatible or ApplyError."""
     head, lines, own = [], [], {}
     for line in xtables.commands(command).saved(table):
         if line.startswith("-A ") and line.split(" ", 2)[1] not in own:
@@ -92,7 +92,7 @@ def _printed(
 
 
 def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
-    """Return the rules of kube-proxy in the kernel: in its own table, and in the tables of iptables."""
+    """Return kube-proxy's rules in the kernel: in its own table, and in the tables of iptables."""
     found = []
     with Netlink.open() as link:
         if any(chain.table == _TABLE for chain in listed_chains(link, family)):
@@ -101,8 +101,8 @@ def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
 
 
 def rules_of_kubelet(family: Family) -> str:
-    """Return kubelet's chain KUBE-FIREWALL, which stays in every mode, and the jumps to it as input for
-    iptables-restore; '' if the chain is missing.
+    """Return input for iptables-restore with the kubelet's chain KUBE-FIREWALL, which remains in every mode, and the
+    jumps to it; '' if the chain is missing.
     """
     saved = _saved(family, "-t", "filter")
     lines = [line for line in saved.splitlines() if _KUBELETS in line and line.startswith((":", "-A "))]

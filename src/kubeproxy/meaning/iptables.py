@@ -1,6 +1,6 @@
-"""Rules of iptables as operations, from the output of iptables-save. Both variants print the same.
+"""Compiles the output of iptables-save to operations. Both variants of iptables have the same output.
 
-Unsupported options become an UNKNOWN operation with their position. Source: iptables-extensions(8).
+An unsupported option becomes an UNKNOWN operation, which contains its position. Source: iptables-extensions(8).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STATES: Final = {
 }
 _TCP_FLAGS: Final = {"NONE": 0, "FIN": 1, "SYN": 2, "RST": 4, "PSH": 8, "ACK": 16, "URG": 32}
 _CHANGING: Final = frozenset({"--rcheck", "--update"})
-"""Options that test values set by rules, possibly by rules that are not compiled."""
+"""Options that test values which rules set, perhaps rules that are not compiled."""
 _OWN: Final = "KUBE-"
 
 
@@ -77,8 +77,8 @@ def compiled(text: str, place: NodePlace, purpose: CompiledFor = CompiledFor.EVE
 
 
 def of_kube_proxy(text: str) -> str:
-    """Return the output of iptables-save without the rules of other programs: with the chains of kube-proxy, the rules
-    that jump to these chains, and the policies of an empty table.
+    """Remove the rules of other programs from the output of iptables-save: keep the chains of kube-proxy and the rules
+    that jump to them; the policies are as in an empty table.
     """
     kept = []
     for line in text.splitlines():
@@ -105,7 +105,7 @@ class _Unknown(Exception):  # noqa: N818 - the rules are valid
 
 
 class _Reader:
-    """Reads the rules of one table."""
+    """Compiles the rules of one table."""
 
     def __init__(self, place: NodePlace, table: str, chains: Container[str], purpose: CompiledFor) -> None:
         self._place = place
@@ -117,7 +117,7 @@ class _Reader:
         self._recent = Op.KNOWN
 
     def rule(self, chain: str, number: int, text: str) -> tuple[Operation, ...]:
-        """Return the operations of a rule, from the words after its chain."""
+        """Compile a rule to operations; `text` are the words after its chain."""
         words = iter((_COMMENT.sub("", f" {text}") if "--comment" in text else f" {text}").split())
         self._where = f"in {self._table} {chain}, rule {number}"
         done: list[Operation] = []
@@ -150,7 +150,7 @@ class _Reader:
             negated = False
 
     def _option(self, word: str, words: Iterator[str], negated: bool) -> Operation | None:
-        """Return the test of an option, with its arguments taken from `words`; None for an option that selects no
+        """Return the test of an option, whose arguments are the next `words`; None for an option that selects no
         packets."""
         if self._purpose is not CompiledFor.EVERYTHING and word in _CHANGING:
             raise _Unknown(f"option {word}")
@@ -217,7 +217,7 @@ def _masked(text: str) -> tuple[int, int]:
 
 
 def _destination(text: str) -> tuple[bytes | None, bytes | None]:
-    """Return address and port of a DNAT target, each in bytes."""
+    """Return the address and the port of a DNAT destination, packed; None for a missing part."""
     host, port = text, ""
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
@@ -302,13 +302,13 @@ def _state(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: AR
 
 
 def _module(place: NodePlace, text: str, negated: bool) -> None:  # noqa: ARG001 - as all options
-    """Read the module of the next options. The module connmark has the option of another mark, with the same name."""
+    """Refuse the module connmark, whose option has the same name as the option of the module mark."""
     if text == "connmark":
         raise _Unknown(f"module {text}")
 
 
 def _nothing(place: NodePlace, text: str, negated: bool) -> None:
-    """Read an option that does not restrict the packets."""
+    """Ignore an option that does not restrict the packets."""
 
 
 _NEVER: Final[Operation] = Op.SERVICE, 0
@@ -333,4 +333,4 @@ _FLAGS: Final[dict[str, Operation | None]] = {
     "--rsource": None,
 }
 _RECENT: Final = {"--rcheck": Op.KNOWN, "--update": Op.KNOWN, "--set": Op.REMEMBER}
-"""Options on a list of clients. The option `--name` follows them."""
+"""Options about a list of clients. The option `--name` follows them."""

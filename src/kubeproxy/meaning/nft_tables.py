@@ -1,4 +1,4 @@
-"""Reads an nf_tables table from the kernel, with all elements of its sets. Also has the parts of its rules: values of
+"""Reads an nf_tables table from the kernel, with all elements of its sets. Interprets parts of its rules: values of
 registers, interfaces by name or index, and iptables extensions.
 
 Sources: net/netfilter/nft_meta.c, nft_compat.c and xt_conntrack.c of Linux 6.18.
@@ -25,8 +25,7 @@ _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 class Elements(NamedTuple):
     """A named set: its form, and its elements as ranges of keys (first, last) with data.
 
-    `matches_rest`: other keys may match as well, because of a catch-all element, or because the set has more elements
-    than are read.
+    `matches_rest`: other keys may match, too, because the set has a catch-all element or more elements than were read.
     """
 
     form: tables.SetForm
@@ -35,7 +34,7 @@ class Elements(NamedTuple):
 
 
 class NftTable(NamedTuple):
-    """A table as read: its family, name, chains, and sets."""
+    """A table from the kernel: its family, name, chains and sets."""
 
     family: int
     name: str
@@ -44,7 +43,7 @@ class NftTable(NamedTuple):
 
 
 def read(family: int, name: str, link: Netlink, most: int | None = None) -> NftTable:
-    """Read a table from the kernel; sets with more than `most` elements are left empty. Raises NetlinkError."""
+    """Read a table from the kernel; a set with more than `most` elements is returned empty. Raises NetlinkError."""
     forms = tables.read_sets(family, name, link)
     sets = {each: _filled(form, _elements(family, name, each, form, link, most), most) for each, form in forms.items()}
     hooks = {one.name: one.hook for one in tables.listed_chains(link, family, name)}
@@ -68,7 +67,7 @@ def _filled(
 def _elements(
     family: int, table: str, name: str, form: tables.SetForm, link: Netlink, most: int | None
 ) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
-    """Yield first key, last key and data of each element; a catch-all element has empty keys."""
+    """Yield the first key, last key and data of each element; a catch-all element has empty keys."""
     edges: list[tuple[bytes, bool, bytes | x.RuleVerdict]] = []
     for data, first, last in element_lists(family, table, name, link):
         for _, start, end in attributes(data, first, last):
@@ -90,7 +89,8 @@ def _elements(
 def ranges(
     edges: Iterable[tuple[bytes, bool, bytes | x.RuleVerdict]], size: int
 ) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
-    """Yield the intervals of a set from its edges: (first key, False, data), and (key after the last, True, data)."""
+    """Yield the intervals of a set, given its edges: (first key, False, data), and (key after the last key, True,
+    data)."""
     begin: tuple[bytes, bytes | x.RuleVerdict] | None = None
     for key, ends, value in sorted(edges, key=lambda edge: (edge[0], not edge[1])):
         if begin is not None:
@@ -102,14 +102,14 @@ def ranges(
 
 
 _TARGETS: Final = frozenset({"LOG", "NFLOG", "CONNMARK", "TCPMSS"})
-"""iptables targets after which evaluation continues with the next rule; the marks of CONNMARK are not evaluated."""
+"""iptables targets after which the next rule is evaluated; CONNMARK's marks are ignored."""
 _STATES: Final = struct.Struct("=146x3H")  # match_flags, invert_flags, state_mask of struct xt_conntrack_mtinfo3
 _KNOWN_STATES: Final = 0x1BF  # all but XT_CONNTRACK_STATE_SNAT
 
 
 class Term(NamedTuple):
-    """The value of a register: the first `size` bytes of a field, masked and xored; or data found in a map; or a
-    constant, given by the sequence of its possible values.
+    """The symbolic value of a register: the first `size` bytes of a field, masked and xored; or data found in a map; or
+    a constant, as a sequence of its possible values.
     """
 
     field: Property | None
@@ -124,7 +124,7 @@ class Term(NamedTuple):
 
 
 def interface(term: Term, value: bytes) -> str:
-    """Return the interface name or pattern with which a term is compared; '' if no interface has the index."""
+    """Return the interface name or pattern in a comparison with a term; '' if no interface has the index."""
     if term.width == 4:
         try:
             return socket.if_indextoname(int.from_bytes(value, sys.byteorder))
@@ -139,14 +139,15 @@ class UnknownRuleError(Exception):
 
 
 _RESETS: Final = {32: 7, 128: 6}
-"""The number of a TCP reset, by the bits of an address (enum ipt_reject_with, enum ip6t_reject_with)."""
+"""The number that means "TCP reset", by the number of bits of an address (enum ipt_reject_with, enum
+ip6t_reject_with)."""
 
 
 _NOTRACK: Final = 1  # XT_CT_NOTRACK; iptables sets another bit with it for -j NOTRACK
 
 
 def _tracked(name: str, info: bytes, where: str) -> Sequence[Operation]:
-    """Return the operations of a target NOTRACK, or of a target CT with a zone; none for others. Source: struct
+    """Return the operations of a target NOTRACK, or of a target CT with a zone; none for other targets. Source: struct
     xt_ct_target_info in include/uapi/linux/netfilter/xt_CT.h.
     """
     if name == "NOTRACK" or (name == "CT" and info[0] & _NOTRACK):
@@ -155,7 +156,8 @@ def _tracked(name: str, info: bytes, where: str) -> Sequence[Operation]:
 
 
 def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operation]:
-    """Return the operations of an iptables extension; `kind` is match or target, `raw` has its name and parameters."""
+    """Return the operations of an iptables extension. `kind` is match or target; `raw` contains its name and
+    parameters."""
     parts = {number: raw[first:last] for number, first, last in attributes(raw, 0, len(raw))}
     name = parts[nfta.MATCH_NAME].rstrip(b"\0").decode(errors="replace")
     if kind == "target":

@@ -1,7 +1,7 @@
-"""nf_tables rules as operations: each rule is executed once with symbolic registers.
+"""Compiles nf_tables rules to operations: executes each rule once with symbolic registers.
 
-Unsupported expressions become an UNKNOWN operation with their name and position.
-Sources: net/netfilter/nft_*.c of Linux 6.18.
+An unsupported expression becomes an UNKNOWN operation, which contains its name and position. Sources:
+net/netfilter/nft_*.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _META: Final = {
 }
 _ADDRESSES: Final = frozenset({Property.SOURCE, Property.DESTINATION})
 _VALUES: Final = _HOST_ORDER - {Property.RANDOM} | {Property.ORIGINAL_DESTINATION, Property.SOURCE_PORT}
-"""Properties that are tested as numbers."""
+"""Properties that rules test as numbers."""
 
 
 _ECN: Final = (0, 0x40, 0x80, 0xC0)
@@ -61,7 +61,7 @@ def compiled(table: NftTable, place: NodePlace, purpose: CompiledFor = CompiledF
     """Return the chains of a table. Names of chains are `family/table/chain`."""
     filled: _Filled = {}
     found = []
-    if purpose is not CompiledFor.EVERYTHING:  # packets of this connection may add to sets as well
+    if purpose is not CompiledFor.EVERYTHING:  # packets of this connection may also add elements to sets
         each = [one for chain in table.chains.values() for rule in chain.rules for one in rule]
         filling = {one.set for one in each if isinstance(one, x.Update)}
         sets = {
@@ -90,7 +90,7 @@ def _hook(hook: tables.Hook | None) -> HookPlace | None:
 
 
 _Filled = dict[tuple[str, tuple[Property, ...]], Keyed]
-"""Named sets by name and fields of the key."""
+"""Named sets, by name and by the fields of the key."""
 
 
 class _Rule:
@@ -261,7 +261,8 @@ class _Rule:
     # -- tests -------------------------------------------------------------------------------------------------------
 
     def _compare(self, term: Term, first: bytes, last: bytes, op: int) -> None:
-        """Append a test: `op` is an index of x.OPERATORS, or 6 for inside and 7 for outside of a range."""
+        """Append a test. `op` is an index into x.OPERATORS, or 6 for "inside of a range", or 7 for "outside of a
+        range"."""
         if term.field in {Property.INPUT, Property.OUTPUT}:
             if op not in {0, 1} or term.mask != -1:
                 raise UnknownRuleError("comparison of interface names")
@@ -275,8 +276,8 @@ class _Rule:
         self._inside(term, [(low, high)], size, op in {1, 7})
 
     def _inside(self, term: Term, ranges: Sequence[tuple[int, int]], size: int, negated: bool) -> bool:
-        """Append a test that the first `size` bytes of a field are in one of these ranges; return False if no operation
-        expresses the test.
+        """Append a test whether the first `size` bytes of a field are in one of these ranges; return False if no
+        operation can express the test.
         """
         field = term.field
         if field is Property.SOURCE and term.modulus:  # fib saddr type
@@ -312,8 +313,8 @@ class _Rule:
         return rules.minus(self._place.everywhere, found) if negated else found
 
     def _constant(self, term: Term, shift: int, ranges: Sequence[tuple[int, int]], negated: bool) -> None:
-        """Compare a constant, without its last bits, with ranges; if it is outside, append a test that
-        is never true.
+        """Compare a constant, without its last `shift` bits, with ranges; if it is outside, append a test that is never
+        true.
         """
         parts = (int.from_bytes(term.value[at : at + term.size], "big") for at in range(0, len(term.value), term.size))
         values = {((part & term.mask) ^ term.xor) >> shift for part in parts}
@@ -324,7 +325,7 @@ class _Rule:
             self._done.append((Op.SERVICE, 0))
 
     def _addresses(self, term: Term, low: int, high: int, size: int) -> tuple[int, int]:
-        """Return the addresses whose first `size` bytes, masked, are in a range."""
+        """Return the range of addresses whose first `size` bytes, after the mask, are in a range."""
         bits = self._place.bits
         shift = bits - 8 * size
         mask = term.mask & ((1 << 8 * size) - 1)
@@ -361,7 +362,7 @@ class _Rule:
             self._load(one.dreg, Term(None, form.data_length or 64))
 
     def _any_verdict(self, of: str | x.Inline) -> None:
-        """Append a lookup that may result in any verdict of a map, because the keys of this map are not supported."""
+        """Append a lookup that may result in any verdict of a map, because the map's keys are not supported."""
         _, elements, matches_rest = self._contents(of)
         verdicts = dict.fromkeys(self._data(data) for _, _, data in elements)
         if matches_rest:
@@ -391,7 +392,7 @@ class _Rule:
     def _member(
         self, term: Term, elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...], inverted: bool
     ) -> bool:
-        """Append the test of a single field in a set; return False if no operation expresses it."""
+        """Append the test whether a single field is in a set; return False if no operation can express the test."""
         field = term.field
         if field in {Property.INPUT, Property.OUTPUT}:
             if any(first != last for first, last, _ in elements):
@@ -413,7 +414,7 @@ class _Rule:
         elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...],
         terms: list[Term],
     ) -> Keyed:
-        """Return the elements of a set by its key; a set that packets fill is empty for a first packet."""
+        """Return the elements of a set by its key. A set to which packets add elements is empty for a first packet."""
         for term in terms:
             is_local = term.field is Property.SOURCE and term.modulus
             is_mark = term.field is Property.MARK and self._purpose is not CompiledFor.EVERYTHING
@@ -461,7 +462,7 @@ class _Rule:
     def _write(self, one: x.Payload, term: Term) -> None:
         target = self._payload(one)
         if target.field is Property.SOURCE and target.size == target.width and term.field in _ADDRESSES:
-            # A number is carried there; the source of the connection restores the address.
+            # The rules store a number in the source address; the connection's source restores the address.
             self._done.append((Op.WRITE, Property.SOURCE, None if term.field is Property.SOURCE else b""))
             return
         if target.size != target.width or target.field not in {Property.DESTINATION, Property.PORT}:
@@ -474,7 +475,7 @@ class _Rule:
             self._done.append((Op.WRITE, field, self._operand(term, target.size)))
 
     def _address(self, register: int | None) -> bytes | tuple[int, int] | None:
-        """Return the new destination of a translation, None for the destination of the packet."""
+        """Return the new destination of a translation; None for the packet's destination."""
         term, width = self._get(register) if register is not None else None, self._place.bits // 8
         own = term is not None and term.field is Property.DESTINATION and term.size == width
         return None if term is None or own else self._operand(term, width)

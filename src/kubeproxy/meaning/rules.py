@@ -1,4 +1,4 @@
-"""Rules as operations on a packet, the same for nf_tables and iptables.
+"""Represents rules as operations on a packet, in the same form for nf_tables and iptables.
 
 A rule is a tuple of operations; a false test ends the rule. A ruleset is a set of chains; base chains are attached to
 hooks. Sets of packet properties are values:
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 
 class Op(IntEnum):
-    """The kind of an operation, which is its first item; the comment names the other items."""
+    """The kind of an operation, which is its first item. The comments name the other items."""
 
     __hash__ = int.__hash__  # Enum's is a function in Python
 
@@ -31,20 +31,21 @@ class Op(IntEnum):
     INTERFACE = 4  # patterns, negated, outgoing
     VALUE = 5  # field, mask, xor, low, high, negated
     CHANCE = 6  # probability
-    KNOWN = 7  # name of a list of clients: true if the client is in it
+    KNOWN = 7  # the name of a list of clients: true if it contains the client
     FIND = 8  # table, for a verdict
     MISSES = 9  # table: true if the key is not in the table
     MARK = 10  # mask, xor
-    # Field (SOURCE, DESTINATION or PORT), value: (offset, length) of the found data, bytes, None for the original.
+    # Field (SOURCE, DESTINATION or PORT), and value: (offset, length) in the found data, bytes, or None for the
+    # original.
     WRITE = 11
-    TRANSLATE = 12  # address, or HERE; port: each bytes, (offset, length) of the found data, or None
+    TRANSLATE = 12  # address (or HERE) and port: each is bytes, (offset, length) in the found data, or None
     MASQUERADE = 13
-    REFUSE = 14  # whether by a TCP reset
+    REFUSE = 14  # whether the refusal is a TCP reset
     VERDICT = 15  # code, chain
     UNKNOWN = 16  # text
-    REMEMBER = 17  # name of the set or list that the client is added to, for session affinity
+    REMEMBER = 17  # the name of the set or list to which the client is added, for session affinity
     UNTRACK = 18  # text: the packet is not tracked, so no rule translates it
-    ZONE = 19  # text: the packet is tracked in a zone of its own, apart from the packets of other zones
+    ZONE = 19  # text: the packet is tracked in a zone, separate from packets of other zones
 
 
 class Property(IntEnum):
@@ -67,13 +68,13 @@ class Property(IntEnum):
     DESTINATION_LOCAL = 12
     CONSTANT = 13
     SOURCE_PORT = 14
-    STATES = 15  # states of connection tracking by the numbers of iptables, and TRANSLATED_STATE
+    STATES = 15  # conntrack states, with iptables' numbers, and TRANSLATED_STATE
 
 
 class CompiledFor(Enum):
-    """The rules and packets for which a ruleset is compiled.
+    """The purpose of compiling: which rules are compiled, for which packets.
 
-    If these are all rules, a value that no rule sets is known to be unset.
+    If all rules of the node are compiled, a value that no rule sets is known to be unset.
     """
 
     EVERYTHING = "all rules of the node, and the first packets of connections"
@@ -82,21 +83,21 @@ class CompiledFor(Enum):
 
     @property
     def tcp_flags(self) -> int:
-        """The TCP flags, without those of ECN: SYN, in the first answer SYN and ACK."""
+        """The TCP flags, except ECN's: SYN; in the first reply SYN and ACK."""
         return 0x12 if self is CompiledFor.ANSWER else 0x02
 
 
 HERE: Final = b""
-"""The address of this node to which a redirect translates; as a number it is 0."""
+"""Stands for the address of this node to which a redirect translates; as a number it is 0."""
 TRANSLATING: Final = frozenset({"DNAT", "REDIRECT", "NETMAP"})
 """iptables targets that translate the destination of a connection."""
 INVALID, ESTABLISHED, NEW = 1, 2, 8
-"""States of connection tracking (NF_CT_STATE_BIT); an untracked packet has INVALID as well."""
+"""Conntrack states (NF_CT_STATE_BIT); an untracked packet is also INVALID."""
 TRANSLATED: Final = 32  # IPS_DST_NAT
 TRANSLATED_STATE: Final = 128  # XT_CONNTRACK_STATE_DNAT
 DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
 UNKNOWN_TRANSLATION: Final = ((Op.TRANSLATE, None, None), (Op.VERDICT, ACCEPT, ""))
-"""The end of a rule that translates to an unknown destination; an UNKNOWN operation is before it."""
+"""The end of a rule that translates to an unknown destination, after an UNKNOWN operation."""
 
 Operation = tuple[Any, ...]
 Verdict = tuple[int, str]
@@ -104,7 +105,7 @@ Verdict = tuple[int, str]
 
 
 class KeyPart(NamedTuple):
-    """One part of a key: the field, and for RANDOM the number of values and the first value."""
+    """A part of a key: the field; for RANDOM also the number of values and the first value."""
 
     field: Property
     modulus: int = 0
@@ -112,15 +113,15 @@ class KeyPart(NamedTuple):
 
 
 class MapEntry(NamedTuple):
-    """An element of a set or map: an inclusive range for each part of the key, and data, b'' in a set."""
+    """An element of a set or map: an inclusive range for each part of the key, and the data (b'' in a set)."""
 
     ranges: tuple[tuple[int, int], ...]
     data: bytes | Verdict
 
 
 class Keyed:
-    """Elements of a set or map, indexed by destination, and by protocol and port if many elements share a
-    destination."""
+    """The elements of a set or map, indexed by destination; if many elements share a destination, also by protocol and
+    port."""
 
     def __init__(self, name: str, parts: tuple[KeyPart, ...], entries: Iterable[MapEntry]) -> None:
         self.name = name
@@ -144,13 +145,13 @@ class Keyed:
                 self.ranged.append((services, entry))
 
     def keyed_by(self, parts: tuple[KeyPart, ...]) -> Keyed:
-        """Return the same elements for another key, which differs only in the range of random numbers."""
+        """Return the same elements with another key that differs only in the range of random numbers."""
         new = copy(self)
         new.parts = parts
         return new
 
     def service(self, entry: MapEntry) -> tuple[int, int] | None:
-        """Return the one protocol and port of a key; None for a key with more, or without them."""
+        """Return the protocol and port in an element's key; None if the key has none, or more than one."""
         protocol, port = self.at.get(Property.PROTOCOL), self.at.get(Property.PORT)
         if protocol is None or port is None:
             return None
@@ -158,7 +159,7 @@ class Keyed:
         return (first, low) if first == last and low == high else None
 
     def candidates(self, destination: int, services: int) -> list[ServiceEntry]:
-        """Return the entries that may fit a destination and a set of services."""
+        """Return the entries that may match a destination and a set of services."""
         first = destination if Property.DESTINATION in self.at else -1
         found = self.by_destination.get(first, _NONE)
         if len(found) > _FEW and (only := point(services)) is not None:
@@ -173,7 +174,7 @@ class Keyed:
 
 @lru_cache(maxsize=65536)
 def _services(protocol: tuple[int, int] | None, port: tuple[int, int] | None) -> int:
-    """Return the services of ranges of protocols and ports, -1 (all bits) without either."""
+    """Return the services in ranges of protocols and ports; -1 (all bits) if both ranges are None."""
     if protocol is not None and port is not None and protocol[0] == protocol[1] and port[0] == port[1]:
         return service(protocol[0], port[0])
     found = -1 if protocol is None else protocol_range(*protocol)
@@ -188,7 +189,7 @@ _ANY: Final = (-1, -1)
 
 
 class HookPlace(NamedTuple):
-    """The hook of a base chain: nft's name of the hook, the priority, whether the type is nat, and the policy."""
+    """The hook of a base chain: nft's name for it, the priority, whether the chain's type is nat, and the policy."""
 
     name: str
     priority: int
@@ -197,7 +198,7 @@ class HookPlace(NamedTuple):
 
 
 class ChainRules:
-    """A chain: its rules, indexed by the single destination that they test, or else by the single protocol and port."""
+    """A chain. Rules that test a single destination, or else a single protocol and port, are indexed by it."""
 
     def __init__(self, name: str, rules: list[tuple[Operation, ...]], hook: HookPlace | None = None) -> None:
         self.name = name
@@ -210,8 +211,8 @@ class ChainRules:
             self.index, self.free = self._sorted(_service)
 
     def _sorted(self, key: Callable[[Operation], Any]) -> tuple[dict[Any, list[int]], list[int]]:
-        """Return two values: the numbers of rules by the key of one of their first tests, and the numbers of the rules
-        without such a test.
+        """Return the numbers of rules by the key of one of their first tests, and the numbers of rules without such a
+        test.
         """
         index: dict[Any, list[int]] = {}
         free = []
@@ -227,7 +228,7 @@ class ChainRules:
         return index, free
 
     def candidates(self, destination: int, services: int) -> Sequence[int]:
-        """Return the numbers of the rules that may fit, in order."""
+        """Return the numbers of the rules that may match, in order."""
         if self.indexed_by is Op.DESTINATION:
             own = self.index.get(destination)
         elif not self.index or (only := point(services)) is None:
@@ -238,8 +239,8 @@ class ChainRules:
 
 
 LOOPBACK: Final[dict[int, Addresses]] = {32: ((127 << 24, (128 << 24) - 1),), 128: ((1, 1),)}
-"""The destinations to which the kernel accepts packets only from its loopback interface, by the number of bits of an
-address.
+"""Destinations (by the number of bits of an address) to which the kernel accepts packets only from its loopback
+interface.
 """
 
 
@@ -260,7 +261,7 @@ _TESTS: Final = frozenset({Op.SOURCE, Op.DESTINATION, Op.SERVICE, Op.INTERFACE, 
 
 
 class CompiledRules:
-    """The chains of all tables. A chain's name is unique: table and chain, separated by a slash."""
+    """The chains of all tables, by a unique name: table and chain, separated by a slash."""
 
     def __init__(self, chains: Iterable[ChainRules]) -> None:
         self.chains = {chain.name: chain for chain in chains}
@@ -288,7 +289,7 @@ class CompiledRules:
 
 
 class NodePlace(NamedTuple):
-    """The node: the size of addresses in bits, and its own addresses."""
+    """The node, in one family: the number of bits of an address, and the node's own addresses."""
 
     bits: int
     local: Addresses
@@ -321,7 +322,7 @@ def meet(first: Addresses, second: Addresses) -> Addresses:
 
 
 def minus(first: Addresses, second: Addresses) -> Addresses:
-    """Return the first address set without the second."""
+    """Return the addresses that are in the first set but not in the second."""
     for low, high in second:
         left = []
         for a, b in first:
@@ -383,14 +384,14 @@ def port_range(low: int, high: int) -> int:
 
 @lru_cache(maxsize=65536)
 def point(services: int) -> tuple[int, int] | None:
-    """Return protocol and port (0 for a protocol without ports) of the only element of a set."""
+    """Return the protocol and port (0 without ports) of a set's only element; None if there are more."""
     if services.bit_count() != 1:
         return None
     return first_of(services)
 
 
 def first_of(services: int) -> tuple[int, int]:
-    """Return protocol and port of the first element of a set."""
+    """Return the protocol and port of a set's first element."""
     bit = (services & -services).bit_length() - 1
     block, port = divmod(bit, PORTS)
     return ((TCP, UDP, SCTP)[block], port) if block < 3 else (bit - 3 * PORTS, 0)

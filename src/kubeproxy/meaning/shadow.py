@@ -1,6 +1,6 @@
-"""Differences of two rulesets that are compared again and again while both change. A proxy needs a moment to write a
-change, so a difference counts only if it lasts longer than a grace; a shorter one is transient. Pure.
-"""
+"""Decides which differences between two changing rulesets last, from repeated comparisons. A proxy needs a moment to
+write a change, so a difference counts only if it lasts longer than a grace period; a shorter difference is transient.
+Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FamilyDifference(NamedTuple):
 
     @property
     def identity(self) -> tuple[Family, FirstPacket, Shares]:
-        """The packet with its present outcome. When a proxy writes late, the outcome changes with each of its writes,
-        so the same outcome after the grace means that the proxy has not written, or that it has written wrong rules.
+        """The packet with its present outcome. If a proxy only writes late, the outcome changes with each write. So the
+        same outcome after the grace period means that the proxy has not written, or has written wrong rules.
         """
         return self.family, self.found.witness.packet, self.found.witness.first
 
@@ -30,16 +30,17 @@ class FamilyDifference(NamedTuple):
 class Episode(Struct, eq=False):
     """A period in which every comparison found a difference. Times are in seconds of a monotonic clock."""
 
-    difference: FamilyDifference  # as in the last of these comparisons
+    difference: FamilyDifference  # the difference in the last of these comparisons
     first: float
     last: float
-    lasts: bool = False  # longer than the grace
+    lasts: bool = False  # whether it has lasted longer than the grace period
     ended: bool = False
-    declared: str = ""  # the reason why the difference is on purpose, '' for none
+    declared: str = ""  # the reason why the difference is intended; '' if it is not
 
 
 class Shadow:
-    """Decides which differences last. `lasted` are the episodes that did, `transient` is the number of the others."""
+    """Decides which differences last. `lasted` are the lasting episodes; `transient` is the number of shorter
+    episodes."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
@@ -53,11 +54,12 @@ class Shadow:
         return sum(not each.lasts for each in self._open.values())
 
     def decides(self, now: float) -> bool:
-        """Return whether a comparison at a time decides that a difference lasts."""
+        """Return whether a comparison at `now` can decide that a difference lasts."""
         return any(not each.lasts and now - each.first > self._grace for each in self._open.values())
 
     def compared(self, now: float, found: Iterable[FamilyDifference]) -> list[Episode]:
-        """Add all differences of a comparison at a time; return the episodes that begin to last, or end after it."""
+        """Add all differences of a comparison at `now`; return lasting episodes that were just decided or have just
+        ended."""
         present = {each.identity: each for each in found}
         news = []
         for identity in [each for each in self._open if each not in present]:
@@ -75,5 +77,6 @@ class Shadow:
         return news
 
     def interrupt(self) -> None:
-        """Forget undecided differences, because the objects were outdated: the proxies get them at different times."""
+        """Discard undecided differences, because the objects were outdated and the proxies receive them at different
+        times."""
         self._open = {identity: each for identity, each in self._open.items() if each.lasts}

@@ -1,10 +1,11 @@
-"""Units of packets, and their shapes: the comparison of two rulesets follows one unit of each shape.
+"""Divides packets into units, and computes the shape of each unit. The comparison of two rulesets follows one unit of
+each shape.
 
-A unit is the packets to one destination address, either with one protocol and port that a rule contains, or with all
-protocols and ports that no rule contains. The shape of a unit lists all rules and elements that its packets can reach.
-In this list, numbers replace the unit's addresses, ports and chains; the numbers are given in the order in which these
-first appear. With each address or port, the shape lists the sets of the rules that contain it. So units of one shape
-have the same outcomes except for the replaced names.
+A unit consists of the packets to one destination address, either with one protocol and port that a rule contains, or
+with all protocols and ports that no rule contains. The shape of a unit lists all rules and elements that its packets
+can reach. In this list, numbers replace the unit's addresses, ports and chains, in the order of their first appearance.
+For each address or port, the shape lists the sets in rules that contain it. So units of one shape have the same
+outcomes except for the replaced names.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Service = tuple[int, int]
 
 class Unit(NamedTuple):
     """Packets to a destination, either with one protocol and port (`only`), or with all protocols and ports except
-    `others`. `services` is the set of these protocols and ports, encoded as in meaning/rules.py.
+    `others`. `services` is their set of protocols and ports, encoded as in meaning/rules.py.
     """
 
     destination: int
@@ -51,9 +52,7 @@ class Unit(NamedTuple):
 
 
 class _IndexedRule(NamedTuple):
-    """A rule of a common chain that contains an address or a port: its chain, and the number of earlier rules that
-    contain neither.
-    """
+    """A rule with an address or a port in a common chain: the chain, and the number of earlier rules without either."""
 
     chain: str
     before: int
@@ -68,8 +67,8 @@ class _Elements(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The parts of a table's entries: its number; the places of the key's fields, without an indexed destination; the
-    places of addresses and ports in data; and the key by which entries are sorted.
+    """The layout of a table's entries: the table's number; the positions of the key's fields, except an indexed
+    destination; the positions of addresses and ports in the data; and the key by which entries are sorted.
     """
 
     number: int | None
@@ -79,10 +78,10 @@ class _Layout(NamedTuple):
 
 
 class _Side:
-    """The uses of addresses and ports in a ruleset, in rules of common chains and in elements.
+    """An index of the addresses and ports in a ruleset: in rules of common chains, and in elements.
 
-    A chain is common if a rule without a single address or port jumps to it, or if neither the chain nor its targets
-    contain an address or port. All other chains become parts of shapes.
+    A chain is common if a rule that tests no single address or port jumps to it, or if neither the chain nor its
+    targets contain an address or port. Other chains are parts of shapes.
     """
 
     def __init__(self, rules: CompiledRules) -> None:
@@ -140,7 +139,7 @@ class _Side:
                 self._todo.append(entry.data[1])
 
     def _chain(self, name: str) -> None:
-        """Index the rules of a common chain by address or port; queue the target chains of its rules without either."""
+        """Index a common chain's rules by address or port; queue the target chains of rules that contain neither."""
         chain = self.chains[name]
         for key, numbers in chain.index.items():
             self.named[key] += [_IndexedRule(name, bisect_right(chain.free, at), chain.rules[at]) for at in numbers]
@@ -155,7 +154,7 @@ class _Side:
                 self.services[id(op[1])] = op[1]
 
     def _sets(self, rule: tuple[Operation, ...]) -> None:
-        """Record the sets of addresses and services of a rule, and the parts of map data that it uses."""
+        """Record the sets of addresses and services in a rule, and the parts of map data that it uses."""
         table = None
         for op in rule:
             kind = op[0]
@@ -175,7 +174,7 @@ class _Side:
                 operands += [each for each in found if each not in operands]
 
     def _is_plain(self, name: str) -> bool:
-        """Return whether neither a chain nor its targets contain an address, or a protocol and port."""
+        """Return whether a chain and its targets contain no address, and no protocol with a port."""
         if name not in self._plain:
             self._plain[name] = False
             self._plain[name] = all(self._names_nothing(op) for rule in self.chains[name].rules for op in rule)
@@ -210,12 +209,12 @@ def _data(pair: ServiceEntry) -> bytes:
 
 
 def _is_named(table: Keyed) -> bool:
-    """Return whether elements of a table contain a destination, or a protocol and port."""
+    """Return whether the keys or data of a table contain a destination, or a protocol and port."""
     return Property.DESTINATION in table.at or (Property.PROTOCOL in table.at and Property.PORT in table.at)
 
 
 def _clients(op: Operation) -> str:
-    """Return the name of the set of clients that an operation uses; '' for other operations."""
+    """Return the name of the set of clients that an operation uses; '' if it uses none."""
     if op[0] in _LOOKUPS:
         return "" if op[1].entries else op[1].name
     return op[1] if op[0] is Op.REMEMBER or op[0] is Op.KNOWN else ""
@@ -254,7 +253,7 @@ class Shapes:
         self._known: dict[int, int | Service] = {}
 
     def units(self) -> Iterator[Unit]:
-        """Yield units that contain a packet of each class."""
+        """Yield units that together contain a packet of each class."""
         free: dict[int, int] = {}
         for inside, (low, end) in zip(self._inside, pairwise(self._edges), strict=False):
             if inside not in free:
@@ -271,7 +270,7 @@ class Shapes:
             yield Unit(destination, _rest(others), None, others)
 
     def shape(self, unit: Unit) -> object:
-        """Return the shape of a unit: units with equal shapes have equal outcomes except for names."""
+        """Return the shape of a unit. Units with equal shapes have equal outcomes, except for names."""
         return _Shaping(self, unit).shape()
 
     def sets_of(self, address: int) -> object:
@@ -282,7 +281,7 @@ class Shapes:
         return inside, *(low <= (address & mask) ^ xor <= high for mask, xor, low, high, _ in self._values)
 
     def sets_of_port(self, port: int, *, own: bool) -> object:
-        """Return the sets that contain a port, and the port itself if rules outside the unit contain it."""
+        """Return the sets that contain a port, and the port itself if rules outside of the unit contain it."""
         found = self._port_sets.get(port)
         if found is None:
             each = range(port, 3 * rules.PORTS, rules.PORTS)
@@ -290,7 +289,7 @@ class Shapes:
         return found if own or port not in self._ports else port
 
     def literal(self, op: Operation) -> int | Service:
-        """Return the number of an operation, or the one protocol and port that it tests."""
+        """Return the only protocol and port that an operation tests, else a number that stands for the operation."""
         found = self._known.get(id(op))
         if found is None:
             if op[0] in _SERVICES:
@@ -303,7 +302,7 @@ class Shapes:
 
 @lru_cache(maxsize=1024)
 def _rest(services: tuple[Service, ...]) -> int:
-    """Return all services except some."""
+    """Return the set of all services except these."""
     found = rules.EVERY
     for each in services:
         found &= ~rules.service(*each)
@@ -311,7 +310,7 @@ def _rest(services: tuple[Service, ...]) -> int:
 
 
 def _services_at(mentions: Iterable[_IndexedRule | _Elements]) -> Iterator[Service]:
-    """Yield each service that a rule or an element contains alone."""
+    """Yield each protocol and port that a rule or an element contains as its only service."""
     for mention in mentions:
         if isinstance(mention, _Elements):
             found = [mention.table.service(entry) for _, entry in mention.pairs]
@@ -384,7 +383,7 @@ class _Shaping:
         return number
 
     def _clients(self, side: int, op: Operation) -> object:
-        """Return a set of clients: its name if a common chain uses it, else a number."""
+        """Return a set of clients in a shape: its name if a common chain uses the set, else a number."""
         name = _clients(op)
         return (
             name
@@ -443,8 +442,8 @@ class _Shaping:
         return self._shapes.literal(op) if found is None else (kind, found)
 
     def _entries(self, side: int, table: Keyed, pairs: list[ServiceEntry], services: int) -> None:
-        """Add elements. Elements that differ only in the random number are equally probable, so the random number is
-        left out.
+        """Add elements. Elements that differ only in the random number are equally probable, so random numbers are
+        omitted.
         """
         number, fields, operands, order = self._shapes.sides[side].layouts[id(table.entries)]
         for mask, entry in sorted(pairs, key=order) if len(pairs) > 1 else pairs:

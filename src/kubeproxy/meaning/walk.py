@@ -1,7 +1,7 @@
-"""The path of packets through a ruleset: all sources, protocols, ports and interfaces for one destination together.
+"""Follows packets through a ruleset: all sources, protocols, ports and interfaces for one destination together.
 
-A flow is a set of packets with a weight: sources x services x interfaces. A rule that distinguishes its packets splits
-it. Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn). Each packet is the first of its
+A flow is a set of packets (sources x services x interfaces) with a weight. A rule that distinguishes its packets splits
+the flow. Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn). Each packet is the first of its
 connection.
 """
 
@@ -48,7 +48,7 @@ _NOT_FIXED: Final = frozenset(
 )
 _UNKNOWN: Final = frozenset({Op.UNKNOWN, Op.UNTRACK, Op.ZONE})
 _DEEPEST: Final = 64
-"""Maximum depth of nested jumps; the kernel allows 16."""
+"""The maximum depth of nested jumps; the kernel allows 16."""
 
 
 class Walk:
@@ -62,10 +62,11 @@ class Walk:
         self._destination = 0
         self._is_local: dict[int, bool] = {}
         self.leaves_out = False
-        """Whether a map has an element whose key is above every random number, so that it is never picked."""
+        """Whether a map has an element that is never picked, because its key is higher than every random number."""
 
     def outcomes(self, destination: int, services: int, *, here: bool) -> list[Leaf]:
-        """Return the outcomes of packets to a destination that come in, or, with `here`, that this node sends."""
+        """Return the outcomes of packets to a destination. The node receives the packets, or, with `here`, sends
+        them."""
         self._destination = destination
         way, sources, inputs = self._arriving, self._remote, self._interfaces.every
         if here:
@@ -74,7 +75,7 @@ class Walk:
         return [self._again(leaf, first.copy(), way) if leaf.stored else leaf for leaf in way(first.copy())]
 
     def _again(self, leaf: Leaf, flow: PacketSet, way: Callable[[PacketSet], list[Leaf]]) -> Leaf:
-        """Follow the next connection of clients with stored elements: `remembered` if its outcome is the same."""
+        """Follow the next connection of clients with stored elements; if its outcome is the same, set `remembered`."""
         flow.services, flow.sources, flow.inputs, flow.known = *leaf[:3], leaf.stored
         others = {each.outcome for each in way(flow)} - {leaf.outcome}
         unknown = next((each for each in others if each.kind == "unknown"), None)
@@ -104,7 +105,7 @@ class Walk:
             for one in left:
                 one.inputs = Interfaces.LOOPBACK
             self._finish(self._hook("input", self._hook("prerouting", left, leaves, looped=True), leaves), leaves)
-        # The destination determines the path by loopback, so lo is not reported as a property of the packet.
+        # The destination alone causes the path through loopback, so lo is not reported as a property of the packet.
         return [
             leaf._replace(
                 inputs=Interfaces.NONE, outputs=every if leaf.outputs == Interfaces.LOOPBACK else leaf.outputs
@@ -126,11 +127,9 @@ class Walk:
         return known
 
     def _hook(self, hook: str, flows: list[PacketSet], leaves: list[Leaf], *, looped: bool = False) -> list[PacketSet]:
-        """Return the flows that pass all chains of a hook; `looped`: the packets come back from lo and are already
-        translated.
-        """
+        """Return the flows that pass all chains of a hook. `looped`: the packets come back translated from lo."""
         for chain in self._ruleset.at(hook):
-            assert chain.hook is not None  # noqa: S101 - it is a base chain
+            assert chain.hook is not None  # noqa: S101 - base chains have a hook
             if (chain.hook.nat and looped) or (not chain.rules and not chain.hook.drops):
                 continue
             passed: list[PacketSet] = []
@@ -174,7 +173,7 @@ class Walk:
     # -- chains ------------------------------------------------------------------------------------------------------
 
     def _chain(self, chain: ChainRules, flow: PacketSet, ended: Ended, depth: int) -> list[PacketSet]:
-        """Return the flows that leave a chain at its end."""
+        """Return the flows that reach the end of a chain."""
         if depth > _DEEPEST:
             flow.unknown = f"a loop of chains at {chain.name}"
             ended.append((flow, DROP))
@@ -210,7 +209,7 @@ class Walk:
         return back
 
     def _skips(self, rule: tuple[Operation, ...], flow: PacketSet) -> bool:
-        """Return whether one of the first tests of a rule is false for all packets of a flow: a cheap shortcut."""
+        """Return whether one of a rule's first tests is false for all packets of a flow. This check is fast."""
         for op in rule:
             kind = op[0]
             if kind is Op.VALUE:
@@ -238,8 +237,8 @@ class Walk:
         missed: list[PacketSet],
         matched: list[tuple[PacketSet, int, str]],
     ) -> None:
-        """Execute a rule from operation `at` on; append the flows that fail a test to one list, and all others, with
-        their verdict, to another.
+        """Execute a rule from operation `at` on; append flows that fail a test to `missed`, and other flows with their
+        verdict to `matched`.
         """
         changed = False
         for number in range(at, len(rule)):
@@ -276,11 +275,12 @@ class Walk:
         matched.append((flow, CONTINUE, ""))
 
     def _guesses(self, kind: Op, flow: PacketSet, missed: list[PacketSet]) -> bool:  # noqa: ARG002 - for other walks
-        """Return whether an unsupported operation counts as a test; if so, append the flow that fails it."""
+        """Return whether an unsupported operation counts as a test with an unknown result; if so, append the flow that
+        fails the test."""
         return False
 
     def _distinct(self, flows: list[PacketSet]) -> list[PacketSet]:
-        """Return the flows after a rule, without flows that this walk treats as duplicates."""
+        """Remove flows that this walk treats as duplicates."""
         return flows
 
     def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
@@ -309,7 +309,7 @@ class Walk:
 
     @staticmethod
     def _known(name: str, flow: PacketSet) -> list[MapEntry]:
-        """Return the elements of a set that an earlier connection has stored for the client of a flow."""
+        """Return the elements that an earlier connection of a flow's client has stored in a set."""
         return [MapEntry((), data) for each, hidden, data in flow.known if (each, hidden) == (name, flow.hidden)]
 
     def _value(self, field: Property, flow: PacketSet) -> int:
@@ -336,7 +336,7 @@ class Walk:
         missed: list[PacketSet],
         matched: list[tuple[PacketSet, int, str]],
     ) -> None:
-        """Continue with each map entry that at least one packet matches. A verdict of the map ends the rule."""
+        """Continue the rule for each map entry that at least one packet matches. A verdict in the map ends the rule."""
         found: list[tuple[PacketSet, MapEntry]] = []
         missed += self._lookup(table, flow, found)
         for each, entry in found:
@@ -348,7 +348,7 @@ class Walk:
                 self._rule(rule, number + 1, each, missed, matched)
 
     def _lookup(self, table: Keyed, flow: PacketSet, found: list[tuple[PacketSet, MapEntry]]) -> list[PacketSet]:
-        """Append each part of a flow that matches an entry of a table, with that entry; return the parts that match no
+        """Append each part of a flow that matches an entry, with the entry, to `found`; return the parts that match no
         entry.
         """
         mine = flow.services if flow.current is None else flow.current
@@ -369,7 +369,7 @@ class Walk:
 
     @staticmethod
     def _groups(table: Keyed, candidates: list[tuple[int, MapEntry]]) -> Mapping[Any, list[tuple[int, MapEntry]]]:
-        """Return entries grouped by their keys without the random number."""
+        """Group entries by their keys without the random number."""
         if table.random is None:
             return dict(enumerate([pair] for pair in candidates))
         at = table.random
@@ -424,7 +424,7 @@ class Walk:
             rest.append(one)
 
     def _fits(self, table: Keyed, entry: MapEntry, flow: PacketSet) -> bool:
-        """Return whether an entry matches in those parts of the key that are equal for all packets of a flow."""
+        """Return whether an entry matches in the parts of the key that are equal for all packets of a flow."""
         for (field, *_), (low, high) in zip(table.parts, entry.ranges, strict=True):
             if field is Property.DESTINATION:
                 if not low <= flow.destination <= high:
@@ -436,7 +436,7 @@ class Walk:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def _change(self, kind: Op, op: Operation, flow: PacketSet) -> list[PacketSet]:
-        """Change a flow; return the parts that must be split off, such as other protocols of a translated port."""
+        """Change a flow; return the parts that are split off, such as other protocols if a port is translated."""
         if kind is Op.MARK:
             flow.mark = flow.mark & op[1] ^ op[2]
         elif kind is Op.MASQUERADE:
@@ -456,12 +456,12 @@ class Walk:
                 flow.destination = self._number(op[1], flow)
             if op[2] is not None:
                 return self._set_port(flow, self._number(op[2], flow))
-            if op[1] is None:  # to its own address and port
+            if op[1] is None:  # the packet's own address and port
                 flow.current = flow.services if flow.current is None else flow.current
         return []
 
     def _write(self, field: Property, value: Any, flow: PacketSet) -> list[PacketSet]:
-        """Write a field of the packets; return the packets that it does not apply to, as separate flows."""
+        """Write a field of the packets; return the packets to which the write does not apply, as separate flows."""
         if field is Property.SOURCE:
             flow.hidden = None if value is None else flow.destination
         elif field is Property.DESTINATION:
@@ -481,7 +481,7 @@ class Walk:
 
     @staticmethod
     def _set_port(flow: PacketSet, port: int) -> list[PacketSet]:
-        """Set the port of a flow; return its parts with other protocols."""
+        """Set the port of a flow; return the parts of the flow with other protocols."""
         mine = flow.services if flow.current is None else flow.current
         only = rules.point(mine)
         if only is not None:

@@ -31,7 +31,7 @@ function wayLayout(port, targets, width) {
 function wayPicture(port, targets, width, holder) {
   const at = wayLayout(port, targets, width), lines = shape('g'), boxes = shape('g');
   const svg = shape('svg', { width, height: at.high, viewBox: `0 0 ${width} ${at.high}`, 'aria-hidden': 'true' }, lines, boxes);
-  [['From', at.x.from], ['asks for', at.x.front], ['what is done', at.x.act], ['who gets it', at.x.end]].forEach(([text, x]) => boxes.append(words(x, 13, text, 'h')));
+  [['Client', at.x.from], ['Frontend', at.x.front], ['Action', at.x.act], ['Endpoint', at.x.end]].forEach(([text, x]) => boxes.append(words(x, 13, text, 'h')));
   if (targets.length) boxes.append(words(width - 4, 13, 'last minute | planned', 'h', 'end'));
   const hubs = drawHubs(port, at, lines, boxes);
   drawOrigins(port, at, lines, boxes, holder);

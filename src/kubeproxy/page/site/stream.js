@@ -1,4 +1,4 @@
-// ---- The stream: what the proxy sends, and what is done when it stops ---------------------------------------------------
+// ---- The stream: the proxy's events, and the reaction to its end ---------------------------------------------------
 
 const stream = {
   source: null, live: false, lostAt: 0, why: '', heardAt: 0, tries: 0, nextAt: 0, timer: 0, loading: false, again: false, meanwhile: [], resting: false,
