@@ -427,15 +427,48 @@ def test_the_install_hint_of_a_missing_exec_plugin_is_reported(tmp_path):
         headers_of(load_cluster(kubeconfig(tmp_path, user={"exec": entry}), ""))
 
 
-def test_an_exec_plugin_that_hangs_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("kubeproxy.api.credentials.EXEC_TIMEOUT", 0.3)
-    entry = plugin(tmp_path, "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)")
-    entry["args"] = [str(tmp_path / "pid")]
-    with pytest.raises(SourceError, match="did not end"):
-        headers_of(load_cluster(kubeconfig(tmp_path, user={"exec": entry}), ""))
-    if (tmp_path / "pid").exists():
+@pytest.fixture
+def limits(monkeypatch):
+    """The time limits of exec plugins that run: a test lets one end when the plugin has done its part, however late."""
+    limits, original = [], asyncio.timeout
+
+    def timeout(seconds):
+        limits.append(original(seconds))
+        return limits[-1]
+
+    monkeypatch.setattr(credentials.asyncio, "timeout", timeout)
+    return limits
+
+
+async def running(number, limits):
+    """Wait until a plugin runs under its time limit, and has written the number of a process; return both."""
+    await eventually(lambda: number.exists() and limits)
+    return int(number.read_text()), limits[0]
+
+
+def test_an_exec_plugin_that_hangs_is_ended(tmp_path, limits):
+    number = tmp_path / "pid"
+    entry = plugin(tmp_path, WRITE_PID)
+    entry["args"] = [str(number)]
+    asked = load_cluster(kubeconfig(tmp_path, user={"exec": entry}), "").credentials
+
+    async def main():
+        asking = asyncio.create_task(asked.headers())
+        pid, limit = await running(number, limits)
+        limit.reschedule(0)
+        with pytest.raises(SourceError, match="did not end within 60 s"):
+            await asking
         with pytest.raises(ProcessLookupError):
-            os.kill(int((tmp_path / "pid").read_text()), 0)
+            os.kill(pid, 0)
+
+    asyncio.run(main())
+
+
+WRITE_PID = """\
+    open(sys.argv[1] + '.new', 'w').write(str(os.getpid()))
+    os.rename(sys.argv[1] + '.new', sys.argv[1])
+    time.sleep(1000)
+"""
 
 
 def shell_plugin(folder, code):
@@ -449,23 +482,20 @@ def shell_plugin(folder, code):
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves the session"])
 @pytest.mark.parametrize("how", ["hangs", "cancelled"])
-def test_children_of_an_exec_plugin_delay_no_request(tmp_path, monkeypatch, how, leaves):
+def test_children_of_an_exec_plugin_delay_no_request(tmp_path, limits, how, leaves):
     """As a shell script that runs the program: it has the script's output, which nobody waits for."""
-    monkeypatch.setattr(credentials, "EXEC_TIMEOUT", 2.0 if how == "hangs" else 1000.0)
-    command = "setsid sleep 1000" if leaves else "sleep 1000"
-    # By then it has left the session, and asyncio has begun to read.
-    script = f'{command} &\nsleep 0.5\necho $! > "$1.new"\nmv "$1.new" "$1"\nwait'
-    asked, number = shell_plugin(tmp_path, script)
+    child = """sh -c 'echo $$ > "$1.new"; mv "$1.new" "$1"; exec sleep 1000' child "$1" &"""
+    asked, number = shell_plugin(tmp_path, f"{'setsid ' if leaves else ''}{child}\nwait")
 
     async def main():
         asking = asyncio.create_task(asked.headers())
-        await eventually(number.exists)
+        pid, limit = await running(number, limits)
         if how == "cancelled":
             asking.cancel()
+        else:
+            limit.reschedule(0)
         with pytest.raises(SourceError if how == "hangs" else asyncio.CancelledError):
             await asking
-
-        pid = int(number.read_text())
         if leaves:
             os.kill(pid, signal.SIGKILL)
         await eventually(lambda: has_ended(pid))
