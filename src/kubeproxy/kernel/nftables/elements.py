@@ -50,7 +50,8 @@ def element_messages(
     where = names(table, name)
     if set_id:
         where += number_attribute(nfta.SET_ELEM_LIST_SET_ID, set_id)
-    chunks = _cut(b"".join(elements), size) if size else _chunks(elements)
+    joined = b"".join(elements)
+    chunks = [joined] if 0 < len(joined) <= _LIST_LIMIT else _cut(joined, size) if size else _chunks(elements)
     payloads = (where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, chunk) for chunk in chunks)
     flags = CREATE if kind == NEW_ELEMENT else NLM_F_REQUEST
     return [nft_message(kind, family, payload, flags) for payload in payloads]

@@ -9,6 +9,7 @@ import errno
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import count
 from typing import Final, NamedTuple, Self
 
@@ -72,6 +73,7 @@ def echoed(message: bytes) -> bytes:
     return nl.HEADER.pack(length, kind, flags | nl.NLM_F_ECHO, 0, 0) + message[nl.HEADER.size :]
 
 
+@lru_cache(1024)
 def names(table: str, name: str, number: int = 2) -> bytes:
     """Pack the attributes with the names of a table (number 1) and of an object in it (2 for most kinds of objects)."""
     return nl.text_attribute(1, table) + nl.text_attribute(number, name)
