@@ -1,7 +1,7 @@
 """The regression gate: ratios of a quick run against the committed bounds of bounds.toml. `python -m bench gate`.
 
 Ratios, not seconds: a slower machine slows the limit as well. Of several runs the lowest ratio counts, as what else
-the machine does only ever adds to it.
+the machine does only ever adds to it. A benchmark with a figure over its bound is measured again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from bench.report import Report, Row, show
 from bench.runs import Run
 
 BOUNDS = Path(__file__).with_name("bounds.toml")
+ATTEMPTS = 3
+"""How often a benchmark is measured at most: a program that became slower is slower in all of them."""
 
 Bounds = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Benchmark to case to figure to the highest value that passes."""
@@ -75,13 +77,34 @@ def judge(benchmark: str, cases: Mapping[str, Mapping[str, float]], rows: Sequen
     return verdicts
 
 
+def decide(
+    benchmark: str, cases: Mapping[str, Mapping[str, float]], measure: Callable[[], Sequence[Row]]
+) -> list[Verdict]:
+    """Measure one benchmark until all bounds hold, at most ATTEMPTS times; return the lowest of what was seen."""
+    lowest: list[Verdict] = []
+    for _ in range(ATTEMPTS):
+        verdicts = judge(benchmark, cases, measure())
+        lowest = [min(pair, key=_seen) for pair in zip(lowest or verdicts, verdicts, strict=True)]
+        if all(verdict.holds for verdict in lowest):
+            break
+    return lowest
+
+
+def _seen(verdict: Verdict) -> float:
+    return float("inf") if verdict.seen is None else verdict.seen
+
+
 def check(run: Run, out: Console) -> int:
     """Measure, print the verdicts, return the exit code: 0 when every bound holds, else 1."""
     verdicts: list[Verdict] = []
     for benchmark, cases in load().items():
-        report = _MEASURES[benchmark](run)
-        show(out, report)
-        verdicts += judge(benchmark, cases, report.rows)
+
+        def measure(benchmark: str = benchmark) -> Sequence[Row]:
+            report = _MEASURES[benchmark](run)
+            show(out, report)
+            return report.rows
+
+        verdicts += decide(benchmark, cases, measure)
     out.print()
     for verdict in verdicts:
         out.print(str(verdict), style="" if verdict.holds else "red", highlight=False)

@@ -37,19 +37,20 @@ class Yardstick:
         self._entries = {f"namespace-{n % 50}/service-{n}": _entry(n) for n in range(_ENTRIES)}
         names = list(self._entries)
         self._turns = [[draw.choice(names) for _ in range(_TOUCHED)] for _ in range(256)]
-        self._taken: list[float] = []
+        self.taken: list[float] = []
+        """Seconds of each measurement."""
 
     def measure(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """Do the work once, and note how long it took by `clock`, which returns seconds."""
-        names = self._turns[len(self._taken) % len(self._turns)]
+        names = self._turns[len(self.taken) % len(self._turns)]
         began = clock()
         _work(self._entries, names)
-        self._taken.append(clock() - began)
+        self.taken.append(clock() - began)
 
     @property
     def seconds(self) -> float:
         """Return the median of what was measured. Raises ValueError before the first measurement."""
-        return median(self._taken)
+        return median(self.taken)
 
 
 def _entry(number: int) -> _Entry:
