@@ -90,6 +90,8 @@ async def test_packets_are_sent_from_the_network_namespace_of_a_pod(live: Live) 
         status, text = await live.ask("trace", live.ips["pod"][family], target, "--packets", "2", "-o", "json")
         found = valid("trace", text)
         assert (found["sent"], {one["direction"] for one in found["journeys"]} >= {"request"}) == (True, True), text
+    status, text = await live.ask("trace", client, f"{front.address}:80/sctp", "--seconds", "0.5")
+    assert (status, "only TCP and UDP packets are sent. Tracing for 0.5 s: let " in text) == (2, True), text
     hook = "input" if live.mode.name == "userspace" else "forward"
     async with firewall(live, "guard", hook, f"ct original ip daddr {front.address} counter drop"):
         status, text = await live.ask(*words)

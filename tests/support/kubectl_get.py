@@ -12,13 +12,13 @@ if resource in errors:
     sys.exit(errors[resource])
 namespace = "" if "all-namespaces" in options or resource == "nodes" else options.get("namespace", "default")
 key, _, value = options.get("selector", "").partition("=")
-address = options.get("field-selector", "").removeprefix("status.podIP=")
+field, _, wanted = options.get("field-selector", "").partition("=")
 found = [
     (name, text)
     for name, where, labels, ip, text in rows[resource]
     if namespace in {"", where}
     and (not key or (labels.get(key) and value in {"", labels[key]}))
-    and address in {"", ip}
+    and wanted in {"", ip if field == "status.podIP" else name}
 ]
 if not names:
     print(f'{{"items": [{", ".join(text for _, text in found)}]}}')

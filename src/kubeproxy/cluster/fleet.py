@@ -156,6 +156,9 @@ def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: S
             if sys.stderr.isatty():
                 sys.stderr.write(f"\r{count} of {len(places)} nodes\x1b[K" if count < len(places) else "\r\x1b[K")
                 sys.stderr.flush()
+    except BaseException:
+        kubectl.stop()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
     fleet.replies.sort(key=lambda reply: reply.node)

@@ -23,6 +23,7 @@ MOST_OBJECTS: Final = 256 << 20
 """The maximum size of a list of objects, in bytes."""
 _MOST_ERRORS: Final = 256 << 10
 _BLOCK: Final = 1 << 16
+_LOOK: Final = 0.1  # seconds until a call notices that it is stopped
 _LONGEST: Final = 400
 """The maximum length of an error in one line."""
 _ENDED: Final = re.compile(r"command terminated with exit code \d+|Defaulted container .*|Unable to use a TTY.*")
@@ -72,6 +73,7 @@ class Kubectl:
     def __init__(self, options: Iterable[str], patience: float) -> None:
         self._options = tuple(options)
         self._patience = patience
+        self._stopped = False
 
     def get(self, kind: type[T], resource: str, name: str = "", **options: str) -> T:
         """Return a decoded object or list of objects. Raises NoAnswerError."""
@@ -101,30 +103,35 @@ class Kubectl:
             raise QuestionError(f"kubectl cannot be started: {error.strerror}; it must be in PATH") from None
         with process:
             try:
-                return _read(process, most, time.monotonic() + self._patience)
+                return self._read(process, most, time.monotonic() + self._patience)
             except (TimeoutError, subprocess.TimeoutExpired):
                 raise NoAnswerError(f"no answer within {self._patience:g} s") from None
             finally:
                 process.kill()
 
+    def stop(self) -> None:
+        """End all calls, from another thread."""
+        self._stopped = True
 
-def _read(process: subprocess.Popen[bytes], most: int, until: float) -> Printed:
-    """Return the complete output of a process. Raises TimeoutError, or NoAnswerError if the output is too large."""
-    pipes = ((process.stdout, most), (process.stderr, _MOST_ERRORS))
-    printed = [bytearray() for _ in pipes]
-    with selectors.DefaultSelector() as selector:
-        for (pipe, limit), text in zip(pipes, printed, strict=True):
-            assert pipe is not None  # noqa: S101 - tells the type checker that the pipe exists
-            selector.register(pipe, selectors.EVENT_READ, (text, limit))
-        while selector.get_map():
-            events = selector.select(max(until - time.monotonic(), 0))
-            if not events:
-                raise TimeoutError
-            for key, _ in events:
-                text, limit = key.data
-                if not (part := os.read(key.fd, _BLOCK)):
-                    selector.unregister(key.fileobj)
-                text += part
-                if len(text) > limit:
-                    raise NoAnswerError(f"the answer is larger than {limit >> 10} kB")
-    return Printed(process.wait(max(until - time.monotonic(), 0)), *map(bytes, printed))
+    def _read(self, process: subprocess.Popen[bytes], most: int, until: float) -> Printed:
+        """Return the complete output of a process. Raises TimeoutError, or NoAnswerError if the output is too large."""
+        pipes = ((process.stdout, most), (process.stderr, _MOST_ERRORS))
+        printed = [bytearray() for _ in pipes]
+        with selectors.DefaultSelector() as selector:
+            for (pipe, limit), text in zip(pipes, printed, strict=True):
+                assert pipe is not None  # noqa: S101 - tells the type checker that the pipe exists
+                selector.register(pipe, selectors.EVENT_READ, (text, limit))
+            while selector.get_map():
+                events = selector.select(min(max(until - time.monotonic(), 0), _LOOK))
+                if self._stopped:
+                    raise NoAnswerError("the question was interrupted")
+                if not events and time.monotonic() >= until:
+                    raise TimeoutError
+                for key, _ in events:
+                    text, limit = key.data
+                    if not (part := os.read(key.fd, _BLOCK)):
+                        selector.unregister(key.fileobj)
+                    text += part
+                    if len(text) > limit:
+                        raise NoAnswerError(f"the answer is larger than {limit >> 10} kB")
+        return Printed(process.wait(max(until - time.monotonic(), 0)), *map(bytes, printed))

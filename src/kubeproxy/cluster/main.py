@@ -99,7 +99,7 @@ def _add(command: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the plugin; return the exit code."""
     given = parser().parse_args(argv)
-    return completed(lambda: _run(given))
+    return completed(lambda: _run(given), given.output)
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from kubeproxy.ask.question import NODE, source_of
 from kubeproxy.cluster.kubectl import Items, Kubectl
 from kubeproxy.cluster.proxies import ListedPod
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.model.addresses import family_of, pack, parse_networks, unpack, within
-from kubeproxy.model.objects import ApiStruct, EndpointPort, Node, Service, SliceEndpoint
+from kubeproxy.model.objects import ApiStruct, EndpointPort, Node, ObjectMeta, Service, SliceEndpoint
 from kubeproxy.model.world import pod_cidrs
+
+T = TypeVar("T")
 
 _KINDS: Final = {
     **dict.fromkeys(("pod", "pods", "po"), "pod"),
@@ -27,6 +29,13 @@ _NAMED: Final = re.compile(
 )
 """No part of a name starts with a hyphen, so that no command reads a name as an option."""
 _ADDRESS: Final = re.compile(r"(?P<address>\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:.]+?)(?P<end>:[0-9]+(?:/[a-zA-Z]+)?)?")
+
+
+_SHOWN: Final = 3  # maximum number of objects in other namespaces that an error names
+
+
+class _Named(ApiStruct, frozen=True):
+    metadata: ObjectMeta
 
 
 class _TargetRef(ApiStruct, frozen=True):
@@ -109,8 +118,30 @@ class Names:
         self._endpoints(namespace, name)
         return f"{namespace}/{name}"
 
+    def _get(self, kind: type[T], resource: str, namespace: str, name: str) -> T:
+        """Return an object. Raises NoAnswerError; if there is no such object, the text names the namespace, and those
+        that have an object of this name.
+        """
+        where = namespace or self._namespace
+        try:
+            return self._kubectl.get(kind, resource, name, namespace=where)
+        except NoAnswerError as error:
+            if "(NotFound)" not in str(error):
+                raise
+            searched = f"namespace {where}" if where else "the namespace of the kubeconfig's context (see -n)"
+            raise NoAnswerError(f"{error} in {searched}{self._elsewhere(resource, name)}") from None
+
+    def _elsewhere(self, resource: str, name: str) -> str:
+        """Return a text with the objects of this name in other namespaces, '' if there are none or they are unknown."""
+        options = {"all_namespaces": "true", "field_selector": f"metadata.name={name}"}
+        with suppress(NoAnswerError):  # the user may have no right to list all namespaces
+            found = self._kubectl.get(Items[_Named], resource, **options).items
+            if found:
+                return "; there is " + ", ".join(f"{one.metadata.namespace}/{name}" for one in found[:_SHOWN])
+        return ""
+
     def _pod(self, namespace: str, name: str) -> ListedPod:
-        pod = self._kubectl.get(ListedPod, "pods", name, namespace=namespace or self._namespace)
+        pod = self._get(ListedPod, "pods", namespace, name)
         if not pod.spec.node_name or not pod.addresses or pod.status.phase in {"Succeeded", "Failed"}:
             raise QuestionError(f"pod {pod.key} has no node and address: it is {pod.status.phase or 'not started'}")
         if not pod.spec.host_network:
@@ -125,7 +156,7 @@ class Names:
         return node
 
     def _service(self, namespace: str, name: str, port: str) -> End:
-        service = self._kubectl.get(Service, "services", name, namespace=namespace or self._namespace)
+        service = self._get(Service, "services", namespace, name)
         own = service.metadata.namespace or "default"
         self._endpoints(own, name)
         ports = service.spec.ports or []

@@ -35,7 +35,7 @@ def exit_code(*, wrong: object, unknown: object = False) -> int:
     return NO if wrong else UNKNOWN if unknown else YES
 
 
-def completed(command: Callable[[], int]) -> int:
+def completed(command: Callable[[], int], form: str = "text") -> int:
     """Run a command; return its exit code. If the command raises an error, print it and return UNKNOWN."""
     try:
         status = command()
@@ -44,12 +44,14 @@ def completed(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNKNOWN
     except KubeProxyError as error:
-        from kubeproxy.commands.output import shown  # noqa: PLC0415 - completion must start fast
+        from kubeproxy.commands.output import json, shown  # noqa: PLC0415 - completion must start fast
         from kubeproxy.config.messages import listed  # noqa: PLC0415
 
         # Only the mistakes in a configuration are on separate lines; any other line end is part of quoted text.
         lines = listed(str(error)).splitlines() if isinstance(error, ConfigError) else [str(error)]
         print("Error: " + "\n".join(map(shown, lines)), file=sys.stderr)
+        if form == "json":
+            json({"error": str(error)})
         return UNKNOWN
     except KeyboardInterrupt:
         return UNKNOWN

@@ -25,7 +25,7 @@ from functools import partial
 
 from kubeproxy.ask.connection import unrouted
 from kubeproxy.ask.kernel.journeys import UNDECIDED, DecidedFlow, Serving
-from kubeproxy.ask.kernel.tracing import Limits, Opening, Traced, look
+from kubeproxy.ask.kernel.tracing import SENT, Limits, Opening, Traced, look
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Explained
@@ -101,6 +101,8 @@ def _elsewhere(packet: Packet, stack: contextlib.ExitStack) -> Opening:
     """Return a function that opens sockets in the network namespace of a client with an address. Raises Unsupported,
     NoAnswerError.
     """
+    if packet.protocol not in SENT:
+        raise NoAnswerError("only TCP and UDP packets are sent")
     if packet.source_port:
         raise NoAnswerError(f"its port {packet.source_port} is that of a connection of its own")
     try:

@@ -69,7 +69,9 @@ def test_it_is_a_schema_with_a_definition_for_each_command():
     Draft202012Validator.check_schema(SCHEMA)
     assert COMMANDS.keys() - ALONE <= SCHEMA["$defs"].keys()
     assert {one["properties"]["schemaVersion"]["const"] for one in _versioned()} == {SCHEMA_VERSION}
-    assert len(_versioned()) == len(COMMANDS.keys() - ALONE) + 4  # one Service, /debug/state, a cluster, a shadow
+    assert (
+        len(_versioned()) == len(COMMANDS.keys() - ALONE) + 5
+    )  # one Service, /debug/state, a cluster, a shadow, an error
 
 
 def _versioned():

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,8 +153,16 @@ def test_names_are_resolved(client: str, target: str, arguments: list[str], node
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("why", "pod/none", "shop/web:80", "-n", "shop"), 'pods "none" not found'),
-        (("why", "shop/client", "shop/none:80"), 'services "none" not found'),
+        (("why", "pod/none", "shop/web:80", "-n", "shop"), 'pods "none" not found in namespace shop\n'),
+        (
+            ("why", "pod/client", "shop/web:80", "-n", "a"),
+            'pods "client" not found in namespace a; there is shop/client',
+        ),
+        (
+            ("why", "shop/client", "web:80"),
+            'services "web" not found in the namespace of the kubeconfig\'s context (see -n); there is shop/web\n',
+        ),
+        (("why", "shop/client", "shop/none:80"), 'services "none" not found in namespace shop\n'),
         (("why", "svc/shop/web", "shop/web:80"), "a Service is no client"),
         (("why", "node/node-z", "shop/web:80"), "node node-z: there is no such Node"),
         (("why", "node", "shop/web:80"), "give its name"),
@@ -428,6 +441,27 @@ def test_a_node_that_hangs_is_named(cluster: StandIn, run: Run):
     assert status == UNKNOWN
     assert "1 of 2 nodes answered" in text
     assert "no answer of node-b: no answer within 6 s" in text
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_interrupt_ends_the_plugin_at_once(form: str, cluster: StandIn, tmp_path: Path):
+    cluster.node("node-a", hangs=True)
+    cluster.node("node-b", hangs=True)
+    environment = {"PATH": cluster.install(), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "kubeproxy.cluster.main", "doctor", "--at-once=1", "-o", form]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        while not (tmp_path / "running").exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)  # not to kubectl, which a shell in the background has ignore it
+        assert process.communicate(timeout=10)[0] == b""
+    assert process.returncode == UNKNOWN
+
+
+def test_errors_are_json_too(cluster: StandIn, run: Run):
+    cluster.node("node-a")
+    status, text, errors = run("why", "pod/none", "shop/web:80", "-n", "shop", "-o", "json")
+    assert status == UNKNOWN
+    assert errors == f"Error: {valid('error', text)['error']}\n"
 
 
 def test_a_node_whose_proxy_is_dead_is_examined_but_has_not_answered(cluster: StandIn, run: Run):

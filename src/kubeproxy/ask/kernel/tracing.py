@@ -35,6 +35,8 @@ _LOOK = 0.1
 _PACKETS = 4  # default number of a client's packets to trace
 
 
+SENT = {PROTOCOLS["TCP"]: socket.SOCK_STREAM, PROTOCOLS["UDP"]: socket.SOCK_DGRAM}
+"""The protocols of packets that the command can send, with the type of their sockets."""
 Opening: TypeAlias = Callable[[socket.SocketKind], socket.socket]
 """Opens a socket of a type in the client's network namespace."""
 
@@ -146,10 +148,9 @@ def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
 
 def _send(packet: Packet, opening: Opening) -> socket.socket:
     """Send the first packet of a connection; return its socket. Raises KubeProxyError."""
-    kinds = {PROTOCOLS["TCP"]: socket.SOCK_STREAM, PROTOCOLS["UDP"]: socket.SOCK_DGRAM}
-    if packet.protocol not in kinds:
+    if packet.protocol not in SENT:
         raise Unsupported("only TCP and UDP are sent from here: give --no-send, and have a client send")
-    sock = opening(kinds[packet.protocol])
+    sock = opening(SENT[packet.protocol])
     sock.setblocking(False)
     try:
         sock.connect((unpack(packet.destination), packet.port))
