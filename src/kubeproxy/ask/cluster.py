@@ -11,12 +11,15 @@ from typing import TypeVar
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.kubeconfig import load_cluster
 from kubeproxy.api.lists import Versions, pod_names, versions
+from kubeproxy.ask.checks import contact
 from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.ask.kernel.looks import Ask
+from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.state import Finding, Kind
 from kubeproxy.errors import KubeProxyError, NoAnswerError
 from kubeproxy.features import PROXY_NAME
 from kubeproxy.model.plan import ServiceName
+from kubeproxy.setup import modes
 
 T = TypeVar("T")
 
@@ -74,6 +77,17 @@ def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Fin
         if not before:
             return []
     return before
+
+
+def late(facts: Facts) -> str:
+    """Return the fix for objects that are outdated in the proxy."""
+    for finding in contact.reached(facts.reach, quiet=contact.SILENT) if facts.reach is not None else ():
+        return f"{finding.what}: {finding.fix}"
+    relayed = ", but those that it relays end" if modes.named(facts.mode).flows_end is FlowsEnd.PROXY else ""
+    return (
+        "if `kube-proxy changes` shows that the object cannot be used, correct the object; else restart the proxy, "
+        f"which reads all objects again: its rules stay in the kernel, and established connections go on{relayed}"
+    )
 
 
 def _staleness(facts: Facts) -> str:

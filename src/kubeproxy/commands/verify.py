@@ -85,4 +85,6 @@ def _print(report: Report, repair: str) -> None:
     elif seen.services or not report.troubles:
         output.marked(output.OK, f"{counted(seen.services, 'Service')} in the kernel as planned {where}")
     if report.behind:
-        output.say("Fix: changes do not arrive at the proxy: kube-proxy doctor checks its watches")
+        from kubeproxy.ask import cluster  # noqa: PLC0415 - the comparison has loaded it
+
+        output.say(f"Fix: {cluster.late(facts)}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from msgspec import structs
 
 from kubeproxy.api.lists import Versions
 from kubeproxy.api.source import Reach, WatchStanding
@@ -61,3 +64,20 @@ def test_an_outdated_slice_is_reported_with_the_silence_of_the_watch(behind):
 def test_a_service_that_one_of_them_lacks(behind):
     assert [one.kind for one in behind({A: Versions("5")}, [])] == [Kind.MISSING]
     assert [one.kind for one in behind({}, [held()])] == [Kind.EXTRA]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "mode", "begin", "end"),
+    [
+        ("(code 403)", "nftables", "no watch of endpointslices for 90 seconds: (code 403): bind the identity", ""),
+        ("", "nftables", "if `kube-proxy changes` shows that the object cannot be used, correct", "connections go on"),
+        ("", "userspace", "if `kube-proxy changes` shows", "but those that it relays end"),
+    ],
+)
+def test_the_fix_is_that_of_the_watch_or_a_restart(trouble, mode, begin, end):
+    watched = WatchStanding(
+        resource="endpointslices", synced=True, connected=not trouble, stale=90.0 * bool(trouble), trouble=trouble
+    )
+    fix = cluster.late(SimpleNamespace(reach=structs.replace(Facts.reach, watched=(watched,)), mode=mode))
+    assert fix.startswith(begin)
+    assert fix.endswith(end)
