@@ -289,6 +289,16 @@ async def test_an_api_server_that_is_gone_and_no_proxy_at_all(bare: Live) -> Non
 
 
 @NFTABLES
+async def test_a_node_that_was_deleted_is_named(bare: Live) -> None:
+    bare.service("web", "a1")
+    await bare.start()
+    bare.cluster.store.remove("nodes", ("", "node-a"))
+    await named(bare, "node", "Node node-a was deleted", "restart its kubelet")
+    _, text = await bare.ask("why", "node", "default/web:80")
+    assert "  -  Node node-a was deleted: the proxy uses the last state of the Node" in text, text
+
+
+@NFTABLES
 async def test_without_a_proxy_nothing_is_promised(bare: Live, tmp_path: Path) -> None:
     status, out, err = await bare.cluster.exec("node", ["true"])
     assert status == 0, out + err

@@ -63,6 +63,7 @@ class Desk:
             reach=snapshot.reach(),
             began=snapshot.journal.began if snapshot.journal else {},
             node=planner.nodes.get(planner.world.node_name),
+            node_deleted=planner.world.node_name in planner.deleted_nodes,
         )
 
     def has_node_ports(self) -> bool:

@@ -81,7 +81,8 @@ class Planner:
         self.departures = departures
         self.services: dict[ServiceName, Service] = {}
         self.slices: dict[ServiceName, dict[str, Slice]] = {}
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}  # of a deleted Node the last state
+        self.deleted_nodes: set[str] = set()
         self.service_cidrs: dict[str, tuple[str, ...]] = {}
         self.compiled: dict[ServiceName, Compiled] = {}
         self.counts = Counts()
@@ -394,6 +395,7 @@ class Planner:
         elif isinstance(obj, EndpointSlice):
             self._upsert_slice(name, packed(obj), rejected)
         elif isinstance(obj, Node):
+            self.deleted_nodes.discard(obj.metadata.name)
             self.nodes[obj.metadata.name] = remembering(self.nodes.get(obj.metadata.name), obj)
         else:
             self.service_cidrs[obj.metadata.name] = tuple((obj.spec.cidrs if obj.spec else None) or ())
@@ -466,6 +468,8 @@ class Planner:
             self._drop_slice(name)
         elif resource == "servicecidrs":
             self.service_cidrs.pop(name[1], None)
+        elif name[1] in self.nodes:
+            self.deleted_nodes.add(name[1])
 
     def _replace(self, event: Replaced) -> Iterator[list[Rejected]]:
         seen: set[ServiceName] = set(event.kept or ())

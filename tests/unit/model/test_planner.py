@@ -242,10 +242,10 @@ def test_a_node_that_is_gone_is_remembered(event):
     subject = planner()
     known = node_object(HERE, ("InternalIP", "192.0.2.1"), zone="z")
     subject.apply([Upserted("nodes", known), event])
-    assert subject.nodes == {HERE: known}
+    assert (subject.nodes, subject.deleted_nodes) == ({HERE: known}, {HERE})
     again = node_object(HERE, ("InternalIP", "192.0.2.2"))
     subject.apply([Upserted("nodes", again)])
-    assert subject.nodes == {HERE: again}
+    assert (subject.nodes, subject.deleted_nodes) == ({HERE: again}, set())
     subject.apply([Upserted("nodes", node_object(HERE))])
     assert subject.nodes[HERE].status == again.status
 

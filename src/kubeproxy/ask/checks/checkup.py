@@ -130,6 +130,8 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
         report.look("kernel", lambda: programming.standing(standings, facts.began))
         if reach is not None:
             report.look("API server", lambda: outdated(node, reach))
+        if facts.node_deleted:
+            report.findings.append(identity.deleted(facts.world.node_name))
     return report
 
 

@@ -33,6 +33,19 @@ def registered(node: Node | None, name: str, host: str, *, waits: bool = False) 
         )
 
 
+def deleted(name: str) -> Diagnosis:
+    """Return the finding for a Node that was deleted while its proxy runs."""
+    return Diagnosis(
+        severity=Severity.DEGRADED,
+        about="node",
+        what=f"Node {name} was deleted",
+        why="the proxy uses the last state of the Node (addresses, zone, podCIDRs); the cluster deletes this node's "
+        "pods, and load balancers stop using it",
+        fix="if this machine is to stay a node, restart its kubelet, which registers the Node again; else stop "
+        "kube-proxy, and remove its rules with `kube-proxy --cleanup`",
+    )
+
+
 def elsewhere(node: Node | None, local: Collection[bytes]) -> str:
     """Return the reason why this machine, which has these packed addresses, is not the given Node; '' if it may be."""
     listed = listed_addresses(node) if node is not None else ()

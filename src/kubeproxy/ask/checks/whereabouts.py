@@ -31,6 +31,8 @@ def registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
     yield from identity.registered(
         facts.node, facts.world.node_name, socket.gethostname().lower(), waits=bool(facts.awaits)
     )
+    if facts.node_deleted:
+        yield identity.deleted(facts.world.node_name)
     if facts.node is not None:
         own = own_addresses()
         yield from identity.addressed(facts.node, own)
