@@ -14,7 +14,7 @@ import yaml
 from kubeproxy.kernel.nftables.nfnetlink import Transactions
 from lab.netns import run_in_async
 from lab.probes import http_get
-from lab.proxyprocess import METRICS_PORT, Proxy
+from lab.proxyprocess import METRICS_PORT, Proxy, proxy_command
 from support.live import Live
 from support.traffic import DUAL, Traffic, streams
 
@@ -40,10 +40,17 @@ def said(proxy: Proxy, pattern: str) -> list[str]:
     return [line for line in proxy.log.read_text(errors="replace").splitlines() if re.search(pattern, line)]
 
 
+async def wrong(bare: Live, proxy: Proxy, *words: str) -> list[str]:
+    """The errors in a proxy's answer."""
+    _, out, _ = await bare.cluster.exec("node", [proxy_command(), *words, "--control-socket", str(proxy.control)])
+    return [line for line in out.splitlines() if line.startswith("  x  ")]
+
+
 async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
     bare.service("web", "a1 b1")
-    first = await bare.start()
-    second = await bare.start(SECOND, ready_within=None)
+    program = ["env", proxy_command()]  # a fork has the name of its parent, by which no command recognises a kube-proxy
+    first = await bare.start(command=program)
+    second = await bare.start(SECOND, ready_within=None, command=program)
     holder = rf"process kube-proxy \(pid {first.pid}\) has it, a kube-proxy in mode nftables: both write rules"
     for port in ("healthz on 0.0.0.0:10256", "metrics on 127.0.0.1:10249"):
         await bare.until(
@@ -53,6 +60,12 @@ async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
     await bare.until(lambda: said(first, other), "the first's word")
     for reason in ("AnotherKubeProxy", "FailedToStartProxierHealthcheck", "FailedToStartMetricServer"):
         await bare.until(lambda reason=reason: any(e.startswith(reason) for e in bare.events("node-a")), reason)
+    what = f"another kube-proxy of this program runs here too (pid {second.pid}) in userspace mode"
+    assert await wrong(bare, first, "doctor") == [f"  x  {what}"]
+    asked = ("why", bare.ips["pod"]["IPv4"], f"{bare.front('web').address}:80")
+    assert (await wrong(bare, first, *asked))[0].startswith(f"  x  {what}, with rules for ")
+    what = f"another kube-proxy of this program runs here too (pid {first.pid}) in nftables mode"
+    assert await wrong(bare, second, "doctor") == [f"  x  {what}"]
     await first.stop()
     await bare.until(lambda: said(second, "Serving healthz on .* after failed"), "the port when the first one is gone")
 

@@ -38,6 +38,7 @@ _OPEN: Final = (
     "arrival",
     "routes",
     "leftovers",
+    strangers.PRESENT,
     *_FOREIGN,
 )  # checks whose failure makes the whole answer unknown
 
@@ -62,7 +63,7 @@ class Explanation(Struct, frozen=True):
         """
         if self.why.elsewhere is not None:
             return "unknown"
-        if self.stopped or not (self.why.passes or self._leaves_open("leftovers")):
+        if self.stopped or not (self.why.passes or self._is_left):
             return "no"
         return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
 
@@ -86,11 +87,16 @@ class Explanation(Struct, frozen=True):
         return any(one.severity is Severity.UNKNOWN and one.about == about for one in self.findings)
 
     @property
+    def _is_left(self) -> bool:
+        """Whether rules in the kernel decide until a kube-proxy runs."""
+        return self._leaves_open("leftovers") or self._leaves_open(strangers.PRESENT)
+
+    @property
     def heading(self) -> str:
         """The answer in one line."""
         first = next((one for one in self.findings if one.about == "translation" and one.is_wrong), None)
         if first is not None:
-            program = "kube-proxy" if first.what.startswith(strangers.LEFT) else "program"
+            program = "kube-proxy" if first.left_mode else "program"
             return self.why.heading_with(f"another {program} takes it first: {first.what} (x)")
         untracked = next((one for one in self.findings if one.about == "notrack"), None) if self.why.forwarded else None
         if untracked is not None and untracked.severity is not Severity.UNKNOWN:
@@ -124,8 +130,8 @@ class Explanation(Struct, frozen=True):
         more += ", unless another kube-proxy's rules take it first (x)" * taken
         is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
         heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
-        if self._leaves_open("leftovers"):
-            now = (one.what for one in self.findings if one.what.startswith(strangers.UNTIL))
+        if self._is_left:
+            now = (one.what for one in self.findings if one.about == strangers.PRESENT)
             more += f"; {next(now, strangers.UNTIL + 'the rules in the kernel decide')} (?)"
         outdated = next((one.what for one in self.findings if one.about in _OUTDATES and one.is_wrong), "")
         more += f", but the objects may be outdated: {outdated} (x)" * bool(outdated and not self.why.passes)

@@ -70,6 +70,10 @@ class Diagnosis(Struct, frozen=True):
     harm: Harm = NOTHING
     since: float = 0.0
     """The time at which the fact began, in seconds since the epoch; 0 if unknown."""
+    table: str = ""
+    """The table of the chain that this is about, as in Firewall.where; '' if it is about no chain."""
+    left_mode: str = ""
+    """The mode of the other kube-proxy that left this table; '' for other programs."""
 
     @property
     def is_wrong(self) -> bool:

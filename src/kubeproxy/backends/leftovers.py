@@ -89,7 +89,12 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
     for chain in chains:
         found[chain.variant, chain.family].add(chain)
     return [
-        Trace(f"{counted(len(each), 'chain')} KUBE-... of {name}", family, partial(_chains_catch, name, each))
+        Trace(
+            f"{counted(len(each), 'chain')} KUBE-... of {name}",
+            family,
+            partial(_chains_catch, name, each),
+            program=name,
+        )
         for (variant, family), each in sorted(found.items())
         for name in (f"{xtables.NAMES[family]}-{variant}",)
     ]

@@ -136,6 +136,8 @@ class Trace(NamedTuple):
     catches: Callable[[Packet, bool], bool] = lambda *_: True
     alone: str = "Services that they translate keep the last endpoints that the proxy wrote"
     """The effect while no proxy runs."""
+    program: str = ""
+    """The iptables command that lists the object, if it consists of chains of iptables."""
 
 
 class Weight(NamedTuple):

@@ -369,6 +369,10 @@ CASES: dict = {
         strangers.left_over([Trace("interface kube-ipvs0", None)], "nftables"),
         [(DEGRADED, "left by another kube-proxy: interface kube-ipvs0")],
     ),
+    "left over of both families": (
+        strangers.left_over([Trace("table ip kube-proxy", V4), Trace("table ip6 kube-proxy", V6)], "iptables"),
+        [(DEGRADED, "left by another kube-proxy: table ip kube-proxy, table ip6 kube-proxy")],
+    ),
     "leftovers of the last one": (
         strangers.left_over([Trace("table ip kube-proxy", V4)], ""),
         [(DEGRADED, "rules without a proxy that answers: table ip kube-proxy")],
@@ -561,7 +565,7 @@ def test_rules_that_translate_without_a_proxy_are_compared_with_the_endpoints(en
     (found,) = strangers.translating_now(
         [ForeignTranslation("table ip kube-proxy", "c", packet, tuple(ends), sure, unordered=False)], {NEW}
     )
-    assert (found.severity.mark, found.about, text in found.text) == (mark, "leftovers", True), found.text
+    assert (found.severity.mark, found.about, text in found.text) == (mark, strangers.PRESENT, True), found.text
     assert found.text.startswith("until a kube-proxy runs, table ip kube-proxy, chain c: ")
 
 

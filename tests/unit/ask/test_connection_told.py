@@ -308,7 +308,12 @@ class Asked:
         watched = (WatchStanding(resource="services", synced=True, connected=False, stale=480.0),)
         reach = Reach(server="https://h", trouble="h: refused", watched=watched, certificates={})
         facts = SimpleNamespace(
-            standings=(), began={}, reach=reach, mode="nftables", configuration=KubeProxyConfiguration
+            node_deleted=False,
+            standings=(),
+            began={},
+            reach=reach,
+            mode="nftables",
+            configuration=KubeProxyConfiguration,
         )
         facts.world = Globals("node-a")
         return facts

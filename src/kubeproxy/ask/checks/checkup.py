@@ -24,7 +24,7 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
 from kubeproxy.backends.leftovers import is_ours
-from kubeproxy.backends.mode import FlowsEnd, Mode, Sight
+from kubeproxy.backends.mode import FlowsEnd, Mode, Sight, Trace
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration, differences, made_strict
 from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
@@ -63,6 +63,10 @@ class Checkup(Struct):
         return bool(seen)
 
 
+Second = tuple[processes.ProxyProcess, str]
+"""Another kube-proxy that runs on this node, and its mode, '' if unknown."""
+
+
 class NodeRules:
     """The chains of a node and the rules of other programs. They are read at the first use, once per answer."""
 
@@ -78,6 +82,12 @@ class NodeRules:
     def sight(self) -> Sight:
         """The chains of nf_tables and iptables. Raises KubeProxyError."""
         return Sight(self.nf_tables, chains.iptables_chains(self.nf_tables))
+
+    @cached_property
+    def second(self) -> list[Second]:
+        """The other kube-proxies that run on this node; none if no proxy answered."""
+        found = processes.proxies() if self._node.running else ()
+        return [(one, _mode_of(one)) for one in found if one.pid != self._node.pid]
 
     @cached_property
     def others(self) -> list[Firewall]:
@@ -100,10 +110,10 @@ def checked(asked: Source, facts: Facts) -> CheckedNode:
 
 def look_at(node: CheckedNode) -> Checkup:
     """Run all checks."""
-    report = Checkup([], [])
+    report, rules = Checkup([], []), NodeRules(node)
     if node.facts is not None:
-        _look_at_proxy(report, node, node.facts)
-    _look_at_way(report, node, NodeRules(node))
+        _look_at_proxy(report, node, node.facts, rules.second)
+    _look_at_way(report, node, rules)
     report.look("what the mode needs", lambda: _able(node))
     report.look("sysctls", lambda: nodes.changed_sysctls(node))
     report.look("hairpin mode", lambda: nodes.unreflecting_bridges(node))
@@ -195,13 +205,7 @@ def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
         return
     if sight is not None:
         report.look("rules", lambda: _rules(node, rules))
-    if node.running:
-        report.look(
-            "other proxies",
-            lambda: strangers.second(
-                ((one, _mode_of(one)) for one in processes.proxies() if one.pid != node.pid), node.mode.name
-            ),
-        )
+    report.look("other proxies", lambda: _second(node, rules))
     if "forward" in node.hooks:
         report.look("forwarding", lambda: nodes.unforwarded(node))
         report.look("bridges", lambda: nodes.unfiltered_bridges(node))
@@ -212,7 +216,7 @@ def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
     report.look("next hops", lambda: routes.unanswered(node))
 
 
-def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
+def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, second: Collection[Second]) -> None:
     covered: set[str] = set()
     if facts.reach is not None:
         reach = facts.reach
@@ -223,15 +227,17 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
         if facts.node is not None or reach.nodes_listed:
             named = report.look("Node", lambda: whereabouts.registered(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
-    if facts.writes and report.look("kernel", lambda: programming.standing(facts.standings, facts.began)):
+    standings = [one for one in facts.standings if not (second and one.difference)]  # the other one changes our rules
+    if facts.writes and report.look("kernel", lambda: programming.standing(standings, facts.began)):
         covered.add("kernel")
+    covered |= {"kernel"} if len(standings) < len(facts.standings) else set()
     rest = {part: why for part, why in facts.unready.items() if part not in covered}
     report.look("readiness", lambda: programming.unready(rest))
     report.look("version", lambda: programming.versions(facts.version, build().name, facts.started, time.time()))
     if facts.config_file and node.running:
         report.look("configuration file", lambda: _configured(node, facts.config_file))
     if node.pid:
-        report.look("ports", lambda: ports.own(node))
+        report.look("ports", lambda: ports.own(node, {one.pid for one, _ in second}))
         open_files = processes.descriptors(node.pid)
         if open_files is not None:
             report.look("descriptors", lambda: settings.opened(open_files, node.pid))
@@ -299,9 +305,18 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
             yield from programming.there(traces, node.families, node.mode.name)
     elif not node.running and not node.proxies:
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
-    yield from rules_left(node, sight, forwarded=True)
+    if not rules.second:
+        yield from rules_left(node, sight, forwarded=True)
     yield from _translations(node, rules, forwarded=True)
     yield from _chains(node, rules, ends_here=bool(node.mode.interface))
+
+
+def _second(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
+    """Check for other running kube-proxies; findings on their rules and ports follow from this one, and are omitted."""
+    packet, caught = node.packet, ""
+    if rules.second and packet is not None and _traces_left(node, rules.sight, forwarded=True):
+        caught = strangers.with_rules(place_text(packet.destination, packet.port))
+    return strangers.second(rules.second, node.mode.name, caught)
 
 
 def _left_tables(node: CheckedNode) -> dict[str, str]:
@@ -382,17 +397,31 @@ def leftovers(mode: Mode, packet: Packet) -> list[Diagnosis]:
     return list(rules_left(node, NodeRules(node).sight, forwarded=True))
 
 
+def _as_sent(packet: Packet) -> Packet:
+    """Return a packet as the rules see it: the source of this node's own packets is None."""
+    own = {one.ip for one in local_addresses(family_of(packet.destination))}
+    return packet._replace(source=None) if packet.source in own else packet
+
+
+def _traces_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> list[Trace]:
+    """Return the rules that other kube-proxies left; for one connection, `forwarded` or not, only those that match
+    it."""
+    owns, packet = node.mode.operations().owns, node.packet
+    left = [] if node.running else node.mode.traces(sight)
+    left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
+    left = [one for one in left if node.concerns(one.family)]
+    if packet is None:
+        return left
+    asked = _as_sent(packet)
+    return [one for one in left if one.catches(asked, forwarded)]
+
+
 def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagnosis]:
     """Check for leftover rules of other kube-proxies; for one connection, `forwarded` or not, only for rules that match
     it."""
-    owns, packet = node.mode.operations().owns, node.packet
-    if packet is not None and packet.source in {one.ip for one in local_addresses(family_of(packet.destination))}:
-        packet = packet._replace(source=None)
-    left = [] if node.running else node.mode.traces(sight)
-    left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
+    packet = node.packet
     if node.running or not node.proxies:
-        left = [one for one in left if node.concerns(one.family)]
-        left = left if packet is None else [one for one in left if one.catches(packet, forwarded)]
+        left = _traces_left(node, sight, forwarded=forwarded)
         place = place_text(packet.destination, packet.port) if packet is not None else ""
         resets = "; this ends the connections of all Services of this node"
         resets *= node.running and node.mode.flows_end is FlowsEnd.PROXY
@@ -400,7 +429,8 @@ def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[
             yield replace(one, fix=one.fix + resets)
     twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
     if twice and packet is not None:
-        there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(packet, forwarded)]
+        asked = _as_sent(packet)
+        there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(asked, forwarded)]
         twice = twice if len(there) > node.served else []
     yield from twice
 
@@ -414,6 +444,9 @@ def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> It
     if not forwarded or node.direct or node.answers:  # the proxy does not translate it
         first = first._replace(before=inf)
     found = [one for each in rules.others for one in each.translations(first)]
+    if any(one.unordered for one in found):  # the finding on leftovers covers chains of another kube-proxy
+        left = {trace.program for trace in _traces_left(node, rules.sight, forwarded=forwarded)}
+        found = [one for one in found if not (one.unordered and one.where.partition(" ")[0] in left)]
     yield from strangers.of_tables_left(strangers.translating(found, forwarded), _left_tables(node))
 
 
@@ -425,7 +458,7 @@ def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     yield from strangers.translating_now([one for one in every if one not in foreign], node.targets)
     if node.targets and node.served and not every and is_all:
         what = f"{strangers.UNTIL}no rule in the kernel translates {place_text(*_first(node).original)}"
-        yield Diagnosis(Severity.UNKNOWN, "leftovers", what, "no endpoint gets the connection")
+        yield Diagnosis(Severity.UNKNOWN, strangers.PRESENT, what, "no endpoint gets the connection")
 
 
 def all_translations(node: CheckedNode, rules: NodeRules) -> tuple[list[ForeignTranslation], bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -65,8 +65,8 @@ def _fix(port: ListeningPort) -> str:
     return f"stop the other program, or {other}; {again}"
 
 
-def own(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check whether the proxy listens on the ports of its configuration."""
+def own(node: CheckedNode, others: Collection[int] = ()) -> Iterator[Diagnosis]:
+    """Check whether the proxy listens on the ports of its configuration, except ports of the processes `others`."""
     listened = [one for family in Family for one in listening(family, socket.IPPROTO_TCP)]
     found = []
     for field, address in node.config.own_addresses.items():
@@ -74,7 +74,9 @@ def own(node: CheckedNode) -> Iterator[Diagnosis]:
         if place is not None:
             number = int(place[1])
             bound = any(one.port == number for one in listened)
-            found.append(ListeningPort(field, address, bound, holder(number, "kube-proxy") if bound else None))
+            who = holder(number, "kube-proxy") if bound else None
+            if who is None or who.pid not in others:
+                found.append(ListeningPort(field, address, bound, who))
     yield from check(found, node.pid)
 
 

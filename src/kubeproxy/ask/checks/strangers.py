@@ -41,28 +41,35 @@ def unevaluated(found: Iterable[Chain]) -> Iterator[Diagnosis]:
         yield Diagnosis(Severity.NOTE, "firewall", what, why, fix)
 
 
-def second(others: Iterable[tuple[ProxyProcess, str]], mode: str) -> Iterator[Diagnosis]:
-    """Check for other kube-proxies, given with their modes ('' if unknown); `mode` is the running proxy's mode."""
+def second(others: Iterable[tuple[ProxyProcess, str]], mode: str, caught: str = "") -> Iterator[Diagnosis]:
+    """Check for other kube-proxies, given with their modes ('' if unknown); `mode` is the running proxy's mode.
+    `caught` describes their rules for the checked connection, '' for none.
+    """
     for process, theirs in others:
         kind = "another kube-proxy of this program" if process.ours else "the Go kube-proxy"
         shown = f" in {theirs} mode" if theirs else ""
         same = "each removes what the other one wrote" if theirs == mode else "both translate the same connections"
-        what = f"{kind} runs here too (pid {process.pid}){shown}"
+        what = f"{kind} runs here too (pid {process.pid}){shown}{caught}"
         why = f"two of them write rules for the same Services: {same}, and deleted endpoints stay"
         fix = (
             "stop one of them: a DaemonSet kube-proxy beside this one, a unit of systemd, a process by hand; "
             "docs/migrate.md says how to go from one to the other"
         )
-        yield Diagnosis(Severity.BROKEN, "proxies", what, why, fix, MISLEADS)
+        yield Diagnosis(Severity.BROKEN, "leftovers" if caught else "proxies", what, why, fix, MISLEADS)
+
+
+def with_rules(place: str) -> str:
+    """Return a text about rules for the destination of the checked connection; '' for all destinations."""
+    return f", with rules for {place}" * bool(place)
 
 
 def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
     """Check for rules of modes other than the running `mode` ('' for none); for one `place`, or for all places ('')."""
-    caught = f", with rules for {place}" * bool(place)
+    caught = with_rules(place)
     traces = list(traces)
     places = [trace.what for trace in traces]
-    for found in places if mode else ():
-        what, why = f"{LEFT}: {found}{caught}", "connections may still be sent to deleted endpoints"
+    if places and mode:
+        what, why = f"{LEFT}: {', '.join(places)}{caught}", "connections may still be sent to deleted endpoints"
         yield Diagnosis(Severity.DEGRADED, "leftovers", what, why, _REMOVAL, MISLEADS)
     if places and not mode:
         yield Diagnosis(
@@ -81,11 +88,11 @@ def of_tables_left(found: Iterable[Diagnosis], left: Mapping[str, str]) -> Itera
     findings on its chains say so, and have the fix of a leftover; notes on them are omitted.
     """
     for one in found:
-        mode = next((mode for where, mode in left.items() if one.what.startswith((f"{where}, ", f"{where} "))), "")
+        mode = left.get(one.table, "")
         if not mode:
             yield one
         elif one.severity is not Severity.NOTE or one.about == "translation":
-            yield replace(one, what=f"{LEFT} in {mode} mode: {one.what}", fix=_REMOVAL)
+            yield replace(one, what=f"{LEFT} in {mode} mode: {one.what}", fix=_REMOVAL, left_mode=mode)
 
 
 LEFT: Final = "left by another kube-proxy"
@@ -155,6 +162,7 @@ def dropping(
             why=_UNORDERED if one.unordered else why,
             fix=f"let {one.where} {one.chain} accept it; `kube-proxy trace` shows the rule, if it is one",
             harm=NOTHING if one.unordered else found,
+            table=one.where,
         )
 
 
@@ -193,6 +201,7 @@ def untracking(
             why=_UNORDERED if one.unordered else f"no rule translates such packets{' back' * of_answers}: {why}",
             fix=f"leave these packets out of the rule notrack of {one.where} {one.chain}",
             harm=harm([each.packet for each in several]) if severity is Severity.BROKEN else NOTHING,
+            table=one.where,
         )
 
 
@@ -207,6 +216,7 @@ def _apart(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagno
         why="no rule translates the answers back: the client treats them as those of another connection",
         fix=f"have {one.where} {one.chain} set the same zone in both directions, or leave these packets out of it",
         harm=NOTHING if one.unordered else harm([each.packet for each in several]),
+        table=one.where,
     )
 
 
@@ -225,6 +235,7 @@ def translating(found: Iterable[ForeignTranslation], forwarded: bool) -> Iterato
             why=_UNORDERED if one.unordered else "a connection is translated once, by the first rule that does",
             fix=f"leave {target} out of the rules of {one.where} {one.chain}" if forwarded else "",
             harm=MISLEADS if severity is Severity.BROKEN else NOTHING,
+            table=one.where,
         )
 
 
@@ -236,10 +247,12 @@ def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[E
         old = [end for end in one.ends if end not in endpoints]
         reason = f"the objects have no endpoint {_ends(old)}" if old else "the objects have these endpoints too"
         severity = Severity.UNKNOWN if old or not one.sure else Severity.NOTE
-        yield Diagnosis(severity, "leftovers", UNTIL + _translation(one), reason)
+        yield Diagnosis(severity, PRESENT, UNTIL + _translation(one), reason, table=one.where)
 
 
 UNTIL: Final = "until a kube-proxy runs, "
+PRESENT: Final = "present rules"
+"""The check of the rules in the kernel that decide until a kube-proxy runs."""
 
 
 def _translation(one: ForeignTranslation) -> str:
@@ -290,6 +303,7 @@ def firewalls(
                 fix=f"let it accept {what}: {rules} in {one.where} {one.chain}, or for iptables {options}; "
                 "`kube-proxy trace` shows a packet's way",
                 harm=harm(one),
+                table=one.where,
             )
         elif one.hook in _IN_THE_WAY and (one.closes or one.drops):
             noted.setdefault(one.where, []).append(one)
@@ -298,15 +312,15 @@ def firewalls(
             what = f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}"
             why = "no rule translates them, so no endpoint gets them; a program such as a DNS cache may answer"
             fix = "see which packets the rule is for; except from it packets to Services that only kube-proxy serves"
-            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix)
+            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=one.where)
         if one.zones:
             what = f"{one.where}, chain {one.chain}: puts packets into a zone of connection tracking at {one.hook}"
             why = "answers that are tracked in another zone than their requests are not translated back"
             fix = "see that it sets the same zone for both directions of a connection"
-            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix)
+            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=one.where)
     for where, chains in noted.items():
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)
         what = f"{where} may drop packets too: {shown}"
         why = "a firewall is nothing wrong; but where a connection hangs, one of its rules may be why"
         fix = "`kube-proxy trace SRC DST:PORT` shows which rule drops a connection"
-        yield Diagnosis(Severity.NOTE, "firewall", what, why, fix)
+        yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=where)
