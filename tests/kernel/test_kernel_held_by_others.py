@@ -1,6 +1,6 @@
 """The engine before a kernel that another program keeps busy: the event loop goes on, by which health is answered.
 
-It is counted how often the loop has its turn during the longest commit.
+It is counted how often the loop has its turn during a long commit.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ LONG = 0.25
 """Seconds of a commit that has waited for somebody; its own part is a millisecond, or some where it runs a program."""
 TURNS = 5
 TRIES = 5000
+LONG_COMMITS = 10
+"""Commits that have waited. On a busy machine a commit may also wait for a processor, as the event loop does then."""
 
 
 class SlowKernel(FakeKernel):
@@ -108,15 +110,17 @@ def test_the_mutex_of_nf_tables(netns, mode):
         async with running(opened(mode)) as commit:
             stranger = Companion("bench.stranger", str(STRANGERS))
             try:
-                longest = (0, 0.0)
+                waited = []
                 for number in range(TRIES):
-                    longest = max(longest, await commit(1 + number % 200), key=lambda each: each[1])
-                    if longest[1] > LONG:
-                        break
+                    turns, seconds = await commit(1 + number % 200)
+                    if seconds > LONG:
+                        waited.append(turns)
+                        if turns >= TURNS or len(waited) == LONG_COMMITS:
+                            break
             finally:
                 stranger.close()
-        assert longest[1] > LONG, "nobody was waited for"
-        assert longest[0] >= TURNS
+        assert waited, "nobody was waited for"
+        assert waited[-1] >= TURNS, waited
 
     asyncio.run(main())
 
