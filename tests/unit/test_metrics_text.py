@@ -147,12 +147,7 @@ KUBE_PROXY = {
     "rest_client_request_size_bytes": ("histogram", {"verb", "host"}),
     "rest_client_response_size_bytes": ("histogram", {"verb", "host"}),
     "rest_client_rate_limiter_duration_seconds": ("histogram", {"verb", "host"}),
-    "rest_client_dns_resolution_duration_seconds": ("histogram", {"host"}),
     "rest_client_requests_total": ("counter", {"code", "method", "host"}),
-    "rest_client_request_retries_total": ("counter", {"code", "verb", "host"}),
-    "rest_client_exec_plugin_call_total": ("counter", {"code", "call_status"}),
-    "rest_client_exec_plugin_certificate_rotation_age": ("histogram", set()),
-    "rest_client_exec_plugin_ttl_seconds": ("gauge", set()),
     "kubernetes_build_info": (
         "gauge",
         {"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date"}

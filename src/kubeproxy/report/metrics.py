@@ -32,8 +32,6 @@ SYNC_BUCKETS: Final = tuple(0.001 * 2**n for n in range(15))
 PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
 LATENCY_BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 SIZE_BUCKETS: Final = (64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
-# These buckets range from ten minutes to four years.
-ROTATION_BUCKETS: Final = (600, 1800, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000)
 
 FAMILY: Final = "ip_family"  # IPv4 or IPv6
 NETFILTER: Final = Path("/proc/sys/net/netfilter")
@@ -247,45 +245,11 @@ class RestClientMetrics:
             "Client side rate limiter latency in seconds. Broken down by verb, and host.",
             LATENCY_BUCKETS,
         )
-        self.dns_duration = registry.histogram(
-            "rest_client_dns_resolution_duration_seconds",
-            "[ALPHA] DNS resolver latency in seconds. Broken down by host.",
-            LATENCY_BUCKETS[:-1],
-            "host",
-        )
         self.requests = registry.counter(
             "rest_client_requests_total",
             "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.",
             *("code", "method", "host"),
         )
-        self.retries = registry.counter(
-            "rest_client_request_retries_total",
-            "[ALPHA] Number of request retries, partitioned by status code, verb, and host.",
-            *("code", "verb", "host"),
-        )
-        self._exec_plugins(registry)
-
-    def _exec_plugins(self, registry: MetricRegistry) -> None:
-        self.exec_calls = registry.counter(
-            "rest_client_exec_plugin_call_total",
-            "[ALPHA] Number of calls to an exec plugin, partitioned by the type of event encountered (no_error,"
-            " plugin_execution_error, plugin_not_found_error, client_internal_error) and an optional exit code. The"
-            " exit code will be set to 0 if and only if the plugin call was successful.",
-            *("code", "call_status"),
-        )
-        self.exec_rotation_age = registry.histogram(
-            "rest_client_exec_plugin_certificate_rotation_age",
-            "[ALPHA] Histogram of the number of seconds the last auth exec plugin client certificate lived before being"
-            " rotated. If auth exec plugin client certificates are unused, histogram will contain no data.",
-            ROTATION_BUCKETS,
-        ).labels()
-        self.exec_ttl = registry.gauge(
-            "rest_client_exec_plugin_ttl_seconds",
-            "[ALPHA] Gauge of the shortest TTL (time-to-live) of the client certificate(s) managed by the auth exec"
-            " plugin. The value is in seconds until certificate expiry (negative if already expired). If auth exec"
-            " plugins are unused or manage no TLS certificates, the value will be +INF.",
-        ).labels()
-        self.exec_ttl.set(float("inf"))
 
 
 def build_info() -> Mapping[str, str]:

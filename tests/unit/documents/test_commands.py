@@ -36,6 +36,11 @@ FOREIGN = {
 # Metrics of the Go kube-proxy that the reference says are not here.
 ABSENT = {
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+    "rest_client_dns_resolution_duration_seconds",
+    "rest_client_exec_plugin_call_total",
+    "rest_client_exec_plugin_certificate_rotation_age",
+    "rest_client_exec_plugin_ttl_seconds",
+    "rest_client_request_retries_total",
     "rest_client_transport_cache_entries",
     "rest_client_transport_create_calls_total",
 }
