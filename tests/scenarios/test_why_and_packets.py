@@ -120,6 +120,10 @@ async def test_a_rule_of_routing_for_a_mark_is_noted(live: Live) -> None:
         await answer(live, "pod", front, 0, "-  the kernel would not route packets", "mark 0x7: ip rule 77 (blackhole)")
         async with changed(live, table("ip", "prerouting -150", f"ip saddr {pod} meta mark set 0x7")):
             await fails(live, "pod", front, True)
+            given = "it does not get through: table ip other, chain c: gives packets to "
+            await answer(live, "pod", front, 1, given, "the mark 0x7, with which the kernel does not route them")
+        async with changed(live, table("ip", "prerouting -150", f"ip saddr {pod} meta mark set ct mark")):
+            await answer(live, "pod", front, 0, "-  the kernel would not route packets")
 
 
 async def test_a_chain_of_the_same_priority_may_come_first(live: Live) -> None:

@@ -210,7 +210,7 @@ def unrouted(asked: Source, explained: Explained) -> str:
     with suppress(KubeProxyError, OSError):
         node = replace(checkup.checked(asked, asked.facts()), family=family_of(explained.packet.destination))
         way = _way(node, why, explained)
-        report.look("routes", lambda: routes.refused(way))
+        report.look("routes", lambda: routes.refused(way, lambda: checkup.NodeRules(way).others))
         report.look("forwarding", lambda: unforwarded(way) if "forward" in way.hooks else ())
     sure = [one for one in report.findings if one.harm != NOTHING]
     return "; ".join(f"{one.text}. Fix: {one.fix}" for one in sure or report.findings)

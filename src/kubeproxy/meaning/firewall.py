@@ -104,6 +104,16 @@ class Drop(NamedTuple):
     verdict: str = "drops"
 
 
+class Marking(NamedTuple):
+    """A chain that may give a packet one of these marks before the kernel routes it; `sure`: in every case."""
+
+    where: str
+    chain: str
+    packet: PassingPacket
+    marks: frozenset[int]
+    sure: bool
+
+
 class ForeignTranslation(NamedTuple):
     """A chain of type nat that translates a connection's destination to one of `ends`: packed addresses (all bytes 0
     for an address of this node) and ports. `sure`: the chain always translates, and only to known destinations.
@@ -176,6 +186,14 @@ class Firewall:
         for _, walk in self._walks([packet]):
             yield from walk.translating(packet, self.where, shared=self._shared)
 
+    def marking(self, packets: Collection[PassingPacket]) -> Iterator[Marking]:
+        """Yield the chains that change the mark of some of these packets, or may do so."""
+        for packet, walk in self._walks(packets):
+            for chain, marks in walk.marking(packet):
+                changed = marks - {packet.marks[1]}
+                if changed:
+                    yield Marking(self.where, _short(chain.name), packet, frozenset(changed), changed == marks)
+
     def _walks(self, packets: Collection[PassingPacket]) -> Iterator[tuple[PassingPacket, _ChainWalk]]:
         """Yield each packet of the table's family with a walk through its chains; nothing if the table was not read
         completely."""
@@ -242,6 +260,12 @@ class _ChainWalk(Walk):
                 )
             if moved and sure and not unordered:
                 return
+
+    def marking(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, set[int]]]:
+        """Yield each chain that a packet passes, with the possible marks of the packet after it."""
+        for chain, _ in self._passed(packet, ends=True):
+            back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
+            yield chain, {one.mark for one in (*back, *(each for each, code in ended if code != DROP))}
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
         """Yield each chain that a packet passes, and whether the chain may drop it, or exempt it from connection

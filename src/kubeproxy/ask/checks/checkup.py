@@ -172,7 +172,7 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
         report.look("conntrack", nodes.conntrack_without_room)
         report.findings = worst_first(report.findings)
     sight = _sight(report, rules)
-    report.look("routes", lambda: routes.refused(node))
+    report.look("routes", lambda: routes.refused(node, lambda: rules.others))
     if sight is not None:
         report.look("rules of other kube-proxies", lambda: rules_left(node, sight, forwarded=False))
         report.look("translation by other programs", lambda: _translations(node, rules, forwarded=False))
@@ -211,7 +211,7 @@ def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
         report.look("bridges", lambda: nodes.unfiltered_bridges(node))
     report.look("conntrack", nodes.full_conntrack)
     report.look("interfaces", lambda: nodes.interfaces_down(node))
-    report.look("routes", lambda: routes.refused(node))
+    report.look("routes", lambda: routes.refused(node, lambda: rules.others))
     report.look("way back", lambda: routes.misled(node))
     report.look("next hops", lambda: routes.unanswered(node))
 

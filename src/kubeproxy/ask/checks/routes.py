@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
 from kubeproxy.ask.checks.settings import FORWARDING_OF, Setting, changed_back, filtered_ways
 from kubeproxy.ask.checks.strangers import PICKED_AGAIN
-from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, Harm, Severity
+from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
+from kubeproxy.meaning.firewall import Firewall, Marking, PassingPacket
+from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, family_of, is_loopback, unpack, within
 from kubeproxy.model.world import used_pod_networks
 
@@ -24,14 +26,16 @@ _FROM_LOOPBACK = "net/ipv4/conf/all/route_localnet"
 _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 
-def refused(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check whether the kernel refuses to route a packet of the checked connection. Raises KubeProxyError."""
+def refused(node: CheckedNode, others: Callable[[], Sequence[Firewall]] = tuple) -> Iterator[Diagnosis]:
+    """Check whether the kernel refuses to route a packet of the checked connection; `others` returns the tables of
+    other programs, whose chains set marks. Raises KubeProxyError.
+    """
     tables = cache(routing_tables)  # the rules are read once, and only for a refused packet
 
     def refused_by(packet: RoutedPacket) -> str:
         return tables(family_of(packet.destination)).refusing(packet)
 
-    yield from _if_marked(node, refused_by)
+    yield from _if_marked(node, refused_by, others)
     yield from _doubtful(node)
     astray: set[tuple[bytes, str]] = set()
     loopback = is_loopback(node.packet.destination) if node.packet is not None else False
@@ -113,24 +117,66 @@ def _kept_on_loopback() -> Iterator[Diagnosis]:
         yield replace(one, severity=Severity.BROKEN, about="routes", harm=STOPS)
 
 
-def _if_marked(node: CheckedNode, refused_by: Callable[[RoutedPacket], str]) -> Iterator[Diagnosis]:
-    """Check for packet marks with which policy routing would refuse a packet; `refused_by` returns the refusing
-    rule."""
+def _if_marked(
+    node: CheckedNode, refused_by: Callable[[RoutedPacket], str], others: Callable[[], Sequence[Firewall]]
+) -> Iterator[Diagnosis]:
+    """Check for packet marks with which policy routing would refuse a packet, and for chains that set them.
+    `refused_by` returns the refusing rule, `others` the tables of other programs.
+    """
     tested = marks() - {node.mark} if node.routed else ()
-    for mark in tested:
-        for packet in dict.fromkeys(node.routed):
-            marked = packet._replace(mark=mark | packet.mark)
-            if refusal(marked) and not refusal(packet):
-                yield Diagnosis(
-                    severity=Severity.NOTE,
-                    about="routes",
-                    what=f"the kernel would not route packets to {unpack(packet.destination)} with the mark {mark:#x}: "
-                    f"{refused_by(marked) or 'no table has a route'}",
-                    why="if a chain gives this connection that mark, it is dropped or refused; which marks its packets "
-                    "get is not evaluated",
-                    fix="see which chains set it (`nft list ruleset`, `iptables-save`), and leave this connection out",
-                )
-                break
+    routed = list(dict.fromkeys(node.routed))
+    refused_with = {mark: packet for mark in tested for packet in reversed(routed) if _is_lost(packet, mark)}
+    named: set[int] = set()
+    early = [one for one in node.passing if one.hook in {"prerouting", "output"}] if refused_with else ()
+    for one in (each for firewall in (others() if early else ()) for each in firewall.marking(early)):
+        for packet in routed:
+            lost = {mark for mark in one.marks if _is_way_of(packet, one.packet, node) and _is_lost(packet, mark)}
+            if lost - named:
+                named |= lost
+                yield _lost_by_mark(one, packet, refused_by(_with(packet, min(lost))), min(lost), node)
+    for mark, packet in refused_with.items():
+        if not any(each & mark == mark for each in named):
+            yield Diagnosis(
+                severity=Severity.NOTE,
+                about="routes",
+                what=f"the kernel would not route packets to {unpack(packet.destination)} with the mark {mark:#x}: "
+                f"{refused_by(_with(packet, mark)) or 'no table has a route'}",
+                why="if a program gives this connection that mark, it is dropped or refused; no evaluated chain does",
+                fix="see which programs set it (`nft list ruleset`, `iptables-save`), and leave this connection out",
+            )
+
+
+def _is_lost(packet: RoutedPacket, mark: int) -> bool:
+    """Return whether the kernel routes a packet only without this mark."""
+    return bool(refusal(_with(packet, mark))) and not refusal(packet)
+
+
+def _with(packet: RoutedPacket, mark: int) -> RoutedPacket:
+    return packet._replace(mark=mark | packet.mark)
+
+
+def _is_way_of(routed: RoutedPacket, passing: PassingPacket, node: CheckedNode) -> bool:
+    """Return whether a routing decision is that of a packet at an earlier hook: of a request, or of its answer."""
+    if passing.purpose is CompiledFor.ANSWER:
+        return routed.source == passing.source
+    return bool(node.ends_at(routed.destination)) and passing.destination in {*passing.original[:1], routed.destination}
+
+
+def _lost_by_mark(found: Marking, packet: RoutedPacket, by: str, mark: int, node: CheckedNode) -> Diagnosis:
+    """Return the finding for a packet that a chain marks, and that the kernel does not route with this mark."""
+    ends = node.ends_at(packet.destination) or node.ends_at(packet.source or b"") or [None]
+    sure = found.sure and found.packet.hook == "prerouting"  # at output only some chains cause a new route
+    return Diagnosis(
+        severity=Severity.BROKEN if sure else Severity.UNKNOWN,
+        about="routes",
+        what=f"{found.where}, chain {found.chain}: {'gives' if sure else 'may give'} packets to "
+        f"{unpack(packet.destination)} the mark {mark:#x}, with which the kernel does not route them: "
+        f"{by or 'no table has a route'}",
+        why="they are dropped or refused",
+        fix=f"leave this connection out of the rules of {found.where} {found.chain}, or add a route for the mark",
+        harm=node.harm(ends) if sure else NOTHING,
+        table=found.where,
+    )
 
 
 def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:
