@@ -160,6 +160,7 @@ class Recovery:
                 self._met(f"{resource}: the API server does not accept our credentials ({identity}): {error}")
             case StatusError(code=403) if self._target.optional:
                 self._missing(self._permission(error))
+                self._status.trouble = str(error)
             case StatusError(code=403):
                 self._met(self._permission(error))
             case StatusError(code=404) if self._target.optional:

@@ -106,10 +106,12 @@ class Explanation(Struct, frozen=True):
         failing = self.lost(Effect.LOSES)
         is_taken = stop is not None and stop.about == "ports"  # another program answers
         lost_all = self.lost(Effect.DELAYS) | failing >= self.ends > frozenset()
+        outdated = next((one.what for one in self.findings if one.about in _OUTDATES and one.is_wrong), "")
         if is_taken or (self.why.passes and (stop is not None or lost_all)):
             alone = (one for one in self.findings if one.harm.ends >= self.ends)
             first = stop or next(alone, None)
             cause = first.what if first is not None else "no endpoint is reached"
+            cause += f" (x), and the objects may be outdated: {outdated}" * bool(outdated and stop is None)
             return self.why.heading_with(f"it does not get through: {cause} (x)")
         taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings)
         cause = self._cause(*Effect)
@@ -133,8 +135,8 @@ class Explanation(Struct, frozen=True):
         if self._is_left:
             now = (one.what for one in self.findings if one.about == strangers.PRESENT)
             more += f"; {next(now, strangers.UNTIL + 'the rules in the kernel decide')} (?)"
-        outdated = next((one.what for one in self.findings if one.about in _OUTDATES and one.is_wrong), "")
-        more += f", but the objects may be outdated: {outdated} (x)" * bool(outdated and not self.why.passes)
+        if outdated and (failing or not self.why.passes):
+            more += f", but the objects may be outdated: {outdated} (x)"
         misnamed = next((one.what for one in self.findings if one.about == "node" and one.is_wrong), "")
         more += f", but the proxy may have another node's name: {misnamed} (x)" * bool(misnamed)
         older = next((one for one in self.findings if one.about == "api" and one.severity is Severity.NOTE), None)

@@ -246,7 +246,8 @@ class Engine:
         if left > 0:
             name = self.settings.node_name
             lack = "no address" if not has_addresses else "no podCIDRs"
-            self.awaits = f"Node {name}, which " + (f"has {lack} yet" if node is not None else "does not exist")
+            known = f"has {lack} yet" if node is not None else "the API server has not listed"
+            self.awaits = f"Node {name}, which {known}"
             self._await_node(left)
             return False
         if needs_pod_cidrs:

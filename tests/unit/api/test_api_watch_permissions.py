@@ -75,11 +75,13 @@ def test_servicecidrs_may_be_missing(code, caplog):
         nonlocal there
         await seen.until(1)
         assert reflector.status.synced
+        assert ("code 403" in reflector.status.trouble) is (code == 403)
         assert reflector.status.staleness(time.monotonic() + 500) == 0.0
         await asyncio.sleep(0.15)
         assert len(seen) == 1
         there = True
         await seen.until(2)
+        assert reflector.status.trouble == ""
         return seen
 
     assert watch(script, use, target=CIDRS) == ["=", "= kubernetes"]

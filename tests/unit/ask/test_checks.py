@@ -167,7 +167,10 @@ CASES: dict = {
         contact.expiring(left("client", 6 * DAY), 1000.0),
         [(DEGRADED, "the kubeconfig's client certificate expires in 6 days")],
     ),
-    "certificate that is renewed each day": (contact.expiring(left("client", 0.3 * DAY, DAY), 1000.0), []),
+    "certificate that is renewed each day": (
+        contact.expiring(left("client", 0.3 * DAY, DAY), 1000.0),
+        [(NOTE, "the kubeconfig's client certificate expires in 7 hours, and is valid for 24 hours in all")],
+    ),
     "certificate that was not renewed": (
         contact.expiring(left("client", 0.09 * DAY, DAY), 1000.0),
         [(DEGRADED, "the kubeconfig's client certificate expires in 2 hours")],
@@ -506,7 +509,7 @@ def test_the_fix_follows_from_the_cause(trouble, fix):
             "no Service is known yet, and this process has written no rules: those of a previous one",
         ),
         ("endpointslices", False, "no Service is known yet"),
-        ("nodes", False, "changes of nodes do not get here; those of Services and endpoints do"),
+        ("nodes", False, "this Node is unknown: for 30 seconds after its start the proxy writes no rules"),
         ("nodes", True, "changes of nodes do not get here; those of Services and endpoints do"),
     ],
 )
@@ -520,6 +523,13 @@ def test_before_the_first_list_no_traffic_flows_on_what_is_known(resource, synce
 
 
 REFUSED = "x is forbidden (code 403)"
+
+
+def test_service_cidrs_that_must_not_be_listed_are_reported():
+    (found,) = contact.reached(reach(watched("services"), watched("servicecidrs", trouble=REFUSED)))
+    assert (found.severity, found.what) == (Severity.DEGRADED, f"no list of servicecidrs: {REFUSED}")
+    assert "does not drop packets to cluster IPs that no Service has" in found.why
+    assert "ClusterRole" in found.fix
 
 
 @pytest.mark.parametrize(

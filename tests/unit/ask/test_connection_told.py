@@ -231,8 +231,15 @@ def test_the_first_line_names_the_cause_of_lost_first_packets_and_outdated_objec
     told = Explanation(why(), (*around(Checkup([*gone(30)], [])),))
     aged = "; the objects may be old: the API server cannot be reached at h: refused (-)"
     assert (told.answer, told.fixes, told.heading.endswith(f"kube-proxy forwards it{aged}")) == ("yes", [], True)
-    told = Explanation(why("refused"), tuple(around(Checkup(stale, []))))
     outdated = "the API server cannot be reached at h: refused"
+    told = Explanation(replace(why(), endpoints=ends), (*around(Checkup(stale, [])), loses))
+    half = ", but 50.0% of the connections do not get through: it drops (x)"
+    assert told.heading.endswith(f"{half}, but the objects may be outdated: {outdated} (x)")
+    every = replace(loses, harm=Harm(Effect.LOSES, frozenset({(b"\n\0\0\2", 80), (b"\n\0\0\3", 80)})))
+    told = Explanation(replace(why(), endpoints=ends), (*around(Checkup(stale, [])), every))
+    lost = f"it does not get through: it drops (x), and the objects may be outdated: {outdated} (x)"
+    assert told.heading.endswith(lost)
+    told = Explanation(why("refused"), tuple(around(Checkup(stale, []))))
     assert told.heading.endswith(f"the client sees , but the objects may be outdated: {outdated} (x)")
 
 

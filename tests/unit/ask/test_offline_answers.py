@@ -208,7 +208,7 @@ def test_a_proxy_without_a_list_gives_no_answers(words: str, capfd: pytest.Captu
 @pytest.fixture
 def waiting(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy with all lists that waits for a Node that does not exist."""
-    monkeypatch.setattr(offline.Planned, "awaits", "Node node-x, which does not exist")
+    monkeypatch.setattr(offline.Planned, "awaits", "Node node-x, which the API server has not listed")
     facts = desk(parser_of("services").parse_args(folder)).facts()
     names = ("services", "endpointslices", "nodes")
     watched = tuple(WatchStanding(resource=name, synced=True, connected=True, stale=0.0) for name in names)
@@ -225,7 +225,8 @@ def waiting(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_proxy_that_waits_for_its_node_is_not_ready(words: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(words.split()) == 2
     out, error = capfd.readouterr()
-    assert (out, "the proxy is not ready: it waits for Node node-x, which does not exist" in error) == ("", True)
+    awaited = "the proxy is not ready: it waits for Node node-x, which the API server has not listed"
+    assert (out, awaited in error) == ("", True)
 
 
 @pytest.mark.usefixtures("waiting")

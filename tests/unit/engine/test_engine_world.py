@@ -69,7 +69,7 @@ def test_a_node_without_addresses_is_waited_for():
 
 @pytest.mark.parametrize(
     ("events", "awaited"),
-    [((), "Node node-a, which does not exist"), ((node(""),), "Node node-a, which has no address yet")],
+    [((), "Node node-a, which the API server has not listed"), ((node(""),), "Node node-a, which has no address yet")],
 )
 def test_the_wait_for_a_node_is_known_and_logged(events, awaited, monkeypatch, caplog):
     monkeypatch.setattr(engine_module, "NODE_WARNING", 0.0)

@@ -21,11 +21,19 @@ use."""
 _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
 """A certificate is reported if it expires within this many seconds; automatic renewal happens much earlier."""
 _LAST_PART: Final = 0.1
-"""For short-lived certificates, the same limit as a fraction of the lifetime: a kubelet renews its certificate with a
-tenth left."""
+"""A short-lived certificate with a larger fraction of its lifetime left is only noted: a kubelet renews its certificate
+with a tenth left."""
 
 _NEEDED: Final = frozenset({"services", "endpointslices"})
 """The resources that must be listed before the proxy writes any rule."""
+_NO_NODE: Final = (
+    "this Node is unknown: for 30 seconds after its start the proxy writes no rules, then it continues without the "
+    "Node's addresses, zone and podCIDRs"
+)
+_NO_CIDRS: Final = (
+    "the proxy works as in a cluster without ServiceCIDRs: nftables mode does not drop packets to cluster IPs that no "
+    "Service has"
+)
 _NAMES: Final = {
     "client": "the kubeconfig's client certificate",
     "authority": "the kubeconfig's certificate authority",
@@ -80,8 +88,14 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
         why, harm = effect, MISLEADS
         if not any(each.resource in _NEEDED for each in several):
             why, harm = f"changes of {names} do not get here; those of Services and endpoints do", NOTHING
+            if any(each.resource == "nodes" and not each.synced for each in several):
+                why = _NO_NODE
         fix = _renewal(reach, one.trouble) or _fix(one.trouble) or "look at the API server's health and log"
         yield Diagnosis(severity, "api", what, why, fix, harm)
+    for one in reach.watched:
+        if one.connected and one.trouble:  # the list may be missing, and is
+            what = f"no list of {one.resource}: {one.trouble.removeprefix(f'{one.resource}: ')}"
+            yield Diagnosis(Severity.DEGRADED, "api", what, _NO_CIDRS, _fix(one.trouble), NOTHING)
 
 
 def _renewal(reach: Reach, trouble: str) -> str:
@@ -173,12 +187,15 @@ def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagn
     """Check the expiry of certificates and tokens, by name: client, authority, server, token."""
     for name, (begins, end) in certificates.items():
         left = end - now
-        soon = min(_SOON[name], _LAST_PART * (end - begins))
-        if left > soon:
+        if left > _SOON[name]:
             continue
         when = f"expired {duration(-left)} ago" if left <= 0 else f"expires in {duration(left)}"
         why = "without it changes stop arriving from the API server once the connection ends"
         severity = Severity.BROKEN if left <= 0 else Severity.DEGRADED
+        if left > _LAST_PART * (end - begins):
+            if name == "token":
+                continue
+            severity, when = Severity.NOTE, f"{when}, and is valid for {duration(end - begins)} in all"
         yield Diagnosis(severity, "certificates", f"{_NAMES[name]} {when}", why, _RENEWALS[name])
 
 
