@@ -14,7 +14,8 @@ from msgspec import Struct
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.flows.users import PortUse
-from kubeproxy.ask.kernel.journeys import Journey, TracedReply, Verdict
+from kubeproxy.ask.kernel.journeys import Journey
+from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
 from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.why import Why
 from kubeproxy.commands import exit_code

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from kubeproxy.ask.kernel.journeys import TracedReply
+from kubeproxy.ask.kernel.verdicts import TracedReply
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.why import Why
 from kubeproxy.cluster.answers import TraceAnswer

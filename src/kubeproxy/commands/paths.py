@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kubeproxy.ask.kernel.journeys import Journey, Verdict
+from kubeproxy.ask.kernel.journeys import Journey
+from kubeproxy.ask.kernel.verdicts import Verdict
 from kubeproxy.commands import output
 from kubeproxy.wording import counted
 

@@ -24,8 +24,9 @@ from enum import Enum
 from functools import partial
 
 from kubeproxy.ask.connection import unrouted
-from kubeproxy.ask.kernel.journeys import UNDECIDED, DecidedFlow, Serving
+from kubeproxy.ask.kernel.journeys import UNDECIDED, DecidedFlow
 from kubeproxy.ask.kernel.tracing import SENT, Limits, Opening, Traced, look
+from kubeproxy.ask.kernel.verdicts import Serving
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Explained

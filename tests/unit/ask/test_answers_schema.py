@@ -17,9 +17,10 @@ from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask.flows.follow import Cost, FlowEvent
 from kubeproxy.ask.flows.fullness import Filler, Fullness
 from kubeproxy.ask.flows.users import ClientUse, EndpointUse, PortUse
-from kubeproxy.ask.kernel.journeys import Journey, Met, TracedReply, Verdict
+from kubeproxy.ask.kernel.journeys import Journey, Met
 from kubeproxy.ask.kernel.looks import Seen
 from kubeproxy.ask.kernel.present import Probe, Report
+from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
 from kubeproxy.ask.outlook import Outlook
 from kubeproxy.ask.shifts import Shift
 from kubeproxy.ask.state import SCHEMA_VERSION

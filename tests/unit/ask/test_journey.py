@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.ask.kernel.journeys import (
-    LEFT,
-    DecidedFlow,
-    Journey,
-    KnownRules,
-    Serving,
-    TracedReply,
-    Verdict,
-    departed,
-    journeys,
-    verdict,
-)
+from kubeproxy.ask.kernel.journeys import LEFT, DecidedFlow, Journey, KnownRules, journeys
+from kubeproxy.ask.kernel.verdicts import Serving, TracedReply, Verdict, departed, verdict
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack

@@ -1,4 +1,4 @@
-"""Combines trace steps of packets into journeys, and journeys into a verdict as text. Pure."""
+"""Combines trace steps of packets into journeys. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kubeproxy.kernel.nftables.tables import HOOKS, TABLE_FAMILIES, Hook
-from kubeproxy.kernel.nftables.trace import ANSWERS, FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
+from kubeproxy.kernel.nftables.trace import ANSWERS, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, place_text
 
 DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
 LEFT = "left by another kube-proxy: "
 """Prefix of the decision of a chain that belongs to a mode other than the running mode."""
 
-_CHOSEN = re.compile(r"\bdnat to ([^\s\"]+)")  # matches the destination in the text of a rule
+CHOSEN = re.compile(r"\bdnat to ([^\s\"]+)")  # matches the destination in the text of a rule
 _RST = 0x04
 _ICMP = (1, 58)  # of IPv4 and of IPv6
 _REASONS = {
@@ -189,7 +189,7 @@ def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
         if decision is not None:
             yield decision.removeprefix(shown)
             shown = LEFT if decision.startswith(LEFT) else ""
-            if shown and step.verdict == ACCEPT and _CHOSEN.search(_text(step, ruleset)):
+            if shown and step.verdict == ACCEPT and CHOSEN.search(_text(step, ruleset)):
                 yield f'rule "{_text(step, ruleset)}"'
         elif step.kind == "rule" and step.handle and (not step.leads_to or decide(step.table, step.leads_to) is None):
             yield f'rule "{_text(step, ruleset)}"'
@@ -218,229 +218,3 @@ def _lost(run: _Run, ruleset: KnownRules) -> str:
     text = _text(step, ruleset)
     done = "queued for a program" if step.verdict == QUEUE else "refused" if "reject" in text.lower() else "dropped"
     return f'{done} by rule "{text}" of {where}, {whose}{why}'
-
-
-class TracedReply(Struct, frozen=True):
-    """The entry of a traced connection in connection tracking."""
-
-    endpoint: str
-    answered: bool  # whether a reply arrived during the trace
-    earlier: bool = False  # a reply arrived before
-    selection: str = ""  # arguments of conntrack(8) that select the entry
-    existed: bool = False  # whether the entry is older than the trace
-    client: str = ""  # the client's address in packets to the endpoint
-
-
-class Serving(NamedTuple):
-    """The traced Service as NAMESPACE/NAME, and all its endpoints, including those that get no new connections.
-    `relayed`: the proxy carries the connection, so the flow ends at the proxy.
-    """
-
-    service: str
-    endpoints: frozenset[str]
-    relayed: bool = False
-
-
-class Verdict(Struct, frozen=True, rename="camel"):
-    """The result for a flow. `passed` is None if the outcome is unknown."""
-
-    text: str
-    passed: bool | None
-
-
-def verdict(
-    found: Sequence[Journey],
-    served: Sequence[TracedReply],
-    ruleset: KnownRules,
-    protocol: int,
-    *,
-    proxied: bool,
-    serving: Serving | None = None,
-    silent: str = "",
-) -> Verdict:
-    """Return the outcome of a flow. `proxied`: the proxy on this node answers the client. `serving` is None if the
-    Service is unknown. `silent` is the text of `silent_neighbour` for the endpoint.
-    """
-    if proxied:
-        serving = None
-    others = next((words for one in found if one.direction == "request" and (words := _by_others(one, served))), None)
-    refused = _refused(found, served[-1].endpoint if served else others[1] if others is not None else "", ruleset)
-    if refused and silent:
-        refused = Verdict(f"{refused.text}; {silent}", passed=False)
-    made = refused or _became(found, served, ruleset, protocol, proxied=proxied and not others, silent=silent)
-    if made.passed is False and ruleset.decided.unserved:
-        made = Verdict(f"{made.text}; no rule of the proxy translates it: {ruleset.decided.unserved}", passed=False)
-    if others is None:
-        strayed = _strayed(served, serving, ruleset, protocol) or _left(found) * (made.passed is False)
-        untraced = "" if strayed or made.passed is not False else ruleset.untraced()
-        return Verdict(made.text + strayed + f"; {_UNTRACED}: {untraced}" * bool(untraced), made.passed)
-    table, chosen = others
-    what = f"rules that another kube-proxy left in table {table} chose {chosen}, not the running proxy"
-    if serving is not None and chosen not in serving.endpoints:
-        what += f", and it is no endpoint of {serving.service}"
-    text = f"{made.text}; {what}" if made.passed else f"{what}; {made.text}"
-    return Verdict(f"{text}: {_RESTART}", made.passed)
-
-
-_RESTART = "see that no other kube-proxy runs, then restart this one, which removes them"
-
-
-def _left(found: Sequence[Journey]) -> str:
-    """Return a text if leftover rules of another kube-proxy were the last rules that a request passed, else ''. A trace
-    shows the destination that a rule chose only in later chains.
-    """
-    requests = (one for one in reversed(found) if one.direction == "request")
-    last = next((one.met[-1] for one in requests if one.met and not one.lost), None)
-    if last is None or not any(words.startswith(LEFT) for words in last.words):
-        return ""
-    return f"; its last rules are those that another kube-proxy left in table {last.table}: {_RESTART}"
-
-
-def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str] | None:
-    """Return the table of leftover rules that chose the destination instead of ours, and the destination."""
-    for place, met in enumerate(request.met):
-        if any(words.startswith(LEFT) for words in met.words):
-            # A packet without a route passes no later chain, and has no conntrack entry. So only the rule shows its
-            # destination.
-            rules = [found[1] for words in met.words if (found := _CHOSEN.search(words))]
-            later = [one.destination for one in request.met[place + 1 :]] + [one.endpoint for one in served[-1:]]
-            chosen = next(iter((*rules, *later)), met.destination)
-            if chosen != met.destination:
-                return met.table, chosen
-    return None
-
-
-def _strayed(served: Sequence[TracedReply], serving: Serving | None, ruleset: KnownRules, protocol: int) -> str:
-    """Return a text if a connection leads to an address that is not an endpoint of its Service, else ''."""
-    stray = next((one for one in reversed(served) if serving and one.endpoint not in serving.endpoints), None)
-    if stray is None or serving is None:
-        return ""
-    what = f"; {stray.endpoint} is no endpoint of {serving.service}, and"
-    if not stray.existed:
-        untraced = ruleset.untraced()
-        more = f"; {_UNTRACED}: {untraced}" if untraced else ""
-        return f"{what} rules of this node chose it for this new connection{more}"
-    kept = kept_flow(protocol, stray.selection, answered=stray.answered or stray.earlier)
-    return f"{what} its entry in connection tracking, older than the trace, keeps the flow there: {kept.text}"
-
-
-class KeptFlow(NamedTuple):
-    """The way to get an endpoint, for the client of a flow to an address that is not an endpoint."""
-
-    text: str
-    continues: bool  # for an established connection: deletion of its conntrack entry would end it
-
-
-def kept_flow(protocol: int, selection: str, *, answered: bool) -> KeptFlow:
-    """Return the advice for a flow to an address that is not an endpoint of its Service; `selection`: see
-    TracedReply."""
-    if answered and protocol != PROTOCOLS["UDP"]:
-        text = (
-            "an established connection continues as long as this address answers, and new connections get an endpoint: "
-            "the client chooses again if it closes this one"
-        )
-        return KeptFlow(text, continues=True)
-    text = f"this removes the entry, so that the next packet gets an endpoint: `conntrack -D {selection}`"
-    return KeptFlow(text, continues=False)
-
-
-def _became(
-    found: Sequence[Journey],
-    served: Sequence[TracedReply],
-    ruleset: KnownRules,
-    protocol: int,
-    *,
-    proxied: bool,
-    silent: str = "",
-) -> Verdict:
-    if not found:
-        text = "no packet of this flow arrived: let the client send during the trace, or wait longer (--seconds)"
-        return Verdict(text, None)
-    if any(one.answered for one in served):
-        return _answered([one.endpoint for one in served if one.answered][-1], proxied=proxied)
-    if silent:
-        return Verdict(f"nothing here dropped it, but it did not leave this node: {silent}", passed=False)
-    request = next((one for one in reversed(found) if one.direction == "request"), None)
-    last = request.last if request is not None else ""
-    later = {base.number for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
-    if later and (last == HOOKS[PREROUTING] or (last == HOOKS[OUTPUT] and not served)):
-        causes = ruleset.decided.unrouted() or _ROUTING * (last == HOOKS[PREROUTING])
-        if causes:
-            text = f"{_undropped(ruleset, 'no rule')}, but it went no further than {last}: "
-            return Verdict(f"{text}{_UNSEEN * bool(ruleset.legacy)}{causes}", passed=False)
-    where = f"left by {request.leaves}" if request is not None and request.leaves else "left this node"
-    where = "was delivered on this node" if last == HOOKS[INPUT] else where
-    return _unanswered(served, where, protocol, ruleset)
-
-
-_ROUTING = (
-    "there is no route to its destination, forwarding is off (net.ipv4.ip_forward, or net.ipv4.conf.IFACE.forwarding "
-    "of the interface of arrival), or rp_filter rejects its source"
-)
-"""The possible causes if `why` finds none."""
-
-
-def departed(found: Sequence[Journey], served: Sequence[TracedReply], made: Verdict, *, silent: str) -> bool:
-    """Return whether a request left this node for the endpoint of the last entry and got no accepted answer.
-
-    `silent`: see verdict.
-    """
-    ended = (one.lost or (one.local and one.refusal) for one in found)
-    if made.passed or silent or not served or any(ended):
-        return False
-    here = {HOOKS[PREROUTING], HOOKS[INPUT]}
-    return any(one.direction == "request" and one.last not in here for one in found)
-
-
-_UNTRACED = "the kernel does not trace iptables-legacy"
-_UNSEEN = "a rule of iptables-legacy dropped it (`kube-proxy why` names it), "
-
-
-def _undropped(ruleset: KnownRules, subject: str = "nothing here") -> str:
-    """Return the text that no rule, or nothing, dropped a packet; with iptables-legacy it is limited to rules that the
-    kernel traces."""
-    return f"{'no rule that the kernel traces' if ruleset.legacy else subject} dropped it"
-
-
-def _refused(found: Sequence[Journey], endpoint: str, ruleset: KnownRules) -> Verdict | None:
-    """Return the verdict for a flow with lost packets, or with only refusals as answers; None for other flows."""
-    for one in found:
-        if one.lost:
-            return Verdict(f"the {one.direction} was {one.lost}", passed=False)
-    answers = [one for one in found if one.direction == "answer"]
-    if not answers or not all(one.refusal for one in answers):
-        return None
-    answer = answers[-1]
-    text = f"and {answer.source} refused it with a reset: nothing listens there"
-    if answer.refusal != "reset":
-        asked = f" for {endpoint}" if endpoint else ""
-        text = f"and {answer.source.rpartition(':')[0]} answered{asked} with an ICMP error"
-        if answer.local:
-            text = f"but this node could not reach {endpoint or 'its destination'}"
-        text += f" ({answer.reason})" if answer.reason else ""
-    more = ", or a rule of iptables-legacy rejected it (`kube-proxy why` names it)" * bool(ruleset.legacy)
-    return Verdict(f"{_undropped(ruleset)}, {text}{more}", passed=False)
-
-
-def _answered(endpoint: str, *, proxied: bool) -> Verdict:
-    if not proxied:
-        return Verdict(f"nothing here dropped it, and {endpoint} answered", passed=True)
-    text = f"nothing here dropped it, and the proxy answered, listening at {endpoint}"
-    return Verdict(f"{text}; its own connection to an endpoint is another flow", passed=True)
-
-
-def _unanswered(served: Sequence[TracedReply], where: str, protocol: int, ruleset: KnownRules) -> Verdict:
-    undropped = _undropped(ruleset)
-    if not served:
-        return Verdict(f"{undropped}, and connection tracking has no such connection (any more)", None)
-    where = f"{undropped}: it {where}, {f'or {_UNSEEN}' * bool(ruleset.legacy)}and"
-    if any(one.earlier for one in served):
-        text = f"no answer of {served[-1].endpoint} came during the trace; the connection was answered earlier"
-        return Verdict(f"{where} {text}", passed=False)
-    text = (
-        f"{where} connection tracking saw no answer of {served[-1].endpoint} (`kube-proxy why` shows rules that drop "
-        "answers or leave them out of it)"
-    )
-    if protocol == PROTOCOLS["UDP"]:
-        return Verdict(f"{text}, which over UDP need not mean anything", None)
-    return Verdict(text, passed=False)

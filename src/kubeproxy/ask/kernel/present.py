@@ -20,9 +20,9 @@ from msgspec import Struct
 
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Effect, Harm, Severity, end_of
-from kubeproxy.ask.kernel.journeys import kept_flow
 from kubeproxy.ask.kernel.looks import Seen, examiners
 from kubeproxy.ask.kernel.looks import look as look_at
+from kubeproxy.ask.kernel.verdicts import kept_flow
 from kubeproxy.ask.lines import REPAIR, difference
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import Source, knowing

@@ -16,6 +16,7 @@ from msgspec import Struct
 from kubeproxy.ask.checks.checkup import leftovers
 from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.kernel import journeys as paths
+from kubeproxy.ask.kernel import verdicts
 from kubeproxy.ask.kernel.present import MOST, flows_to, selection_of
 from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
@@ -57,8 +58,8 @@ class Traced(Struct, frozen=True, rename="camel"):
     """
 
     journeys: tuple[paths.Journey, ...]
-    served: tuple[paths.TracedReply, ...]
-    verdict: paths.Verdict
+    served: tuple[verdicts.TracedReply, ...]
+    verdict: verdicts.Verdict
     lost: int
     legacy: int
     departed: bool
@@ -69,7 +70,7 @@ def look(
     packet: Packet,
     limits: Limits,
     mode: Mode | None,
-    serving: paths.Serving | None = None,
+    serving: verdicts.Serving | None = None,
     decided: paths.DecidedFlow = paths.UNDECIDED,
     opening: Opening | None = None,
 ) -> Traced:
@@ -91,12 +92,12 @@ def look(
         ends = [one.endpoint for one in served[-1:]] or known[:MOST]
         texts = [silent_neighbour(end_of(one)[0])[0] for one in ends]
         silent = "; ".join(texts) if all(texts) else ""
-    made = paths.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
+    made = verdicts.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
     if captured.lost and made.passed is False and any(one.earlier for one in served):
-        made = paths.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
+        made = verdicts.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
     if not found and opening is not None:
-        made = paths.Verdict(_NOT_ARRIVED, None)
-    left = not proxied and paths.departed(found, served, made, silent=silent)
+        made = verdicts.Verdict(_NOT_ARRIVED, None)
+    left = not proxied and verdicts.departed(found, served, made, silent=silent)
     return Traced(found, served, made, captured.lost, legacy, left, opening is not None)
 
 
@@ -193,7 +194,7 @@ def _texts(steps: Sequence[trace.Step], decision: Callable[[str, str], str | Non
 
 def _served(
     packet: Packet, found: Sequence[paths.Journey], before: Mapping[bytes, bool]
-) -> Iterator[paths.TracedReply]:
+) -> Iterator[verdicts.TracedReply]:
     """Yield the conntrack entries of the traced connections. `before` maps each older entry to whether it was answered.
     An entry keeps this status; so an entry that was answered before is reported as answered only if an answer of its
     endpoint was traced.
@@ -205,7 +206,7 @@ def _served(
             endpoint, earlier = destination_text(entry.server), before.get(entry.entry_id, False)
             answered = endpoint in answers if earlier else entry.answered
             existed = entry.entry_id in before
-            yield paths.TracedReply(
+            yield verdicts.TracedReply(
                 endpoint, answered, earlier, selection_of(packet, entry), existed, unpack(entry.seen)
             )
 
