@@ -13,7 +13,7 @@ import os
 from functools import partial
 
 from kubeproxy.ask.kernel.present import Report, verify
-from kubeproxy.ask.lines import REPAIR, difference
+from kubeproxy.ask.lines import difference
 from kubeproxy.ask.source import source
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.services import service_name
@@ -23,8 +23,6 @@ from kubeproxy.wording import counted
 _NICE = 5
 """The nice value of the command, which takes a second of CPU time and must not slow down the proxy or the node's
 pods."""
-
-_START = "start kube-proxy on this node, which corrects the rules; the command queried no proxy"
 
 _SHOWN = 50  # maximum number of findings in the text; `-o json` has them all
 
@@ -45,7 +43,7 @@ def run(given: argparse.Namespace) -> int:
 
     def look() -> WatchedAnswer:
         report = verify(asked, names, api=given.api)
-        show = partial(_print, report, REPAIR if asked.running else _START)
+        show = partial(_print, report)
         code = exit_code(wrong=report.differs, unknown=not report.is_complete(names))
         return WatchedAnswer(report.fields(), show, _rows(report), code)
 
@@ -60,7 +58,7 @@ def _rows(report: Report) -> dict[str, Row]:
     return {text: Row((text,), fields) for text, fields in found.items()}
 
 
-def _print(report: Report, repair: str) -> None:
+def _print(report: Report) -> None:
     facts, seen = report.facts, report.seen
     for findings in (seen.findings, report.behind):
         for finding in findings[:_SHOWN]:
@@ -81,8 +79,8 @@ def _print(report: Report, repair: str) -> None:
     where = f"({facts.mode}, {families})"
     if seen.findings:
         output.say(f"{counted(len(seen.findings), 'difference')}; {counted(seen.services, 'Service')} compared {where}")
-        output.say(f"Fix: {repair}")
-    elif seen.services or not report.troubles:
+        output.say(f"Fix: {report.fix}")
+    elif seen.services or not (report.troubles or seen.on_their_way):
         output.marked(output.OK, f"{counted(seen.services, 'Service')} in the kernel as planned {where}")
     if report.behind:
         from kubeproxy.ask import cluster  # noqa: PLC0415 - the comparison has loaded it

@@ -302,7 +302,9 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     if node.running and not node.direct:
         traces = node.mode.traces(sight)
         if node.facts is None or node.facts.writes:
-            yield from programming.there(traces, node.families, node.mode.name)
+            standings = node.facts.standings if node.facts is not None else ()
+            refusals = {one.family: one.refusal for one in standings if one.refusal}
+            yield from programming.there(traces, node.families, node.mode.name, refusals)
     elif not node.running and not node.proxies:
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     if not rules.second:

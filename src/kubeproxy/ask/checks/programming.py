@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Severity, duration
 from kubeproxy.backends.mode import Trace
@@ -11,14 +12,16 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.release import SAME_BUILD
 from kubeproxy.wording import counted
 
+_REFUSED: Final = "follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s"
+
 
 def standing(standings: Iterable[FamilyStanding], began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
     """Check the state that the proxy reports for each family's rules; `began` is Facts.began."""
     for one in standings:
         label = one.family.label
         if one.refusal is not None:
-            why = f"{counted(one.queued, 'Service', 'waits')}; the old rules go on"
-            fix = "follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s"
+            why = f"{counted(one.queued, 'Service', 'waits')}; rules that the kernel accepted before stay"
+            fix = _REFUSED
             yield Diagnosis(Severity.BROKEN, "kernel", one.problem, why, fix, MISLEADS, began.get(label, 0.0))
         elif one.difference is not None:
             why = "connections may fail until the proxy has repaired its rules; the repair is under way"
@@ -40,8 +43,10 @@ def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
         yield Diagnosis(Severity.BROKEN, "ready", what, why, fix)
 
 
-def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Iterator[Diagnosis]:
-    """Check whether the kernel has rules of the running mode, by family."""
+def there(
+    traces: Iterable[Trace], families: Iterable[Family], mode: str, refusals: Mapping[Family, str] = {}
+) -> Iterator[Diagnosis]:
+    """Check whether the kernel has rules of the running mode, by family. `refusals` are those of the kernel."""
     known = {trace.family for trace in traces}
     for family in families:
         if family not in known and None not in known:
@@ -51,6 +56,8 @@ def there(traces: Iterable[Trace], families: Iterable[Family], mode: str) -> Ite
                 "the proxy restores it within seconds; if it does not, see its log. Find the cause: "
                 "a firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables"
             )
+            if refusal := refusals.get(family):
+                what, fix = f"{what}: the kernel refuses the proxy's changes: {refusal}", _REFUSED
             yield Diagnosis(Severity.BROKEN, "kernel", what, why, fix, STOPS)
 
 

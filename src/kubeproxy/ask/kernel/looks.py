@@ -49,7 +49,7 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
     if unowned := {finding for finding in first if finding.service is None}:
         findings += _unowned(ask, examiners, names, unowned)
     return Seen(
-        len(held),
+        len(plans if names else held),
         tuple(dict.fromkeys(findings)),
         tuple(sorted(held.keys() - plans.keys())),
         tuple(sorted(unstable)),

@@ -172,6 +172,7 @@ class Report(Struct, frozen=True):
     behind: Sequence[Finding]
     troubles: Sequence[str]
     ports: Sequence[Diagnosis] = ()  # of Services, which other programs hold
+    fix: str = REPAIR  # of the differences
 
     @property
     def differs(self) -> bool:
@@ -224,7 +225,22 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
             behind = cluster.behind(asked.services, facts, names)
         except NoAnswerError as error:
             troubles.append(str(error))
-    return Report(facts, seen, behind, troubles, _ports(asked, facts, names) if asked.running else ())
+    held = _ports(asked, facts, names) if asked.running else ()
+    return Report(facts, seen, behind, troubles, held, _repair(asked, facts))
+
+
+def _repair(asked: Source, facts: Facts) -> str:
+    """Return the fix of differences."""
+    from kubeproxy.ask.checks import checkup, strangers  # noqa: PLC0415 - as above
+
+    if not asked.running:
+        proxies = checkup.checked(asked, facts).proxies
+        return strangers.unasked(proxies) if proxies else _START
+    return _REFUSED if any(one.refusal for one in facts.standings) else REPAIR
+
+
+_START: Final = "start kube-proxy on this node, which corrects the rules; the command queried no proxy"
+_REFUSED: Final = "the proxy cannot repair them while the kernel refuses its changes; `kube-proxy doctor` has the cause"
 
 
 def _ports(asked: Source, facts: Facts, names: Sequence[ServiceName]) -> list[Diagnosis]:
