@@ -56,6 +56,20 @@ async def test_a_trace_to_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, cl
         assert "connect now" not in text
 
 
+@pytest.mark.slow("a trace to its end")
+async def test_a_trace_to_a_pod_that_drops(nodes: ThreeNodes) -> None:
+    nodes.live.service("deaf", "b2")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/deaf:tcp")
+    table = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; "
+    await nodes.live.run("nft", table + "add rule inet deaf in tcp dport 3000 drop", place="b2")
+    try:
+        status, text = await nodes.ask("trace", "pod/a1", "svc/deaf:tcp", "--seconds", "4")
+    finally:
+        await nodes.live.run("nft", "delete table inet deaf", place="b2")
+    said = f": node-b forwards it to {ip(nodes, 'b2')}:3000, and nothing comes back: see the endpoint's pod ("
+    assert (status, said in text) == (1, True), text
+
+
 @pytest.mark.slow("another protocol")
 async def test_a_trace_of_datagrams(nodes: ThreeNodes) -> None:
     nodes.live.service("datagrams", "b1")

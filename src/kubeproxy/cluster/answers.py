@@ -266,9 +266,16 @@ class TraceAnswer(_Answer):
     sent: bool = False  # older releases do not have it
 
     @property
-    def drops(self) -> bool:
-        """Whether a packet ended on the node."""
-        return not self.verdict.passed and any(one.lost for one in self.journeys)
+    def drops(self) -> str:
+        """Whether a packet ended on the node: "refuses it", "drops it", or ''."""
+        lost = next((one.lost for one in self.journeys if one.lost and not self.verdict.passed), "")
+        return lost and ("refuses it" if lost.startswith("refused") else "drops it")
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether a request left the node and nothing came back."""
+        answers = any(one.direction == "answer" for one in self.journeys)
+        return self.departed is True and self.verdict.passed is False and not answers
 
     @property
     def status(self) -> int:

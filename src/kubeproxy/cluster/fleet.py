@@ -21,6 +21,8 @@ from kubeproxy.errors import NoAnswerError
 
 _NO_COMMAND: Final = re.compile(rb"unknown (shorthand )?flag")
 """The error with which the Go kube-proxy, which has no commands, refuses the option `-o`."""
+_NOT_RUNNING: Final = re.compile(r"container not found|container (is|that is) not (created or )?running|stopped state")
+"""Errors of container runtimes about a container that has ended, for example one in CrashLoopBackOff."""
 _GO: Final = re.compile(r"Kubernetes (v[^\s+]\S*)\s*")
 
 
@@ -197,6 +199,9 @@ def _explained(reason: str, where: Container) -> str:
         user = rest.partition("forbidden: ")[2]
         can = f"`kubectl auth can-i create pods/exec -n {where.namespace}`"
         return f"{user}: give your user the right to create pods/exec in namespace {where.namespace} ({can})"
+    if _NOT_RUNNING.search(reason):
+        log = f"`kubectl -n {where.namespace} logs {where.pod} -c {where.name} --previous`"
+        return f"its kube-proxy does not run ({reason}), and the rules that it wrote still decide: see {log}"
     if head.startswith("no kube-proxy answers at "):
         return f"{head}: `kubectl kubeproxy doctor` has the reason; the rules of a stopped proxy still decide"
     if head.startswith("the proxy at ") and "did not answer within" in head:

@@ -15,6 +15,7 @@ from kubeproxy.cluster.answers import TraceAnswer
 from kubeproxy.cluster.fleet import Fleet
 from kubeproxy.commands import NO, UNKNOWN, YES
 from kubeproxy.model.addresses import place_of_text
+from kubeproxy.wording import counted
 
 Flow: TypeAlias = tuple[str, str]  # client and destination, the arguments of `kube-proxy trace`
 Ask: TypeAlias = Callable[[Mapping[str, Flow], int], Fleet]
@@ -42,9 +43,13 @@ def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
     first = _answer(fleet, node)
     if first is None:
         return Followed(fleet, flows, f"{node} gave no answer: {fleet.replies[0].reason}", UNKNOWN)
-    here = f"{node} drops it: {first.verdict.text}" if first.drops else f"on {node}, {first.verdict.text}"
+    here = f"{node} {first.drops}: {first.verdict.text}" if first.drops else f"on {node}, {first.verdict.text}"
     where, doubt = _further(node, first, why)
     if not where:
+        others = len(why.endpoints) - 1 if first.verdict.passed else 0
+        doubt += f"; `kubectl kubeproxy why` checks the other {counted(others, 'endpoint')}" * (others > 0)
+        if first.unanswered and not doubt:
+            here = _silent(node, first.served[-1].endpoint)
         return Followed(fleet, flows, f"{here}{doubt}", first.status)
     kept = first.served[-1]
     end = f"{kept.endpoint}/{why.destination.rpartition('/')[2]}"
@@ -98,13 +103,22 @@ def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:
 def _arrived(node: str, where: str, endpoint: str, far: TraceAnswer, second: TraceAnswer | None) -> tuple[str, int]:
     """Return the result and its exit code if packets arrived on the endpoint's node."""
     if far.drops:
-        return f"{where} drops it: {far.verdict.text}", NO
+        return f"{where} {far.drops}: {far.verdict.text}", NO
+    if far.unanswered:
+        return _silent(where, endpoint), NO
     if not far.verdict.passed:
         return f"on {where}, {far.verdict.text}", far.status
     if second is not None and second.verdict.passed:
         return f"{where} delivers it, and {endpoint} answers; the first packet had no answer in time", YES
     lost = f"but no answer arrives on {node}: see the network between the nodes"
     return f"{where} delivers it, and {endpoint} answers, {lost}", NO
+
+
+def _silent(where: str, endpoint: str) -> str:
+    return (
+        f"{where} forwards it to {endpoint}, and nothing comes back: see the endpoint's pod (its process, and the rules"
+        " in its network namespace)"
+    )
 
 
 def _left(second: TraceAnswer, kept: TracedReply, client: str) -> int:

@@ -174,12 +174,19 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
         return fleet
 
     followed = follow(traced, node, client, answer.why)
-    heading = f"{answer.heading.partition(': ')[0]}: {followed.text}"
+    why = answer.why
+    causes = [step.text for step in why.steps if not step.passes] if why.elsewhere is None else []
+    fixes = list(answer.fixes) if causes else []
+    gone = ends.outdated(answer, names.listed(why.service) if why.service and why.endpoints else None, node)
+    if gone is not None:
+        causes.append(gone.what)
+        fixes.append(gone.fix)
+    heading = ": ".join((answer.heading.partition(": ")[0], *causes, followed.text))
     if given.output == "json":
         output.json(show.fields(followed.fleet) | {"heading": heading})
     else:
-        show.traces(followed, heading, names.known)
-    return followed.status
+        show.traces(followed, heading, fixes, names.known)
+    return NO if gone is not None else followed.status
 
 
 def _deliveries(
@@ -236,11 +243,20 @@ def _answer(
     if given.output == "json":
         output.json(show.fields(fleet, deliveries))
     elif len(fleet.replies) == 1 and isinstance(answer, WhyAnswer):
-        show.one(fleet.replies[0], answer, known, deliveries)
+        show.one(fleet.replies[0], answer, known, deliveries, _tracing(given))
     else:
         show.many(fleet, known)
     codes = {fleet.status(), *(one.status for one in deliveries)}
     return exit_code(wrong=NO in codes, unknown=UNKNOWN in codes)
+
+
+def _tracing(given: argparse.Namespace) -> list[str]:
+    """Return the command that traces the connection of this question."""
+    kept = ("namespace", *_CONNECTION, "node", "proxy-namespace", "proxy-selector")
+    default = vars(parser().parse_args(["trace", given.client, given.target]))
+    options = [(name, vars(given)[key]) for name in kept if vars(given)[key := name.replace("-", "_")] != default[key]]
+    values = [(name, one) for name, found in options for one in ([found] if isinstance(found, str) else found)]
+    return ["kubectl", "kubeproxy", "trace", given.client, given.target, *(f"--{name}={one}" for name, one in values)]
 
 
 def _warn(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from kubeproxy.ask import lines
@@ -25,9 +26,11 @@ _FACTS = 200
 """The maximum number of printed facts that all nodes share."""
 
 
-def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: Sequence[Delivery]) -> None:
+def one(
+    reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: Sequence[Delivery], trace: Sequence[str]
+) -> None:
     """Print one node's answer of `why` like the command on the node, but with names after addresses; then the results
-    of the endpoints' nodes."""
+    of the endpoints' nodes. `trace` is the command that traces the connection."""
     output.say(f"asked on {reply.node}, {_pod(reply)}")
     output.say(named(ends.heading(reply.node, answer, deliveries), known))
     for severity, text in lines.connection(answer.why, answer.diagnoses):
@@ -44,15 +47,11 @@ def one(reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: S
         output.say(f"Fix: {fix}")
     for fix in (fix for each in deliveries for fix in each.fixes):
         output.say(f"Fix: {fix}")
-    culprit = min(deliveries, key=lambda each: each.severity) if elsewhere else None
-    where, next_ = (culprit.reply, culprit.answer and culprit.answer.next) if culprit else (reply, answer.next)
-    if next_:
-        namespace, _, pod = where.pod.partition("/")
-        output.say(f"Next: which rules of {where.node} its packets meet:")
-        output.say(f"  kubectl -n {namespace} exec {pod} -- {next_}")
+    if answer.next:
+        output.say(f"Next: which rules its packets meet on both nodes: {shlex.join(trace)}")
 
 
-def traces(followed: Followed, heading: str, known: Mapping[str, str]) -> None:
+def traces(followed: Followed, heading: str, fixes: Sequence[str], known: Mapping[str, str]) -> None:
     """Print the result of `trace`, and the packets on each node like the command on the node."""
     output.say(f"asked on {', '.join(f'{reply.node}, {_pod(reply)}' for reply in followed.fleet.replies if reply.pod)}")
     output.say(named(heading, known))
@@ -62,6 +61,8 @@ def traces(followed: Followed, heading: str, known: Mapping[str, str]) -> None:
             sent = ", sent from its network namespace" * (answer.sent and client != NODE)
             output.say(f"{node}, {named(f'{client} -> {destination}', known)}{sent}:")
             show_packets(answer.journeys, answer.verdict, answer.lost, answer.legacy)
+    for fix in fixes:
+        output.say(f"Fix: {fix}")
 
 
 def many(fleet: Fleet, known: Mapping[str, str]) -> None:

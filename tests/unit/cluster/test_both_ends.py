@@ -46,7 +46,7 @@ def why(
     probes = [
         {"address": "10.244.1.8:3000", "protocol": "TCP", "seconds": 1, "problem": "no answer" * lost, "refused": False}
     ]
-    parts = {"findings": findings, "probes": probes, "fixes": [one["fix"] for one in findings], "next": ""}
+    parts = {"findings": findings, "probes": probes, "fixes": [one["fix"] for one in findings], "next": "kube-proxy …"}
     out = {"schemaVersion": 1, "version": "0.1.0", "heading": heading, "answer": answer, "why": decision, **parts}
     return {"out": json.dumps(out), "status": CODES[answer]}
 
@@ -152,6 +152,14 @@ def test_fixes_of_the_endpoints_node_take_the_place_of_those_of_probes(cluster: 
     cluster.node("node-b", **far("no", DROPS))
     _, text = ask()
     assert [line for line in text.splitlines() if line.startswith("Fix")] == ["Fix: on node-b: mend firewall"]
+
+
+def test_the_next_step_is_a_command_of_the_plugin_with_the_same_options(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("yes"))
+    cluster.node("node-b", **far("yes"))
+    _, text = ask("--context=prod", "-n", "shop", "--no-probe", "--node", "node-a")
+    again = "kubectl kubeproxy trace 10.244.0.7 10.96.0.10:80 --namespace=shop --context=prod --node=node-a"
+    assert f"Next: which rules its packets meet on both nodes: {again}\n" in text
 
 
 def test_a_node_with_the_go_kube_proxy_is_no_error(cluster: StandIn, ask: Ask):

@@ -327,6 +327,14 @@ def test_an_api_server_that_does_not_answer_is_no_difference(cluster: StandIn, r
             ),
         ),
         (
+            'error: unable to upgrade connection: container not found ("kube-proxy")',
+            (
+                "no answer of node-b: its kube-proxy does not run (error: unable to upgrade connection: container not "
+                'found ("kube-proxy")), and the rules that it wrote still decide: see `kubectl -n kube-system logs '
+                "kube-proxy-py-node-b -c kube-proxy --previous`\n"
+            ),
+        ),
+        (
             "Error: the proxy at /run/x did not answer within 10 s: see its log and /livez",
             (
                 "no answer of node-b: the proxy at /run/x did not answer within 10 s: see its log (`kubectl -n "

@@ -43,6 +43,12 @@ NONE = "node-b received no further packet of it: let the client connect again du
 LEFT = trace(SILENT, False, packet(), packet(), departed=True)
 STRAYED = trace(SILENT, False, packet(), packet(to="10.244.2.8:3000"), departed=True)  # one to another endpoint
 DROPPED = trace(RULE, False, packet(lost="dropped"))
+REFUSED = 'the request was refused by rule "reject" of table inet firewall'
+QUIET = (
+    f"{{}} forwards it to {END}, and nothing comes back: see the endpoint's pod (its process, and the rules in its "
+    "network namespace)"
+)
+OTHERS = "; `kubectl kubeproxy why` checks the other 1 endpoint"
 ANSWERED = trace("nothing here dropped it, and it answered", True, packet())
 NOTHING = trace("no packet of this flow arrived", None)
 
@@ -71,7 +77,7 @@ def followed(*answers: dict[str, Json | str], client: str = "10.244.0.7", node: 
 @pytest.mark.parametrize(
     ("answer", "text", "status"),
     [
-        (ANSWERED, "on node-a, nothing here dropped it, and it answered", YES),
+        (ANSWERED, f"on node-a, nothing here dropped it, and it answered{OTHERS}", YES),
         (DROPPED, f"node-a drops it: {RULE}", NO),
         (NOTHING, "on node-a, no packet of this flow arrived", UNKNOWN),
         ("no pod of kube-proxy", "node-a gave no answer: no pod of kube-proxy", UNKNOWN),
@@ -90,11 +96,14 @@ def test_the_clients_node_alone_is_asked(answer, text, status):
 
 @pytest.mark.parametrize(
     ("node", "text"),
-    [("node-a", ""), ("", f"; the node of {END} is unknown, so no other node was asked")],
+    [
+        ("node-a", QUIET.format("node-a")),
+        ("", f"on node-a, {SILENT}; the node of {END} is unknown, so no other node was asked"),
+    ],
 )
 def test_an_endpoint_of_the_same_node_or_of_none(node, text):
     made, _ = followed({"node-a": LEFT}, node=node)
-    assert made.text == f"on node-a, {SILENT}{text}"
+    assert made.text == text
 
 
 @pytest.mark.parametrize(
@@ -103,6 +112,8 @@ def test_an_endpoint_of_the_same_node_or_of_none(node, text):
         (LEFT, DROPPED, f"node-b drops it: {RULE}", NO),
         (LEFT, trace("nothing listens there", False, packet()), "on node-b, nothing listens there", NO),
         (LEFT, trace("over UDP", None, packet()), "on node-b, over UDP", UNKNOWN),
+        (LEFT, trace(SILENT, False, packet(), departed=True), QUIET.format("node-b"), NO),
+        (LEFT, trace(REFUSED, False, packet(lost="refused by rule")), f"node-b refuses it: {REFUSED}", NO),
         (LEFT, ANSWERED, f"node-b delivers it, and {END} answers, {LOST}", NO),
         (ANSWERED, ANSWERED, f"node-b delivers it, and {END} answers; {LATE}", YES),
         (LEFT, NOTHING, ASTRAY, NO),
@@ -186,6 +197,37 @@ def test_what_is_printed(ask):
     options = ["trace", "-o", "json", "--seconds=3.0"]
     assert words[0] == [*options, "--packets=1", "--send", "--", "10.244.0.7", SERVICE]
     assert sorted(words[1:])[0][:6] == [*options, "--packets=10", "--no-send"]
+
+
+def test_a_trace_names_outdated_objects_of_the_clients_node(ask):
+    cluster, run = ask
+    answer = near("yes", ends=[end(END, "node-a")], service="shop/web")
+    cluster.node("node-a", **answer, trace={"out": json.dumps(ANSWERED), "status": YES})
+    labels = {"kubernetes.io/service-name": "web"}
+    there = {"endpoints": [{"addresses": ["10.244.1.9"]}], "ports": [{"port": 3000}]}
+    cluster.objects["endpointslices"].append(
+        {"metadata": {"name": "w", "namespace": "shop", "labels": labels}, **there}
+    )
+    status, text = run("10.244.0.7", "10.96.0.10:80")
+    assert status == NO
+    assert f": the proxy of node-a has outdated objects: the API server does not have {END} (50.0% of " in text
+    assert (
+        "Fix: see whether the proxy of node-a reaches the API server: `kubectl kubeproxy doctor --node node-a`\n"
+        in text
+    )
+
+
+def test_a_trace_of_a_refused_connection_names_the_reason(ask):
+    cluster, run = ask
+    answer = near("no", ends=[])
+    out = json.loads(answer["out"])
+    out["why"] |= {"outcome": "refused", "steps": [{"passes": False, "text": "no endpoint is ready", "field": ""}]}
+    refused = trace(REFUSED, False, packet(lost="refused by rule"))
+    printed = {"out": json.dumps(out | {"fixes": ["look at the pods"]}), "status": NO}
+    cluster.node("node-a", **printed, trace={"out": json.dumps(refused), "status": NO})
+    status, text = run("10.244.0.7", "10.96.0.10:80")
+    assert (status, f"{SERVICE}: no endpoint is ready: node-a refuses it: {REFUSED}\n" in text) == (NO, True), text
+    assert text.endswith("Fix: look at the pods\n")
 
 
 def test_a_client_outside_needs_a_node(ask):
