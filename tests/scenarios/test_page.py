@@ -57,7 +57,7 @@ class Events:
 @asynccontextmanager
 async def page(proxy: Proxy) -> AsyncIterator[Events]:
     """Have a page open."""
-    async with asyncio.timeout(45):
+    async with asyncio.timeout(90):
         reader, writer, status = await opened(proxy, "/ui/api/events")
         try:
             assert status == 200
@@ -74,6 +74,17 @@ async def zones(proxy: Proxy, name: str) -> set[str]:
         return {one["zone"] for one in json.loads(await reader.read())["endpoints"]}
     finally:
         writer.close()
+
+
+async def form_answer(proxy: Proxy, question: str) -> Any:
+    """The answer to a question of the form, asked again on a machine that takes longer than the 10 s of the page."""
+    while True:
+        reader, writer, status = await opened(proxy, f"/ui/api/why?{question}")
+        text = await reader.read()
+        writer.close()
+        if b"took longer than" not in text:
+            assert status == 200
+            return json.loads(text)
 
 
 def beside(proxy: Proxy) -> set[int]:
@@ -108,10 +119,8 @@ async def test_changes_connections_and_problems_are_seen_as_they_happen(live: Li
         _, why = await live.ask("why", "node", "default/seen:80")
         assert "on node-a in zone zone-a" in why
 
-        reader, writer, status = await opened(live.proxy, f"/ui/api/why?from=node&to={front.address}:{front.port}")
-        told = json.loads(await reader.read())
-        writer.close()
-        assert (status, told["answer"]) == (200, "yes"), told
+        told = await form_answer(live.proxy, f"from=node&to={front.address}:{front.port}")
+        assert told["answer"] == "yes", told
         assert told["heading"].endswith("/tcp: kube-proxy forwards it")
         assert [one["what"].partition(": ")[0] for one in told["findings"]][-1] == "TCP from this node"
 
