@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -21,11 +21,11 @@ from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.layout import LOOKUPS, SHARED, TABLE, ChainName, SetId
 from kubeproxy.backends.nftables.localhost import LocalhostRelay
-from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, changed, groups
+from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, changed, former, groups
 from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all, render, translate
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.state import Elements, NamedPlans, Plans
+from kubeproxy.backends.state import NamedPlans, Plans
 from kubeproxy.backends.table_view import Signature, altered, inspected, signature
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.features import RESETS
@@ -112,7 +112,8 @@ class NftablesBackend:
     def sync(self, changes: Collection[NamedPlans]) -> Iterator[int]:
         """Program changed Services; yield the number of elements after each transaction.
 
-        Raises ApplyError; in this case only the transactions yielded before are in the kernel.
+        Raises ApplyError; in this case the transactions yielded before are in the kernel, and perhaps a part of the
+        next change.
         """
         yield from self._synced(changes)
         if self._relay is not None and self._ours.loopback is Loopback.RELAYED:
@@ -128,7 +129,9 @@ class NftablesBackend:
                     after = place_all(plans, before, self._numbers, committed=True)
                     batch.transaction.next_service()
                     if before:
-                        batch.transaction.change(changed(before, after))
+                        delta = changed(before, after)
+                        # Another Service of the same group may add the keys.
+                        batch.transaction.change(delta, former(delta) if after and len(group) == 1 else {})
                     for count, item in enumerate(() if before else after, 1):
                         translate(item, batch.transaction)
                         # Ports are independent. The kernel's hash tables do not grow within a transaction, so a million
@@ -170,7 +173,11 @@ class NftablesBackend:
             missing = self._ruleset.needed(wanted, self._chains)
             number, marks = self._mark.advance(self._numbers.last_endpoint)
             with audit.attributed(self._ruleset.name):
-                self._transact_with(wanted, missing, [*marks, *batch.transaction.messages()])
+                if missing:
+                    self._create(wanted, missing)
+                self._transact([*marks, *batch.transaction.messages()])
+                for _ in self._remove(batch.transaction.later):
+                    pass
             self._mark.number = number
         for name, placed in batch.services.items():
             if placed:
@@ -189,19 +196,12 @@ class NftablesBackend:
                 elements += len(present ^ wanted)
         return elements
 
-    def _transact_with(self, wanted: set[ChainName], missing: set[ChainName], elements: list[bytes]) -> None:
-        """Create missing chains, remove unused chains and commit elements; in one transaction, unless it would be too
-        large. Each transaction may wait for a transaction of another program. The kernel reports the handles of new
-        objects. Nothing is read, because a dump restarts whenever another program commits.
+    def _create(self, wanted: set[ChainName], missing: set[ChainName]) -> None:
+        """Create missing chains and remove unused chains. The caller's elements follow in another transaction, because
+        a packet under way at the commit would find their chains empty. The kernel reports the handles of new objects.
+        Nothing is read, because a dump restarts whenever another program commits.
         """
-        if not missing:
-            self._transact(elements)
-            return
-        made = self._ruleset.messages(missing, elements)
-        if sum(map(len, made)) > self._table.room:
-            self._transact_with(wanted, missing, [])
-            self._transact(elements)
-            return
+        made = self._ruleset.messages(missing)
         unused = self._unused(wanted, missing)
         try:
             removals = messages.chain_removals(self.family, TABLE, map(str, sorted(unused)))
@@ -282,14 +282,18 @@ class NftablesBackend:
         if any("/" in name for name in chains):
             return False
         self._signature = signature(self._table, chains)
-        changes = audit.repairs(self._ruleset, self._table.contents(), self._table)
+        contents = self._table.contents()
+        changes = audit.repairs(self._ruleset, contents, self._table)
         if not changes:
             return changes is not None
         log.info("Writing the rules that differ table=%r messages=%d", self._ruleset.name, len(changes))
         try:
             # Rules and sets change in one transaction, because a new rule may look up an address in a set that was
-            # empty before.
-            self._transact([*changes, *audit.refilled(self.family, audit.desired_node_sets(self._ours))])
+            # empty before. Addresses are removed later, because packets under way meet the former rules.
+            wanted = audit.desired_node_sets(self._ours)
+            if SetId.NODEPORT_IPS in contents.sets:
+                wanted[SetId.NODEPORT_IPS] |= audit.node_sets(self._table)[SetId.NODEPORT_IPS]
+            self._transact([*changes, *audit.refilled(self.family, wanted)])
         except NetlinkError as error:
             if error.code not in audit.CONTRADICTIONS:
                 raise  # the engine retries: a new table would lose the clients of session affinity
@@ -348,18 +352,18 @@ class NftablesBackend:
                     batch = self._batch()
         yield self._commit(batch)
         elements.rest(self._placed.values())
-        yield from self._remove_unowned(elements.left)
+        yield from self._remove(elements.left)
 
-    def _remove_unowned(self, actual: Elements) -> Iterator[int]:
-        """Remove the elements that no Service needs, in the order of a packet's lookups, each group in transactions of
-        its own. Until its removal, a former frontend of a Service may precede the present one, so its endpoints remain
-        longer. A commit can be between two lookups of a packet.
+    def _remove(self, unneeded: Mapping[str, Collection[bytes]]) -> Iterator[int]:
+        """Remove elements, except shared elements in use, in the order of a packet's lookups, each group in
+        transactions of its own. Until its removal, a former frontend of a Service may precede the present one, so its
+        endpoints remain longer. A commit can be between two lookups of a packet.
         """
         for sets in LOOKUPS:
             transaction = Transaction(self._packers, {})
             for set_id in sets:
                 users = self._users.get(set_id, ())
-                for key in actual.get(set_id, ()):
+                for key in unneeded.get(set_id, ()):
                     if key not in users:
                         transaction.remove(set_id, key)
                     if self._is_full(transaction):

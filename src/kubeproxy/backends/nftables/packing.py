@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from operator import add
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
+    CLASS_MAPS,
     PADDING,
     POOL_SETS,
     SHARED,
     TABLE,
+    VERDICT_MAPS,
     ChainName,
     Layout,
     Packing,
+    SetId,
     parse_chain_name,
     slot_bytes,
 )
@@ -35,6 +40,9 @@ _VERDICTS = 4096
 """Maximum number of cached packed verdicts. The cache needs a limit because chains of new timeouts appear over time."""
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
+_NOTHING: Mapping[str, Sequence[bytes]] = MappingProxyType({})
+_FRONTENDS = frozenset[str]((*CLASS_MAPS, *VERDICT_MAPS))
+_LEADING = frozenset[str]((*VERDICT_MAPS, SetId.FIREWALL_IPS, SetId.SESSION_ENDPOINTS))
 
 
 def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
@@ -65,6 +73,32 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
         if slots.come:
             delta.added.setdefault(set_id, []).extend([(key + slot, data) for slot, data in slots.come])
     return delta
+
+
+def former(delta: Difference[str, bytes, bytes]) -> dict[str, list[bytes]]:
+    """Return the keys of a Service's elements that must remain until its new elements are committed; {} for most
+    changes.
+
+    A packet meets the rules of one generation, but each lookup uses the generation of its moment (nft_genmask_cur in
+    net/netfilter/nft_set_hash.c of Linux 6.18). So a commit between two lookups hides a frontend that moves to an
+    earlier map, and removes what an element found before leads to: a chain's pool, a list of source ranges, the number
+    of an endpoint. Only a removed slot has a substitute, the first slot.
+    """
+    present = {key for set_id in _FRONTENDS & delta.added.keys() for key, _ in delta.added[set_id]}
+    moved = any(not present.isdisjoint(keys) for keys in _only_removed(delta, _FRONTENDS).values())
+    if not moved and _LEADING.isdisjoint(delta.removed):
+        return {}
+    return _only_removed(delta, delta.removed.keys() - set(SHARED))
+
+
+def _only_removed(delta: Difference[str, bytes, bytes], names: AbstractSet[str]) -> dict[str, list[bytes]]:
+    """Return the removed keys of these sets that are not added again."""
+    found = {}
+    for set_id in names & delta.removed.keys():
+        come = {key for key, _ in delta.added.get(set_id, ())}
+        if left := [key for key in delta.removed[set_id] if key not in come]:
+            found[set_id] = left
+    return found
 
 
 class _Slots(NamedTuple):
@@ -134,6 +168,8 @@ class Transaction:
         self._added: defaultdict[str, list[bytes]] = defaultdict(list)
         self._removed: defaultdict[str, list[bytes]] = defaultdict(list)
         self._verdicts: set[bytes] = set()
+        self.later: dict[str, list[bytes]] = {}
+        """The keys that later transactions must remove, by set; `elements` includes their number."""
         self.asked = set(asked)
         """Shared elements that the current Service uses; a previous transaction may have added them."""
 
@@ -186,11 +222,16 @@ class Transaction:
         self._removed[set_id].append(packed)
         self.elements += 1
 
-    def change(self, delta: Difference[str, bytes, bytes]) -> None:
-        """Remove and add elements of a Service."""
+    def change(self, delta: Difference[str, bytes, bytes], later: Mapping[str, Sequence[bytes]] = _NOTHING) -> None:
+        """Remove and add elements of a Service; the keys in `later` are removed after this transaction."""
+        for set_id, keys in later.items():
+            self.later.setdefault(set_id, []).extend(keys)
+            self.elements += len(keys)
         for set_id, keys in delta.removed.items():
+            remaining = frozenset(later.get(set_id, ()))
             for key in keys:
-                self.release(set_id, key)
+                if key not in remaining:
+                    self.release(set_id, key)
         for set_id, entries in delta.added.items():
             for key, data in entries:
                 self.entry(set_id, key, data)

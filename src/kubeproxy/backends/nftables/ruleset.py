@@ -322,18 +322,17 @@ class Ruleset:
                 queue += _leads_to(name)
         return found
 
-    def messages(self, names: Iterable[ChainName], elements: Iterable[bytes] = ()) -> list[bytes]:
-        """Return the messages that create these chains and their sets, and then add elements.
-
-        The kernel reports the first chain and the last rule, for audit.grown. Rules are last: see `creation`.
+    def messages(self, names: Iterable[ChainName]) -> list[bytes]:
+        """Return the messages that create these chains and their sets. The kernel reports the first chain and the last
+        rule, for audit.grown.
         """
-        ordered, place = sorted(names), (self.family, TABLE)
-        chains = {str(name): self._chain(self._chain_rules(name)) for name in ordered}
+        place = (self.family, TABLE)
+        chains = {str(name): self._chain(self._chain_rules(name)) for name in sorted(names)}
         (first, *objects), rules = (
             messages.objects(*place, tables.Definition((), chains)),
             messages.rules(*place, chains),
         )
-        return [echoed(first), *objects, *elements, *rules[:-1], echoed(rules[-1])]
+        return [echoed(first), *objects, *rules[:-1], echoed(rules[-1])]
 
     def _chain_rules(self, name: ChainName) -> list[str]:
         onwards = [f"goto {target}" for target in _leads_to(name)]

@@ -1,15 +1,19 @@
-"""Services that changed while the proxy was down: between any two transactions of a start, packets find endpoints."""
+"""Packets to Services that change: they find endpoints between any two transactions, and when a commit is between two
+of their lookups. The kernel evaluates a packet's rules by one generation, but each lookup by the generation of its
+moment: a packet under way meets the old rules, the old elements until its next lookup, and the new ones from then on.
+"""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from kubeproxy.backends.nftables import backend as backend_module
+from kubeproxy.backends.nftables.layout import LOOKUPS, SetId
 from kubeproxy.model.objects import Annotations, ServicePort
-from support.cluster_objects import HERE, NODE_IPS, address
+from support.cluster_objects import HERE, NODE_IPS, address, world
 from support.fake_nftables.packets import Packet, ways
-from support.nftables_ground import FakeGround, resync
-from support.nftables_packets import SOURCES
+from support.nftables_ground import FakeGround, resync, sync
 from support.nftables_plans import V4, plans_of
 
 NAME = ("default", "a")
@@ -32,11 +36,22 @@ def plans(spec, endpoints):
     return plans_of("a", 1, endpoints, ports=PORTS, local=HERE, **more, **SPECS[spec])
 
 
+SOURCES = (("pod", "10.244.0.3"), ("outside", "172.16.0.1"))
+
+_EARLY = (
+    *(SetId.FIREWALL_IPS, SetId.FIREWALL_LISTS, SetId.FIREWALL_ALLOW),
+    *(SetId.CLUSTER_SERVICES, SetId.EXTERNAL_SERVICES, SetId.POLICY_LOCAL_SERVICES, SetId.AFFINITY_SERVICES),
+    *(SetId.NODEPORT_IPS, SetId.EXTERNAL_NODEPORTS, SetId.POLICY_LOCAL_NODEPORTS, SetId.AFFINITY_NODEPORTS),
+)
+ORDER = (*_EARLY, *(name for names in (*LOOKUPS[1:], LOOKUPS[0]) for name in names if name not in _EARLY))
+"""The sets in the order of a packet's lookups."""
+
+
 def packets(service):
     node = address(NODE_IPS[V4])
     for plan in service:
         for frontend in plan.frontends:
-            for origin, source in SOURCES[V4]:
+            for origin, source in SOURCES:
                 place = frontend.address or node, frontend.protocol, frontend.port, not frontend.address
                 yield Packet(origin, address(source), *place)
 
@@ -47,20 +62,75 @@ def served(ground, service):
     return {packet for packet, its in found.items() if all(way.end == "pass" and way.endpoint for way in its)}
 
 
+class Between:
+    """What is served after each transaction, and of the packets that are under way at its commit."""
+
+    def __init__(self, ground, service):
+        self.ground, self.service = ground, service
+        self.after, self.under_way = [], []
+        ground.before_commit, ground.after_commit = self.keep, self.look
+
+    def keep(self):
+        table = self.ground.kernel.table(V4)
+        self.chains = {name: replace(chain, rules=list(chain.rules)) for name, chain in table.chains.items()}
+        self.elements = {name: dict(each.elements) for name, each in table.sets.items()}
+
+    def look(self):
+        table = self.ground.kernel.table(V4)
+        self.after.append(served(self.ground, self.service))
+        new = table.chains, {name: each.elements for name, each in table.sets.items()}
+        table.chains = {name: self.chains.get(name, replace(chain, rules=[])) for name, chain in new[0].items()}
+        for name in ORDER:
+            if new[1][name] != self.elements[name]:
+                self.under_way.append(served(self.ground, self.service))
+            table.sets[name].elements = self.elements[name]
+        table.chains = new[0]
+        for name, elements in new[1].items():
+            table.sets[name].elements = elements
+
+    def check(self, was):
+        """Stop, and check that the packets that `was` contains and that are served now were always served."""
+        self.ground.before_commit = self.ground.after_commit = lambda: None
+        always = was & served(self.ground, self.service)
+        assert always
+        assert [always - each for each in self.after if not always <= each] == []
+        assert [always - each for each in self.under_way if not always <= each] == []
+
+
 @pytest.mark.parametrize(("earlier", "later"), list(itertools.permutations(SPECS, 2)))
-def test_a_packet_that_is_served_before_and_after_is_served_in_between(monkeypatch, earlier, later):
-    """Each transaction has one element, as few as a small send buffer may leave of more than 20,000."""
-    monkeypatch.setattr(backend_module, "BATCH", 1)
+def test_a_packet_that_is_served_before_and_after_is_served_during_a_start(monkeypatch, earlier, later):
+    """Transactions are as short as a small send buffer makes them."""
+    monkeypatch.setattr(backend_module, "BATCH", 50 if "maglev" in earlier else 4)
     with FakeGround.fresh() as ground:
         before, after = plans(earlier, 3), plans(later, 2)
         resync(ground.start(), {NAME: before})
-        was, between = served(ground, before), []
-        ground.after_commit = lambda: between.append(served(ground, after))
+        was, between = served(ground, before), Between(ground, after)
         backend = ground.start()
         resync(backend, {NAME: after})
-        always = was & served(ground, after)
-        assert len(between) > 3
-        assert always
-        assert [always - each for each in between] == [set()] * len(between)
-        ground.after_commit = lambda: None
+        assert len(between.after) > 1
+        between.check(was)
         ground.is_clean(backend, {NAME: after})
+
+
+@pytest.mark.parametrize(("earlier", "later"), list(itertools.product(SPECS, SPECS)))
+def test_a_packet_that_is_served_before_and_after_a_change_is_served_during_its_commits(earlier, later):
+    with FakeGround.fresh() as ground:
+        before, after = plans(earlier, 3), plans(later, 2)
+        backend = ground.start()
+        resync(backend, {NAME: before})
+        was, between = served(ground, before), Between(ground, after)
+        sync(backend, (NAME, after))
+        between.check(was)
+        ground.is_clean(backend, {NAME: after})
+
+
+@pytest.mark.parametrize(("earlier", "later"), list(itertools.permutations(["primary", "all"])))
+def test_nodeports_are_served_while_the_rules_about_their_addresses_change(earlier, later):
+    with FakeGround.fresh() as ground:
+        service = plans("plain", 3)
+        resync(ground.start(world(families=[V4], nodeports=earlier)), {NAME: service})
+        was, between = served(ground, service), Between(ground, service)
+        backend = ground.start(world(families=[V4], nodeports=later))
+        resync(backend, {NAME: service})
+        between.check(was)
+        ground.is_clean(backend, {NAME: service})

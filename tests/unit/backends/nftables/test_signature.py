@@ -17,7 +17,7 @@ CHAINS = {
     ChainName(False, "maglev", 251),
 }
 RULESET = Ruleset(Family.IPV4, Globals("node"))
-MADE = RULESET.messages(CHAINS, [b"\x14\0\0\0" + bytes(16)])
+MADE = RULESET.messages(CHAINS)
 BEFORE = Signature(TableHeader(1, "ours", dormant=False), {"a": Signed(2, None, (3,))})
 
 
