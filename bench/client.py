@@ -25,6 +25,7 @@ from bench.worker import die_with_parent, enter_new_namespace
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that no port waits
 _PAUSE = 50e-6  # seconds between probes, about 100 us in all
+_LATE_CONNECTION = 0.5  # seconds
 _LATE, _LATE_PAUSE = 0.05, 1e-3  # after that many seconds probe less often, or flows pile up
 
 
@@ -100,6 +101,35 @@ def connect_times(target: tuple[str, int], count: int) -> list[float]:
         found.append(time.perf_counter() - began)
         link.close()
     return found
+
+
+def knock(target: tuple[str, int], rate: int, seconds: float, patience: float) -> dict[str, float]:
+    """Begin connections at a rate for so many seconds; return how many failed or were late, and the longest time.
+
+    A connection fails if it is refused, or is not made within `patience` seconds; half a second is late.
+    """
+    selector, began, waiting = selectors.DefaultSelector(), time.perf_counter(), dict[socket.socket, float]()
+    begun, failed, taken = 0, 0, list[float]()
+    while (now := time.perf_counter()) < began + seconds or waiting:
+        while begun < min(now - began, seconds) * rate:
+            link = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            link.setblocking(False)
+            link.connect_ex(target)
+            selector.register(link, selectors.EVENT_WRITE)
+            waiting[link], begun = time.perf_counter(), begun + 1
+        over = [link for link, since in waiting.items() if now - since > patience]
+        ready = [key.fileobj for key, _ in selector.select(0.5 / rate)]
+        for link in {*over, *ready}:  # type: ignore[assignment]
+            spent = time.perf_counter() - waiting.pop(link)
+            if link in ready and not link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                taken.append(spent)
+            else:
+                failed += 1
+            selector.unregister(link)
+            link.close()
+    late = sum(spent >= _LATE_CONNECTION for spent in taken)
+    return {"failed": failed, "delayed": late, "longest": max(taken), "count": begun}
 
 
 def alternating(groups: list[list[str]], ports: list[int], count: int) -> list[list[float]]:
@@ -224,7 +254,7 @@ def checked(target: tuple[str, int], size: int) -> float:
 _lasting: dict[str, Lasting] = {}
 
 
-def _obey(command: dict[str, Any]) -> dict[str, Any]:
+def _obey(command: dict[str, Any]) -> dict[str, Any]:  # noqa: C901 - a case for each command
     target = (command.get("address", ""), command.get("port", 0))
     match command["do"]:
         case "configure":
@@ -237,6 +267,8 @@ def _obey(command: dict[str, Any]) -> dict[str, Any]:
             began = time.perf_counter()
             seconds = connect_times(target, command["count"])
             return {"seconds": seconds, "took": time.perf_counter() - began}
+        case "knock":
+            return knock(target, command["rate"], command["limit"], command["patience"])
         case "bursts":
             return {
                 "seconds": bursts.alternating(command["source"], command["groups"], command["ports"], command["count"])

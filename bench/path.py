@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from bench import objects, proxy
 from bench.charts import Chart, Panel
 from bench.figures import median, percentile, spreads
@@ -49,6 +51,7 @@ def measure(
     *,
     counters: bool = False,
     resets: bool = False,
+    ejects: bool = False,
 ) -> dict[str, float]:
     """Measure one size: us, connections a second, Gbit/s."""
     wanted = objects.parse_size(size)
@@ -58,7 +61,8 @@ def measure(
         endpoint = objects.endpoints_of(0, wanted.endpoints)[0]
         straight = {"straight": ((endpoint, PORT), (endpoint, SINK_PORT))}
         bare = _measured(network, {"bare": straight["straight"]}, rounds, connections, seconds)
-        backend = _program(wanted, RESETS.on(CONNECTION_COUNTERS.on(proxy.world(), counters), resets))
+        world = structs.replace(RESETS.on(CONNECTION_COUNTERS.on(proxy.world(), counters), resets), ejects=ejects)
+        backend = _program(wanted, world)
         service = {"service": ((objects.cluster_ip(0), 80), (objects.cluster_ip(wanted.services), 80))}
         found = _measured(network, service | straight, rounds, connections, seconds)
         backend.close()

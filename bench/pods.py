@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -183,6 +184,8 @@ def _obey(command: dict[str, Any], answering: Answering) -> None:
         case "answer":
             for address in command["addresses"]:
                 answering.add(address)
+        case "nft":
+            subprocess.run(["nft", "-f", "-"], input=command["text"], text=True, check=True)
         case "arrived":
             say(count=_arrived())
             return

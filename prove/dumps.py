@@ -29,7 +29,7 @@ from support.nftables_ground import KernelGround, without_slots
 
 Dump = dict[str, Any]
 """Elements by family and set, rules by family, table and chain."""
-HISTORIC = {"gone-endpoints"}
+HISTORIC = {"gone-endpoints", "failing-endpoints"}
 """Sets whose contents are of what was, on purpose."""
 COMPARED = {"nftables": "", "iptables-nft": "nft", "iptables-legacy": "legacy"}
 """Modes whose dump is compared, with the variant of iptables."""

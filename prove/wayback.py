@@ -94,7 +94,7 @@ OFFERS: Final = {
 LASTING: Final = {"plain", "sticky", "sticky-local", "ranged"}
 """Services to which connections stay open, too."""
 
-OUR_FLAGS: Final = ("--connection-counters", "--reset-gone-endpoints")
+OUR_FLAGS: Final = ("--connection-counters", "--reset-gone-endpoints", "--eject-failing-endpoints")
 FORWARDING: Final = ("--connection-counters", "--fast-forward-after=3")
 """Fast forwarding and resets exclude each other."""
 

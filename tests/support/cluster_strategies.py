@@ -63,6 +63,7 @@ service_annotations = st.none() | st.builds(
     weights=st.none()
     | pick(f"{HERE}=0", f"{THERE}=0", f"{HERE}=50, {THERE}=0", f"{HERE}=101", "=", f"{HERE}=1,")
     | pick("zone:z1=0", f"zone:z1=0,zone:z2=50,{HERE}=20", "zone:=1"),
+    eject=st.none() | pick("on", "off", "yes"),
 )
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from kubeproxy.model.addresses import Family, is_loopback, pack
 from kubeproxy.model.answer import Outcome, answer
 from kubeproxy.model.answer import Packet as AnsweredPacket
+from kubeproxy.model.ejection import Ejections
 from kubeproxy.model.objects import Node, Service
 from kubeproxy.model.plan import (
     Compiled,
@@ -85,6 +86,7 @@ class _Cluster:
     def __init__(self, world: Globals, plans: Iterable[ServicePlan]) -> None:
         self.world = world
         self.departures = None
+        self.ejections = Ejections("never")
         self.nodes: Mapping[str, Node] = {}
         self.services: Mapping[ServiceName, Service] = {}
         self.slices: Mapping[ServiceName, Mapping[str, Slice]] = {}

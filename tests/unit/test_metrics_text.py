@@ -135,6 +135,8 @@ KUBE_PROXY = {
     "kubeproxy_services": ("gauge", FAMILY),
     "kubeproxy_endpoints": ("gauge", FAMILY),
     "kubeproxy_services_without_endpoints": ("gauge", FAMILY),
+    "kubeproxy_ejected_endpoints": ("gauge", FAMILY),
+    "kubeproxy_endpoint_ejections_total": ("counter", FAMILY),
     "kubeproxy_certificate_expiration_timestamp_seconds": ("gauge", {"certificate"}),
     "kubeproxy_conntrack_entries": ("gauge", set()),
     "kubeproxy_conntrack_entries_limit": ("gauge", set()),

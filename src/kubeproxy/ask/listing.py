@@ -29,11 +29,13 @@ def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
 def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> EndpointCount:
     """Count the endpoints of a Service's slices. An endpoint in two slices, for example while it moves, counts once.
     A dual-stack pod has an address in each family, so only the family with more ready endpoints is counted. Drained
-    endpoints (weight 0), and endpoints of a slice without ports (no container has the named targetPort), are never
-    ready.
+    endpoints (weight 0), ejected endpoints, and endpoints of a slice without ports (no container has the named
+    targetPort), are never ready.
     """
     pieces = list(slices)
-    drained = {one for plan in plans if plan.balance is not None for one in plan.balance.drained}
+    every = list(plans)
+    drained = {one for plan in every if plan.balance is not None for one in plan.balance.drained}
+    drained.update(one for plan in every for one in plan.ejected or ())
     if len(pieces) == 1 and len(pieces[0].destinations) == 1 and not drained:  # nearly always
         count = len(pieces[0].destinations[0])
         return EndpointCount(count, count)
@@ -72,14 +74,15 @@ def unserved(plans: Sequence[ServicePlan]) -> Iterator[str]:
 
 def flags(plans: Iterable[ServicePlan], slices: Iterable[Slice]) -> str:
     """Return letters for unusual settings of a Service. L: external policy Local. l: internal policy Local. A:
-    affinity. H: hints exclude ready endpoints.
+    affinity. H: hints exclude ready endpoints. E: failing endpoints are ejected.
     """
-    found = dict.fromkeys("LlAH", False)
+    found = dict.fromkeys("LlAHE", False)
     hinted = [piece for piece in slices if piece.particular and any(e.zones or e.nodes for e in piece.particular)]
     for plan in plans:
         found["L"] |= plan.policies.external is Policy.LOCAL and plan.accessible
         found["l"] |= plan.policies.internal is Policy.LOCAL
         found["A"] |= plan.affinity > 0
+        found["E"] |= bool(plan.ejected)
         if hinted and plan.cluster and not found["H"]:
             found["H"] = any(destination not in plan.cluster for destination in _ready(plan, hinted))
     return "".join(letter for letter, is_so in found.items() if is_so)

@@ -66,7 +66,7 @@ def desk(arguments: argparse.Namespace) -> Desk:
     addresses = host.packed_local_addresses(settings.families, modes.interfaces())
     node = planner.nodes.get(settings.node_name)
     cidrs = [cidr for cidrs in planner.service_cidrs.values() for cidr in cidrs]
-    planner.set_world(build(settings, Surroundings(node, cidrs, addresses)))
+    planner.set_world(build(settings, Surroundings(node, cidrs, addresses, ejects=planner.ejections.in_use)))
     planner.take()
 
     planned = Planned(planner, addresses)

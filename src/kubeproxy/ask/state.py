@@ -93,9 +93,9 @@ def service(snapshot: Snapshot, name: ServiceName) -> Json | None:
     if reason:
         found["reason"] = reason
     if known is not None and not planner.is_dirty(name):
-        found["ports"] = [_port(plan, pieces.values()) for plan in means.plans]
+        found["ports"] = [_port(plan, pieces.values(), planner) for plan in means.plans]
     if state not in {snapshot.complete, "ignored"}:
-        found["committed"] = [_port(plan, pieces.values()) for plan in snapshot.engine.committed(name)]
+        found["committed"] = [_port(plan, pieces.values(), planner) for plan in snapshot.engine.committed(name)]
     if means.health is not None:
         counts = {family.label: count for family, count in means.health.counts}
         found["healthCheck"] = {"port": means.health.port, "localEndpoints": counts}
@@ -113,7 +113,7 @@ def _pool(pool: Pool) -> list[str]:
     return [destination_text(destination) for destination in pool]
 
 
-def _port(plan: ServicePlan, pieces: Collection[Slice]) -> Json:
+def _port(plan: ServicePlan, pieces: Collection[Slice], planner: Planner) -> Json:
     found: Json = {
         "name": plan.key.port_name,
         "protocol": PROTOCOL_NAMES[plan.key.protocol],
@@ -123,8 +123,9 @@ def _port(plan: ServicePlan, pieces: Collection[Slice]) -> Json:
         "localEndpoints": _pool(plan.local),
     }
     if len(plan.serving) > len(plan.cluster):
-        used = {*plan.cluster, *plan.local, *(plan.balance.drained if plan.balance is not None else ())}
-        if (others := tuple(one for one in plan.serving if one not in used)) or plan.balance is None:
+        drained = plan.balance.drained if plan.balance is not None else ()
+        used = {*plan.cluster, *plan.local, *drained, *(plan.ejected or ())}
+        if (others := tuple(one for one in plan.serving if one not in used)) or not (drained or plan.ejected):
             found["otherEndpoints"] = _pool(others)
     if not plan.usable and (reason := lacking(pieces, plan.key)):
         found["reason"] = reason
@@ -132,6 +133,9 @@ def _port(plan: ServicePlan, pieces: Collection[Slice]) -> Json:
         found["affinitySeconds"] = plan.affinity
     if plan.balance is not None:
         _add_balance(found, plan, plan.balance)
+    if plan.ejected:
+        reasons = planner.ejections.reasons(plan)
+        found["ejectedEndpoints"] = {destination_text(one): reasons[one] for one in plan.ejected}
     return found
 
 
@@ -171,9 +175,10 @@ _POOLS = (
     ("endpoints", "endpoints", "weights"),
     ("localEndpoints", "local", "localWeights"),
     ("drainedEndpoints", "drained", ""),
+    ("ejectedEndpoints", "ejected", "ejectedEndpoints"),
     ("otherEndpoints", "others", ""),
 )
-"""Groups of endpoints in the text: their key in the JSON, their label, and the key of their weights."""
+"""Groups of endpoints in the text: their key in the JSON, their label, and the key of their weights or reasons."""
 
 
 def node_text(node: Json) -> bytes:

@@ -74,6 +74,10 @@ class Abilities(Struct, frozen=True, kw_only=True):
 
     True until a repair, or an inspection without a difference. Safe on any thread except the event loop's.
     """
+    suspects: Callable[[], Collection[bytes]] | None = None
+    """Returns the endpoints (keys as in model.ejection) that did not answer a client within the last seconds, as the
+    kernel reports them if the globals request it. Raises ApplyError; safe on any thread, but only one call at a time.
+    """
 
 
 class Backend(Protocol):

@@ -203,11 +203,13 @@ class _Port(Struct, rename="camel"):
     local_endpoints: list[str]
     other_endpoints: list[str] = []
     drained_endpoints: list[str] = []
+    ejected_endpoints: dict[str, str] = {}
 
     @property
     def ends(self) -> list[str]:
         """All endpoints, including those without new connections from this node."""
-        return sorted({*self.endpoints, *self.local_endpoints, *self.other_endpoints, *self.drained_endpoints})
+        pools = self.endpoints, self.local_endpoints, self.other_endpoints, self.drained_endpoints
+        return sorted({*self.ejected_endpoints}.union(*pools))
 
 
 class ServiceAnswer(_Answer):

@@ -154,6 +154,8 @@ def _row(held: ProgrammedService) -> dict[str, object]:
 def _cells(held: ProgrammedService) -> tuple[str, ...]:
     used, serving = _endpoints(held)
     count = str(used) if used == serving else f"{used} of {serving}"
+    if ejected := len({one for plan in held.plans for one in plan.ejected or ()}):
+        count += f", {ejected} ejected"
     if lacking := list(unserved(held.plans)):
         count += f", none for {' '.join(lacking)} (x)" if used else " (x)"
     return ("/".join(held.name), held.state, count, " ".join(_addresses(held)))

@@ -178,6 +178,11 @@ class Engine:
         self._surroundings_changed = True
         self._wake.set()
 
+    def plan_again(self, names: Iterable[ServiceName]) -> None:
+        """Compile Services again, because endpoints fail or answer again."""
+        self.planner.mark(names)
+        self._poke()
+
     def force(self, family: Family) -> None:
         """Make the next sync of a family a full sync."""
         self._backlogs[family].stale = True
@@ -292,7 +297,9 @@ class Engine:
 
     async def _update_world(self) -> bool:
         """Build the globals again if their inputs changed; return whether the globals changed. Raises ApplyError."""
-        if not self._surroundings_changed:
+        began = self._world is not None and self._world.ejects
+        ejects = began or self.planner.ejections.in_use  # until the end of the proxy: each change is a full sync
+        if not self._surroundings_changed and ejects is began:
             return False
         # set before the inputs are read, because they may change during the reading
         self._surroundings_changed = False
@@ -300,7 +307,7 @@ class Engine:
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
         node = self.planner.nodes.get(self.settings.node_name)
         self._check_family(node)
-        world = build(self.settings, Surroundings(node, cidrs, self.local_addresses, self._servers()))
+        world = build(self.settings, Surroundings(node, cidrs, self.local_addresses, self._servers(), ejects))
         if world == self._world:
             return False
         async with self._kernel:

@@ -255,6 +255,25 @@ CILIUM: Final = Feature[bool](
     annotations=("service.cilium.io/type", "service.cilium.io/src-ranges-policy"),
 )
 
+# Ejection: endpoints that do not answer this node get no new connections (model/ejection.py).
+
+Ejecting = Literal["never", "requested", "always"]
+"""The Services whose failing endpoints are ejected: none, those with the annotation `on`, or all without `off`."""
+
+EJECTION: Final = Feature[Ejecting](
+    flag="eject-failing-endpoints",
+    kind="bool",
+    default="false",
+    usage="Send no new connections to endpoints that do not answer this node, until they answer again; without the"
+    " flag only for Services with the annotation kube-proxy-py/eject: on; nftables mode only. (Not in the Go"
+    " kube-proxy.)",
+    off="never",
+    unset="requested",
+    modes=_NFTABLES,
+    annotations=("kube-proxy-py/eject",),
+    read=lambda on: "always" if on else "requested",
+)
+
 FEATURES: Final[dict[str, Feature[Any]]] = {
     feature.flag: feature
     for feature in (
@@ -266,6 +285,7 @@ FEATURES: Final[dict[str, Feature[Any]]] = {
         BALANCING,
         PROXY_NAME,
         CILIUM,
+        EJECTION,
     )
 }
 """All features, by flag."""

@@ -442,6 +442,7 @@ class _Question:
             world.zone,
             local_only=local_only,
             drained=plan.balance.drained if plan.balance is not None else (),
+            ejected=self._planner.ejections.reasons(plan),
             asked=balance_requests(service.metadata.annotations, []) if service is not None else NO_REQUESTS,
         )
         if departures is not None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES
 from kubeproxy.model.balancing import NO_REQUESTS, WEIGHT, WEIGHTS, BalanceRequests
+from kubeproxy.model.ejection import EJECT
 from kubeproxy.model.endpoints import Endpoint, Slice
 from kubeproxy.model.plan import Hashing, HashKey, Policy, Pool, ServicePlan, ServicePortKey
 from kubeproxy.wording import counted
@@ -81,6 +82,9 @@ class Absent(NamedTuple):
     field: str  # the field or flag that is the cause
 
 
+NONE_EJECTED: Final[Mapping[bytes, str]] = {}
+
+
 def absent(
     slices: Mapping[str, Slice],
     key: ServicePortKey,
@@ -90,11 +94,12 @@ def absent(
     *,
     local_only: bool,
     drained: Collection[bytes] = (),
+    ejected: Mapping[bytes, str] = NONE_EJECTED,
     asked: BalanceRequests = NO_REQUESTS,
 ) -> Iterator[Absent]:
     """Yield the endpoints in a service port's slices that are not in its pool on this node. `local_only`: the policy is
     Local. `drained` are endpoints with weight 0; the weight comes from their slices or from the Service's annotations
-    `asked`.
+    `asked`. `ejected` has the reasons for ejected endpoints.
     """
     for name, piece in slices.items():
         if piece.family is not key.family:
@@ -112,6 +117,8 @@ def absent(
                     continue
                 if destination in drained:
                     yield Absent(destination, name, *_weightless(piece, endpoint, asked))
+                elif destination in ejected:
+                    yield Absent(destination, name, f"it is ejected on this node: {ejected[destination]}", EJECT)
                 else:
                     yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
 

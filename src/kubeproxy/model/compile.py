@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.features import BALANCING, PROXY_NAME
+from kubeproxy.features import BALANCING, EJECTION, PROXY_NAME
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOLS,
@@ -26,6 +26,7 @@ from kubeproxy.model.addresses import (
 )
 from kubeproxy.model.balancing import GROWN, BalanceRequests, Growth, asks, balance_requests, balanced, room_for
 from kubeproxy.model.cilium import Kinds, denies, outside_of, served_kinds
+from kubeproxy.model.ejection import Failures, ejecting, too_many, wrong_request
 from kubeproxy.model.endpoints import Slice, Viewpoint, offers, select
 from kubeproxy.model.objects import PROXY_LABEL, Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import (
@@ -56,11 +57,17 @@ PORT = 25  # the cost of a port without endpoints, as a number of endpoints
 
 
 def compiling(
-    service: Service, slices: Iterable[Slice], world: Globals, growth: Growth = GROWN, most: int = ROOM
+    service: Service,
+    slices: Iterable[Slice],
+    world: Globals,
+    growth: Growth = GROWN,
+    failures: Failures | None = None,
+    most: int = ROOM,
 ) -> Generator[tuple[()], None, Compiled]:
     """Compile a Service and its slices (of all families, in any order) in steps; the result is the generator's return
-    value. `growth`: new endpoints' present percentages of their weights. `most`: the maximum number of entries for
-    weights and Maglev tables per family; 0 for equal shares."""
+    value. `growth`: new endpoints' present percentages of their weights. `failures`: the failing endpoints, which it
+    ejects; None if the Service ejects none. `most`: the maximum number of entries for weights and Maglev tables per
+    family; 0 for equal shares."""
     spec = service.spec
     if skipped(service, world):
         return NOTHING
@@ -68,6 +75,8 @@ def compiling(
     facts = _read(service, world, problems)
     pieces = list(slices)
     asked = _asked(service, pieces, world, problems)
+    if (annotations := service.metadata.annotations) is not None and annotations.eject is not None:
+        problems += wrong_request(annotations.eject, EJECTION.value(world))
     plans: list[ServicePlan] = []
     done = 0
     for family in world.families:
@@ -76,8 +85,11 @@ def compiling(
             ours = [piece for piece in pieces if piece.family is family]
             first, offered = len(plans), offers(ours)
             for port in facts.ports:
-                plan = _plan(facts, port, family, cluster_ip, offered.get((port.name, port.protocol), ()), world)
+                offer = offered.get((port.name, port.protocol), ())
+                plan = _plan(facts, port, family, cluster_ip, offer, world, failures)
                 plans.append(plan)
+                if failures:
+                    problems += too_many(plan, failures)
                 if (done := done + PORT + len(plan.serving)) >= STEP:
                     yield ()
                     done = 0
@@ -317,7 +329,13 @@ def _affinity(spec: ServiceSpec, problems: list[Problem]) -> int:
 
 
 def _plan(
-    facts: _Facts, port: _Port, family: Family, cluster_ip: bytes, offered: Sequence[tuple[Slice, int]], world: Globals
+    facts: _Facts,
+    port: _Port,
+    family: Family,
+    cluster_ip: bytes,
+    offered: Sequence[tuple[Slice, int]],
+    world: Globals,
+    failures: Failures | None,
 ) -> ServicePlan:
     frontends = _frontends(facts, port, family, cluster_ip)
     if facts.kinds is not None:
@@ -327,7 +345,9 @@ def _plan(
     uses_cluster = accessible or policies.internal is _EVERYWHERE
     uses_local = policies.internal is _HERE or (accessible and policies.external is _HERE)
     view = _viewpoint(world.node_name, world.zone)
-    chosen = select(offered, view, uses_cluster, uses_local)
+    chosen, ejected = select(offered, view, uses_cluster, uses_local), None
+    if failures is not None:
+        chosen, ejected = ejecting(chosen, failures, port.protocol)
     ours = world.of(family)
     pods_known = ours is not None and ours.detector.implemented
     stock = bool(chosen.cluster), bool(chosen.local), chosen.usable
@@ -345,6 +365,8 @@ def _plan(
         chosen.serving,
         _allowed(facts, family, world) if facts.source_ranges else None,
         facts.health_port,
+        None,
+        ejected,
     )
 
 

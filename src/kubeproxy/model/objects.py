@@ -44,6 +44,7 @@ class Annotations(ApiStruct, frozen=True):
     slow_start: str | None = field(default=None, name="kube-proxy-py/slow-start")
     algorithm: str | None = field(default=None, name="kube-proxy-py/algorithm")
     cilium_algorithm: str | None = field(default=None, name="service.cilium.io/lb-algorithm")
+    eject: str | None = field(default=None, name="kube-proxy-py/eject")
     cilium_weight: str | None = field(default=None, name="service.cilium.io/weight")
     cilium_type: str | None = field(default=None, name="service.cilium.io/type")
     cilium_source_policy: str | None = field(default=None, name="service.cilium.io/src-ranges-policy")

@@ -174,6 +174,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
     source_ranges: tuple[Range, ...] | None = None  # the clients that may use load balancer addresses; None: all
     health_port: int = 0  # the healthCheckNodePort, 0 for none
     balance: Balance | None = None  # None for equal shares
+    ejected: Pool | None = None  # endpoints in no pool because they fail; None if the Service ejects none
 
     @property
     def usable(self) -> bool:
@@ -321,6 +322,7 @@ class Globals(Struct, frozen=True):
     external_ips: ExternalIPs = "served"
     features: Features = Features()
     api_servers: tuple[bytes, ...] = ()  # keys of frontends (Frontend.key) that would hide the API server
+    ejects: bool = False  # whether a Service ejects failing endpoints, so that the kernel must report suspects
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()
 

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from kubeproxy.features import BALANCING
+from kubeproxy.features import BALANCING, EJECTION
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import SlowStart, asks, entries, expected_entries, slow_start
 from kubeproxy.model.claims import Claimant, Claims, FairOrder, NodeBudget, Right, parted, written_addresses
 from kubeproxy.model.compile import compiling, is_slow
+from kubeproxy.model.ejection import Ejections
 from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted, ZonedSlice
 from kubeproxy.model.gone import Departures
@@ -73,8 +74,9 @@ class Counts(Struct):
 
 class Planner:
     """Stores the objects, reduced to the used fields, and the last plans of each Service. `departures` tracks gone
-    endpoints; it is None unless resets are on. Two other states depend on the past: the addresses of a deleted Node
-    remain (see `remembering`), and the shares of new endpoints grow with time (slow start)."""
+    endpoints; it is None unless resets are on. Three other states depend on the past: the addresses of a deleted Node
+    remain (see `remembering`), the shares of new endpoints grow with time (slow start), and failing endpoints are
+    ejected."""
 
     def __init__(self, world: Globals, departures: Departures | None = None) -> None:
         self.world = world
@@ -97,6 +99,7 @@ class Planner:
         self._taken: dict[ServiceName, None] = {}  # the Services that `taking` is compiling
         self._triggers: dict[ServiceName, list[Trigger]] = {}
         self._missing: set[Resource] = set(NEEDED)
+        self.ejections = Ejections(EJECTION.value(world))
         self._slow_start = SlowStart()
         self._budget = NodeBudget(BALANCING.value(world))
         self._order = FairOrder()
@@ -188,6 +191,10 @@ class Planner:
         time."""
         moments = self._slow_start.next_step(), self.departures.due if self.departures is not None else None
         return min((moment for moment in moments if moment is not None), default=None)
+
+    def mark(self, names: Iterable[ServiceName]) -> None:
+        """Make Services dirty, because endpoints fail or answer again."""
+        self._dirty.update(dict.fromkeys(names))
 
     def mark_all(self) -> None:
         """Mark all Services as dirty."""
@@ -308,6 +315,7 @@ class Planner:
             self._claimants.pop(name, None)
             self._slow_start.forget(name)
             self._budget.ask(name, "", 0)
+        self.ejections.replace(name, old.plans, fresh.plans)
         ipv4, ipv6 = self._claims.values()
         if old.plans == fresh.plans and before == after and name not in ipv4.written and name not in ipv6.written:
             return
@@ -323,7 +331,8 @@ class Planner:
         """Compile a Service; update its slow start and its request for entries."""
         slices = self.slices.get(name)
         pieces, starting = slices.values() if slices is not None else (), self._slow_start
-        found = yield from compiling(service, pieces, self.world, starting.growth(name))
+        failures = self.ejections.of(service)
+        found = yield from compiling(service, pieces, self.world, starting.growth(name), failures)
         annotations = service.metadata.annotations
         seconds = 0
         if annotations is not None and asks(annotations) and BALANCING.value(self.world):
@@ -333,11 +342,11 @@ class Planner:
         else:
             members = {d[:-2] for plan in found.plans for pool in (plan.cluster, plan.local) for d in pool}
             if starting.seen(name, members, seconds):
-                found = yield from compiling(service, pieces, self.world, starting.growth(name))
+                found = yield from compiling(service, pieces, self.world, starting.growth(name), failures)
         self._budget.ask(name, service.metadata.creation_timestamp or "", entries(found.plans))
         if self._budget.has(name):
             return found
-        return (yield from compiling(service, pieces, self.world, starting.growth(name), most=0))
+        return (yield from compiling(service, pieces, self.world, starting.growth(name), failures, most=0))
 
     def _keys(self, written: Sequence[Frontend], allocated: Collection[bytes], family: Family) -> tuple[bytes, ...]:
         """Return the keys of frontends with addresses that users wrote, and of the NodePorts that these frontends would
@@ -386,6 +395,7 @@ class Planner:
         if isinstance(obj, Service):
             if self.services.get(name) != obj:
                 self.services[name] = obj
+                self.ejections.request(name, obj.metadata.annotations)
                 if asks(obj.metadata.annotations) and BALANCING.value(self.world):
                     self._budget.expect(name, obj.metadata.creation_timestamp or "", expected_entries(obj))
                 self.counts.services += 1
@@ -462,6 +472,7 @@ class Planner:
     def _delete(self, resource: Resource, name: ServiceName) -> None:
         if resource == "services":
             if self.services.pop(name, None) is not None:
+                self.ejections.request(name, None)
                 self.counts.services += 1
                 self._dirty[name] = None
         elif resource == "endpointslices":

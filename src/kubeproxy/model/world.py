@@ -57,6 +57,7 @@ class Surroundings(NamedTuple):
     service_cidrs: Iterable[str] = ()
     local_addresses: Mapping[Family, Iterable[bytes]] = {}  # packed
     api_servers: Iterable[tuple[str, int]] = ()  # addresses and ports of the API server, or of the HTTP proxy to it
+    ejects: bool = False  # whether a Service ejects failing endpoints
 
 
 def build(settings: Settings, around: Surroundings) -> Globals:
@@ -72,6 +73,7 @@ def build(settings: Settings, around: Surroundings) -> Globals:
         external_ips=settings.external_ips,
         features=settings.features,
         api_servers=tuple(sorted(_server_keys(around.api_servers))),
+        ejects=around.ejects,
         ipv4=parts.get(Family.IPV4),
         ipv6=parts.get(Family.IPV6),
     )

@@ -26,10 +26,11 @@ from kubeproxy.config.modes import FALLBACK
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.config.validate import notices
+from kubeproxy.engine.ejecting import Ejector
 from kubeproxy.engine.engine import Engine, Pace
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import ApplyError, ConfigError, Unsupported
-from kubeproxy.features import STARTUP_TAINT
+from kubeproxy.features import EJECTION, STARTUP_TAINT
 from kubeproxy.kernel.proc.capability import raise_net_admin
 from kubeproxy.kernel.proc.processes import INIT, Orphans, raise_limit
 from kubeproxy.kernel.proc.sysctl import apply_settings
@@ -217,6 +218,7 @@ class App:
             node_timeout=self._sources.node_timeout,
             servers=self._sources.servers,
         )
+        self._suspects = [read for each in backends if (read := each.abilities.suspects) is not None]
         self._sources.follow_servers(self._engine.addresses_changed)
         self._journal.engine = self._engine
         self._servers = Servers(self._served())
@@ -291,6 +293,8 @@ class App:
             "systemd": self._systemd.run(self._health.healthy, self._summary),
             **self._sources.work(),
         }
+        if EJECTION.supported(self._mode.name):
+            work["ejection"] = Ejector(self._engine, self._suspects).run()
         if taint := STARTUP_TAINT.among(self._options.features):
             work["startup taint"] = self._announce_readiness(taint)
         if self._output.handler.buffered:

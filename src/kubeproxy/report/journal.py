@@ -222,8 +222,10 @@ def what(change: Change) -> str:
         return f"endpoints, {max(map(len, new))} now"
     if words := _difference(used, new):
         return f"endpoints {words}, {len(set().union(*new))} now"
-    if words := _difference([plan.serving for plan in before], [plan.serving for plan in after]):
-        return f"endpoints out of use {words}"
+    ejected, serving = (lambda plan: plan.ejected or ()), (lambda plan: plan.serving)
+    for name, pool in (("ejected", ejected), ("out of use", serving)):
+        if words := _difference(map(pool, before), map(pool, after)):
+            return f"endpoints {name} {words}"
     return "policy" if before != after else "health check port"
 
 

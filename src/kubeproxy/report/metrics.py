@@ -98,8 +98,9 @@ class ProxyMetrics:
         for family in families:
             self.last_queued.labels(family)
             self.last_sync.labels(family)
-            for counter in self.refusals:
+            for counter in (*self.refusals, self.own.ejections):
                 counter.labels(family)
+            self.own.ejected.labels(family)
 
     def _sync(self, registry: MetricRegistry) -> None:
         def latency(name: str, text: str, buckets: Sequence[float] = SYNC_BUCKETS) -> MetricFamily[Histogram]:
@@ -190,6 +191,12 @@ class OwnMetrics:
         self.without_endpoints = gauge(
             "kubeproxy_services_without_endpoints",
             "Services with a port without an endpoint for new connections",
+            FAMILY,
+        )
+        self.ejected = gauge("kubeproxy_ejected_endpoints", "Endpoints of Service ports that are ejected", FAMILY)
+        self.ejections = registry.counter(
+            "kubeproxy_endpoint_ejections_total",
+            "Cumulative ejections of endpoints of Service ports (not in the Go kube-proxy)",
             FAMILY,
         )
         self.staleness = gauge(

@@ -14,9 +14,9 @@ from msgspec import Struct, field
 from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.engine.observer import Commit, Notice, ServiceProblem
 from kubeproxy.errors import ApplyError
-from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, unpack
 from kubeproxy.model.objects import TYPES, VERSIONS
-from kubeproxy.model.plan import Compiled, Globals, HealthCheck, Policy, ServiceName
+from kubeproxy.model.plan import Compiled, Globals, HealthCheck, Policy, ServiceName, ServicePlan, ServicePortKey
 from kubeproxy.model.planner import Change, Counts
 from kubeproxy.report.events import EventRecorder, ObjectReference
 from kubeproxy.report.flows import FlowCleaner
@@ -112,6 +112,8 @@ class Reporter(Struct):
                     self._checks[change.name] = change.after.health
                 else:
                     self._checks.pop(change.name, None)
+            if (before := ejected(change.before)) != (after := ejected(change.after)):
+                self._report_ejections(change, before, after)
             for compiled, step in ((change.before, -1), (change.after, 1)):
                 self._count_services(compiled, step)
                 for policy, family in _without_local(compiled):
@@ -125,6 +127,24 @@ class Reporter(Struct):
                 pools = [len(plan.cluster or plan.local) for plan in change.after.plans]
                 log.log(EACH_SERVICE, "Settled service=%s endpoints=%s", "/".join(change.name), pools)
         self.journal.settled(changes)
+
+    def _report_ejections(self, change: Change, before: Ejected, after: Ejected) -> None:
+        """Record ejections and returns. An endpoint that no longer is one of the Service is neither."""
+        regarding, own = service_reference(change.name, change.uid), self.metrics.own
+        here = {(plan.key, one) for plan in change.after.plans for one in {*plan.cluster, *plan.local}}
+        for key, endpoint in sorted(before.keys() ^ after.keys()):
+            is_new, family = (key, endpoint) in after, key.family.label
+            own.ejected.labels(family).set(own.ejected.labels(family).value + (1 if is_new else -1))
+            what = f"{destination_text(endpoint)}/{PROTOCOL_NAMES[key.protocol]}"
+            if is_new:
+                own.ejections.labels(family).inc()
+                reasons = self.journal.engine.planner.ejections.reasons(after[key, endpoint])
+                note = f"endpoint {what} does not answer ({reasons[endpoint]}): no new connections from this node"
+                self.events.record(regarding, "Warning", "EndpointEjected", "Ejecting", note)
+                self.journal.unusable("/".join(change.name), note)
+            elif (key, endpoint) in here:
+                note = f"endpoint {what} gets new connections from this node again"
+                self.events.record(regarding, "Normal", "EndpointReturned", "Returning", note)
 
     def _count_services(self, compiled: Compiled, step: int) -> None:
         plans, counted, lacking = compiled.plans, None, None
@@ -152,11 +172,10 @@ class Reporter(Struct):
             self.metrics.own.repairs.inc()
             self.events.on_node("Warning", "RulesChangedByOthers", notice.what, "Repairing")
         elif isinstance(notice, ServiceProblem):
-            (namespace, name), problem = notice.service, notice.problem
-            regarding = ObjectReference("Service", name, namespace, notice.uid)
-            note = f"{problem.field}: {problem.reason}"
+            note = f"{notice.problem.field}: {notice.problem.reason}"
+            regarding = service_reference(notice.service, notice.uid)
             record(regarding, "Warning", "UnusableServiceField", "Programming", note)
-            self.journal.unusable(f"{namespace}/{name}", note)
+            self.journal.unusable("/".join(notice.service), note)
         else:
             kind, version = TYPES[notice.resource].__name__, VERSIONS[notice.resource]
             regarding = ObjectReference(kind, notice.name or "unnamed", notice.namespace, notice.uid, version)
@@ -177,6 +196,20 @@ class Reporter(Struct):
         self._show_services()
         self.service_health.listen_on(addresses)
         self.flows.world(world)
+
+
+Ejected = Mapping[tuple[ServicePortKey, bytes], ServicePlan]
+"""The plans by their keys and ejected endpoints."""
+
+
+def ejected(compiled: Compiled) -> Ejected:
+    """Return the ejected endpoints of a Service."""
+    return {(plan.key, one): plan for plan in compiled.plans if plan.ejected for one in plan.ejected}
+
+
+def service_reference(name: ServiceName, uid: str) -> ObjectReference:
+    """Return the reference of an event to a Service."""
+    return ObjectReference("Service", name[1], name[0], uid)
 
 
 def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:

@@ -4,6 +4,7 @@ The lines are those of setupNFTables and syncProxyRules in pkg/proxy/nftables/pr
 """
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.features import CONNECTION_COUNTERS, RESETS
 from support.cluster_objects import world
@@ -42,7 +43,7 @@ def first_transaction(sets):
 @pytest.mark.parametrize("reset", [False, True])
 def test_the_go_kube_proxy_takes_our_table_over(ground, reset):
     everything = {key: value for key, value in EVERYTHING.items() if key != "session_affinity"}
-    globals_ = RESETS.on(CONNECTION_COUNTERS.on(world(families=[V4]), True), reset)
+    globals_ = replace(RESETS.on(CONNECTION_COUNTERS.on(world(families=[V4]), True), reset), ejects=reset)
     plans = {
         ("default", "a"): sticky("a", 1, 3, **everything),
         ("default", "b"): plans_of("b", 2, 2),

@@ -42,7 +42,7 @@ def worlds(family):
         FamilyGlobals(Detector("prefix", "veth")),
         FamilyGlobals(Detector("bridge", "cni0")),
     ]
-    base = RESETS.on(Globals("node", ipv4=None, ipv6=None), True)
+    base = RESETS.on(Globals("node", ejects=True, ipv4=None, ipv6=None), True)
     name = "ipv4" if family is Family.IPV4 else "ipv6"
     return [replace(base, **{name: each, "masquerade_all": number == 3}) for number, each in enumerate(ours)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask.listing import EndpointCount, addresses, endpoints, unserved
+from kubeproxy.ask.listing import EndpointCount, addresses, endpoints, flags, unserved
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
@@ -63,6 +63,13 @@ def test_a_drained_endpoint_is_not_ready() -> None:
     plans = planner_of(world(), service("web", "10.96.0.10"), FOUR).compiled["default", "web"].plans
     drained = Balance(drained=(dest("10.244.1.2:8080"),))
     assert endpoints([parse_slice(FOUR)], [replace(plans[0], balance=drained)]) == EndpointCount(1, 3)
+
+
+def test_an_ejected_endpoint_is_not_ready_and_has_a_letter() -> None:
+    plans = planner_of(world(), service("web", "10.96.0.10"), FOUR).compiled["default", "web"].plans
+    ejected = [replace(plans[0], ejected=(dest("10.244.1.2:8080"),))]
+    assert endpoints([parse_slice(FOUR)], ejected) == EndpointCount(1, 3)
+    assert (flags(plans, ()), flags(ejected, ())) == ("", "E")
 
 
 def test_ports_without_an_available_endpoint_are_named() -> None:

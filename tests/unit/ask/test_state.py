@@ -35,6 +35,7 @@ from kubeproxy.report.health import ProxyHealth
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.server.http import Request
 from support.answers import valid
+from support.cluster_objects import key
 from support.snapshots import snapshot
 
 WORLD = Globals(
@@ -222,6 +223,21 @@ def test_weights_and_drained_endpoints():
     _, text = kit.ask("format=text")
     assert "endpoints    10.244.0.1:8080 (100) 10.244.1.2:8080 (100) 10.244.1.3:8080 (5)" in text
     assert "drained      10.244.1.4:8080" in text
+
+
+def test_ejected_endpoints_with_their_reasons():
+    web = service("web")
+    web = replace(web, metadata=replace(web.metadata, annotations=Annotations(eject="on")))
+    kit = Kit(web, endpoints("web", "10.244.0.1", "10.244.1.2"))
+    assert "ejectedEndpoints" not in kit.one()["ports"][0]
+    kit.planner.mark(kit.planner.ejections.failed(key("10.244.1.2:8080"), "connection refused", 0.0, 1e9))
+    kit.planner.take()
+    (port,) = kit.one()["ports"]
+    assert port["ejectedEndpoints"] == {"10.244.1.2:8080": "connection refused, since 2001-09-09T01:46:40Z"}
+    assert port["endpoints"] == ["10.244.0.1:8080"]
+    assert "otherEndpoints" not in port
+    _, text = kit.ask("format=text")
+    assert "ejected      10.244.1.2:8080 (connection refused, since 2001-09-09T01:46:40Z)" in text
 
 
 def test_the_node():

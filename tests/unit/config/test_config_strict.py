@@ -76,6 +76,7 @@ BY_STRICT = "cannot be used with --strict (strict: true): the Go kube-proxy 1.36
         ("--fast-forward-after=20", "this feature"),
         ("--balancing-entries=9", "this feature"),
         ("--refuse-with-reset", "this feature"),
+        ("--eject-failing-endpoints", "this feature"),
         ("--startup-taint=a/b", "this feature"),
         ("--connection-counters", "this feature"),
         ("--proxy-mode=userspace", "the mode userspace"),

@@ -87,6 +87,8 @@ ROWS = [
     ("service-proxy-name", "string", "", "", "kube-proxy-py", ".features", {"service-proxy-name": "kube-proxy-py"},
      "a,b", '--{}: expected the value of a label, got "a,b"'),
     ("cilium-annotations", "bool", "false", "", "true", ".features", {"cilium-annotations": True}, *BOOL),
+    ("eject-failing-endpoints", "bool", "false", "", "true", ".features",
+     {"eject-failing-endpoints": "always"}, *BOOL),
     ("iptables-masquerade-bit", "int32", "14", "", "0", "iptables.masqueradeBit", 0, "32",
      "--{}: must be from 0 to 31, got 32"),
     ("iptables-localhost-nodeports", "bool", "true", "", "false", "iptables.localhostNodePorts", False, *BOOL),

@@ -6,6 +6,7 @@ import asyncio
 from unittest.mock import Mock
 
 import pytest
+from msgspec import structs
 
 from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.engine.observer import Commit
@@ -172,3 +173,27 @@ def test_what_is_tried_again_counts_as_queued_unless_a_change_was_queued_before(
     assert queued.value == since
     reporter.committed(Commit(Family.IPV4))
     assert queued.value <= synced.value
+
+
+def test_ejections_are_counted_and_recorded_as_events() -> None:
+    metrics = ProxyMetrics()
+    reporter = made(metrics)
+    reporter.journal.engine.planner.ejections.reasons = lambda plan: dict.fromkeys(plan.ejected, "connection refused")
+    whole = meaning(Policies(Policy.CLUSTER, Policy.CLUSTER))
+    (plan,) = whole.plans
+    other = bytes([10, 244, 0, 2, 0, 80])
+    both = structs.replace(whole, plans=(structs.replace(plan, cluster=(POD, other), ejected=()),))
+    one = structs.replace(whole, plans=(structs.replace(plan, cluster=(other,), ejected=(POD,)),))
+    lost = structs.replace(whole, plans=(structs.replace(plan, cluster=(other,), ejected=()),))
+    shown = []
+    for before, after in ((NOTHING, both), (both, one), (one, both), (both, one), (one, lost)):
+        reporter.settled([Change(("ns", "web"), before, after, "uid-of-web")])
+        shown.append(metrics.own.ejected.labels("IPv4").value)
+    assert shown == [0, 1, 0, 1, 0]
+    assert metrics.own.ejections.labels("IPv4").value == 2
+    events = [call.args for call in reporter.events.record.call_args_list]
+    assert [reason for _, _, reason, _, _ in events] == ["EndpointEjected", "EndpointReturned", "EndpointEjected"]
+    assert events[0][0].name == "web"
+    assert events[0][4] == (
+        "endpoint 10.244.0.1:80/TCP does not answer (connection refused): no new connections from this node"
+    )

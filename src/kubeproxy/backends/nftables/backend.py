@@ -17,6 +17,7 @@ from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.nftables import affinity, audit, found
 from kubeproxy.backends.nftables.counting import Counting
+from kubeproxy.backends.nftables.failing import SuspectReader
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
 from kubeproxy.backends.nftables.layout import LOOKUPS, SHARED, TABLE, ChainName, SetId
@@ -59,10 +60,12 @@ class NftablesBackend:
         relay: LocalhostRelay | None = None,
     ) -> None:
         self.family = family = table.family
+        self._suspects = SuspectReader(family)
         self.abilities = Abilities(
             programmed=lambda: len(self._placed),
             depart=self.depart,
             disturbed=lambda: self._differs or table.disturbed(),
+            suspects=self._suspects.read,
         )
         self._table = table
         self._most = table.room // ELEMENT  # elements that fit into a transaction
@@ -89,6 +92,7 @@ class NftablesBackend:
     def close(self) -> None:
         """Close the sockets; the rules stay, relayed connections end."""
         self._table.close()
+        self._suspects.close()
         if self._devices is not None:
             self._devices.close()
         if self._relay is not None:

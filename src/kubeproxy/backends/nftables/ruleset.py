@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final
 
-from kubeproxy.backends.nftables import affinity, forwarding, gone
+from kubeproxy.backends.nftables import affinity, failing, forwarding, gone
 from kubeproxy.backends.nftables.layout import (
     BELOW,
     CLASS_MAPS,
@@ -126,6 +126,8 @@ class Ruleset:
         ]
         if self._resets:
             found.append(gone.declaration(self.layout))
+        if self._world.ejects:
+            found.append(failing.declaration(self.layout))
         found.append(affinity.declaration(self.layout))
         found.append(tables.SetSpec(TRANSPORTS, ("meta l4proto",)))
         found.append(tables.SetSpec(SERVICE_CIDRS, (f"{self.layout.ip} daddr",), flags=tables.INTERVAL, merges=True))
@@ -136,6 +138,8 @@ class Ruleset:
         beyond = gone.rules(self.layout) if self._resets else {}
         if self._forwarding.protocols:
             beyond = beyond | forwarding.rules(self._forwarding)
+        if self._world.ejects:
+            beyond = beyond | failing.rules(self.layout)
         sticky = affinity.rules(self.layout, pick_chain(SetId.SESSION_SLOTS))
         return self._treatments() | self._picking() | sticky | self._checks() | self._on_loopback() | beyond
 
@@ -289,7 +293,8 @@ class Ruleset:
         loopback: tuple[str, ...] = ()
         if self._ours.loopback is not Loopback.NOTHING:
             loopback = (f"{self.layout.ip} daddr {_LOOPBACK[self.family]} {new} localhost-nodeports-check",)
-        first = (f"{new} firewall-check", *((gone.CHECK,) if self._resets else ()))
+        suspects = failing.checks(self.layout) if self._world.ejects else ()
+        first = (f"{new} firewall-check", *((gone.CHECK,) if self._resets else ()), *suspects)
         return [
             ("filter-prerouting-pre-dnat", tables.Hook("filter", 0, -110), first),
             ("filter-output-pre-dnat", tables.Hook("filter", 3, -110), first),

@@ -31,6 +31,7 @@ from kubeproxy.model.addresses import PORT_BYTES
 
 SUBSYSTEM: Final = 1 << 8  # NFNL_SUBSYS_CTNETLINK
 GET: Final = SUBSYSTEM | 1  # IPCTNL_MSG_CT_GET
+DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
 FIRST_ATTRIBUTE: Final = HEADER.size + 4  # struct nfgenmsg
 
 # Bits of an entry's status (enum ip_conntrack_status).
@@ -57,6 +58,7 @@ _COMPARE_PROTOCOL: Final = 1 << 3
 _ENDS: Final = ((TUPLE_ORIGINAL, 2, 1 << 1, _DESTINATION_PORT, 1 << 5), (_TUPLE_REPLY, 1, 1 << 0, _SOURCE_PORT, 1 << 4))
 """The attributes of the server's IPv4 address and port in a tuple, with their filter bits, per direction."""
 
+_IPV4_END: Final = 6  # the size of an IPv4 address and a port
 _U32: Final = struct.Struct(">I")
 _FLAGS: Final = struct.Struct("=I")
 _FIRST: Final = struct.Struct("=HH4s")  # an attribute's length and type, and the first bytes of its payload
@@ -147,6 +149,16 @@ def selection(protocol: int, *ends: tuple[bytes, bytes]) -> bytes:
         tuples += nested(kind, parts, nested(_TUPLE_PROTOCOL, numbers))
         flags += attribute(kind, _FLAGS.pack(compare))
     return tuples + nested(FILTER, flags)
+
+
+def identity(entry: Tracked) -> bytes:
+    """Return the attributes that identify an entry for a deletion, also if a newer entry has the same addresses."""
+    ends = ((entry.client[:-2], entry.client[-2:]), (entry.target[:-3], entry.target[-2:]))
+    first = 1 if len(entry.client) == _IPV4_END else 3  # CTA_IP_V4_SRC, CTA_IP_V6_SRC; the destination follows
+    addresses = [attribute(first + place, address) for place, (address, _) in enumerate(ends)]
+    ports = [attribute(_SOURCE_PORT + place, port) for place, (_, port) in enumerate(ends)]
+    numbers = nested(_TUPLE_PROTOCOL, attribute(_PROTOCOL, entry.target[-3:-2]), *ports)
+    return nested(TUPLE_ORIGINAL, nested(_TUPLE_IP, *addresses), numbers) + attribute(ID, entry.entry_id)
 
 
 def _dump(link: Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterator[Tracked]:
@@ -343,7 +355,6 @@ def _numbers(place: tuple[bytes, int, int]) -> dict[int, int]:
 
 
 _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
-_DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
 BEGINNINGS: Final = 1  # NFNLGRP_CONNTRACK_NEW
 ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
 _RECEIVE_BUFFER: Final = 8 << 20  # room for some 8,000 events, more than a second of a busy node
@@ -409,10 +420,10 @@ def read(data: bytes) -> Event | None:
     """Return the event in a message, None for a connection without ports."""
     kind = HEADER.unpack_from(data)[1]
     family = data[HEADER.size]
-    if kind not in (_NEW, _DELETE) or family not in LAYOUTS:
+    if kind not in (_NEW, DELETE) or family not in LAYOUTS:
         return None
     entry = LAYOUTS[family].read(data)
-    return Event(kind == _DELETE, family, entry) if entry is not None else None
+    return Event(kind == DELETE, family, entry) if entry is not None else None
 
 
 def filter_program(wanted: Wanted, one_in: int) -> bytes:

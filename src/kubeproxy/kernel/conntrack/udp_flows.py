@@ -25,7 +25,6 @@ FamilyNumber = Literal[2, 10]  # AF_INET, AF_INET6 on Linux
 Endpoints = frozenset[bytes]
 """Serving endpoints, each as its packed address followed by its port in two bytes, big endian."""
 
-_DELETE: Final = tracked.SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
 _UDP: Final = socket.IPPROTO_UDP
 _IPV4_TARGET: Final = 7
 """The size of a target of IPv4: address, protocol, port."""
@@ -167,7 +166,7 @@ class Conntrack(Closing):
             by_family.setdefault(family, []).append(netfilter_header(family) + _identity(flow.entry))
         for payloads in by_family.values():
             with self._socket() as netlink:
-                results = netlink.requests(_DELETE, payloads, "the deletion of stale UDP flows")
+                results = netlink.requests(tracked.DELETE, payloads, "the deletion of stale UDP flows")
             refused = [result for result in results if result[0] not in {0, errno.ENOENT}]
             if refused:
                 raise NetlinkError(
@@ -192,7 +191,7 @@ class Conntrack(Closing):
             return None
         payloads = [_exactly(translation) for translation in translations]
         with self._socket() as netlink:
-            results = netlink.requests(_DELETE, payloads, "the deletion of stale UDP flows")
+            results = netlink.requests(tracked.DELETE, payloads, "the deletion of stale UDP flows")
             deleted = max(0, table.entries - level(netlink).entries)
         for code, text in results:
             if code in {errno.EINVAL, errno.EOPNOTSUPP}:  # a kernel that deletes by a whole tuple only

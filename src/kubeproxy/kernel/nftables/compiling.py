@@ -25,6 +25,7 @@ from kubeproxy.kernel.nftables.fields import (
     IPV6_ADDRESS,
     MARK,
     NETWORK,
+    TCP_FLAGS,
     VERDICTS,
     Field,
     packed,
@@ -38,6 +39,8 @@ _TIMES: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NAT: Final = {"ip": 2, "ip6": 10}
 _UNREACHABLE: Final = {"ip": 3, "ip6": 4}
 """The codes of "port unreachable" in ICMP and in ICMPv6, which `reject` sends."""
+_BITS: Final = frozenset({"new", "established", "related", "dnat", "assured", "syn", "rst"})
+"""Operands that match if a bit among several is set."""
 _SPECIFIED, _MAPPED, _FULLY_RANDOM = 2, 1, 16  # NF_NAT_RANGE_PROTO_SPECIFIED, _MAP_IPS, _PROTO_RANDOM_FULLY
 
 
@@ -144,6 +147,8 @@ class _Reader:
     def _about_key(self) -> Iterator[x.Expression]:
         key = self.key()
         (field, *others) = key.fields
+        if field.type == TCP_FLAGS:
+            yield from _compared(FIELDS["meta l4proto"], 0, "tcp")
         if self.take("set"):
             yield from self._set(field)
         elif self.take("vmap"):
@@ -306,7 +311,7 @@ def _compared(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
         yield from _within(field, op, operand)
         return
     value = packed(field.type, field.size, operand)
-    if operand in {"new", "established", "related", "dnat"}:  # these are bits
+    if operand in _BITS:
         yield from _bits(field, value, 1 - op, bytes(field.size))
         return
     yield from _Key((field,)).load()

@@ -22,6 +22,7 @@ _VERDICTS: Final = {x.DROP: "drop", x.ACCEPT: "accept", x.CONTINUE: "continue", 
 _UNITS: Final = {1: "second", 60: "minute", 3600: "hour", 86400: "day", 604800: "week"}
 _BURST: Final = 5
 """nft does not print a burst of this number of packets."""
+_TCP: Final = "meta l4proto tcp"
 _MASK: Final = b"\xff\xff\xff\xff"
 # struct nf_nat_range2: flags, first and last address (16 bytes each) and port.
 _ADDRESS_AND_PORT: Final = (3).to_bytes(4, sys.byteorder)  # NF_NAT_RANGE_MAP_IPS, _PROTO_SPECIFIED
@@ -49,7 +50,6 @@ def text(rule: x.Rule, ip: str) -> str:
 
 _IMPLIED: Final = (
     (re.compile(r"\bmeta l4proto (tcp|udp|sctp) th (?=[sd]port)"), r"\1 "),
-    (re.compile(r"\bmeta l4proto tcp (?=tcp flags)"), ""),
     (re.compile(r"\bmeta nfproto ipv4 (?=(?:ip|icmp) )"), ""),
     (re.compile(r"\bmeta nfproto ipv6 (?=ip6 )"), ""),
 )
@@ -113,6 +113,8 @@ class _Writer:
         bare = replace(expression, dreg=0 if isinstance(expression, x.Fib) else None)
         if bare in NAMES:
             name = NAMES[bare]
+            if FIELDS[name].type == TCP_FLAGS and self.words[-1:] == [_TCP]:
+                self.words.pop()  # nft adds it itself
             self._load(register, _Term(name, FIELDS[name].type, FIELDS[name].size, load=bare))
             return
         if not isinstance(bare, x.Payload):
@@ -230,7 +232,7 @@ class _Writer:
     def _reject(self, expression: x.Reject) -> None:
         usual = 3 if self._ip == "ip" else 4
         if expression.type == 1:
-            if self.words[-1:] == ["meta l4proto tcp"]:
+            if self.words[-1:] == [_TCP]:
                 self.words.pop()  # nft does not print this match, because it adds it itself
             self.words.append("reject with tcp reset")
         elif (expression.type, expression.code) == (0, usual):

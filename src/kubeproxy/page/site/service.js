@@ -239,13 +239,14 @@ function targetsOf(found, port) {
     if (!isIt(one) && having.has(one.slice)) continue;
     targets.set(address, { ...one, address, local: local.has(address) || Boolean(one.node && one.node === me), in: pool.has(address), lacks: isIt(one) ? null : lacks });
   }
-  const drained = new Set(port.drainedEndpoints), wanted = wantedShares(port);
-  for (const address of [...pool, ...(port.otherEndpoints || []), ...drained]) {
+  const drained = new Set(port.drainedEndpoints), ejected = port.ejectedEndpoints || {}, wanted = wantedShares(port);
+  for (const address of [...pool, ...(port.otherEndpoints || []), ...drained, ...Object.keys(ejected)]) {
     if (!targets.has(address)) targets.set(address, { address, local: local.has(address), in: pool.has(address) });
   }
   const list = [...targets.values()], others = list.some((one) => one.in && one.ready);
   for (const one of list) {
-    if (!one.in) Object.assign(one, drained.has(one.address) ? { why: 'it is drained', field: 'weight 0' } : one.lacks || reasonOut(one, others));
+    const out = ejected[one.address] ? { why: `it is ejected on this node: ${ejected[one.address]}`, field: 'kube-proxy-py/eject' } : null;
+    if (!one.in) Object.assign(one, drained.has(one.address) ? { why: 'it is drained', field: 'weight 0' } : out || one.lacks || reasonOut(one, others));
     else Object.assign(one, { want: wanted.get(one.address), weight: (port.weights || {})[one.address] });
   }
   const rank = (one) => (one.in ? (one.local ? 0 : 1) : 2);

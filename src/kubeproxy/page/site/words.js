@@ -14,6 +14,7 @@ const STATES = {
 const FLAGS = {
   L: ['ext local', 'externalTrafficPolicy: Local'], l: ['int local', 'internalTrafficPolicy: Local'],
   A: ['affinity', 'sessionAffinity: ClientIP'], H: ['hints', 'topology hints are in force'],
+  E: ['ejected', 'failing endpoints get no new connections from this node'],
   T: ['terminating', 'no endpoint is ready: terminating ones serve'],
 };
 

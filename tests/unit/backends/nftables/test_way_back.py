@@ -8,6 +8,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from kubeproxy.backends.nftables.failing import FAILING
 from kubeproxy.backends.nftables.forwarding import FLOWTABLE
 from kubeproxy.backends.nftables.layout import CLIENTS, HASHED, TREATMENTS, ChainName, SetId, parse_chain_name
 from kubeproxy.backends.nftables.ruleset import Ruleset
@@ -45,6 +46,7 @@ DELETED_CHAINS = re.compile(r".*/")
 def everything():
     """Return the text of tables that together have all sets, chains and counters that a table may have."""
     full = FAST_FORWARDING.on(RESETS.on(CONNECTION_COUNTERS.on(world(), True), True), Forwarding(1, (6, 17)))
+    full = replace(full, ejects=True)
     places = (full.ipv4.nodeport_ips, None)
     chains = [
         ChainName(nodeport, treatment, *((3, 0) if treatment.endswith(HASHED) else (0, 10)))
@@ -73,7 +75,7 @@ def test_base_chains_are_those_of_the_go_kube_proxy_and_no_others(text):
 
 def test_no_set_or_chain_of_ours_is_one_that_the_go_kube_proxy_deletes(text):
     sets = {name for keyword in ("set", "map", "flowtable", "counter") for name, _ in made(text, keyword)}
-    assert {CLIENTS, SetId.AFFINITY_SERVICES, "localhost-tcp", FLOWTABLE} <= sets
+    assert {CLIENTS, SetId.AFFINITY_SERVICES, "localhost-tcp", FLOWTABLE, FAILING} <= sets
     assert {name for name in sets if DELETED_SETS.match(name)} == {"nodeport-ips"}
     chains = {name for name, _ in made(text, "chain")}
     assert any(parse_chain_name(name) for name in chains)

@@ -1,0 +1,92 @@
+"""The set of suspects: endpoints that did not answer a client's SYN, or refused a client's connection or packet.
+
+Rules add and remove the elements, and these time out, so the set is not part of the comparison of elements. The proxy
+reads only this set, so a connection that an endpoint answers costs no event and no read. See docs/failover.md.
+"""
+
+from __future__ import annotations
+
+import errno
+from socket import IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP, IPPROTO_UDP
+from typing import Final
+
+from kubeproxy.backends.nftables.gone import endpoint_key
+from kubeproxy.backends.nftables.layout import TABLE, Layout
+from kubeproxy.kernel.netlink.protocol import Closing, Netlink, NetlinkError
+from kubeproxy.kernel.nftables.elements import all_elements
+from kubeproxy.kernel.nftables.tables import DYNAMIC, TIMEOUT, SetSpec
+from kubeproxy.model.addresses import Family
+
+FAILING: Final = "failing-endpoints"
+CHAIN: Final = "failing-check"
+SECONDS: Final = 3  # until an element is removed, unless a further packet confirms it
+MOST: Final = 1 << 16  # elements
+
+_ICMP: Final = {Family.IPV4: "icmp", Family.IPV6: "ipv6-icmp"}
+_ERRORS: Final = frozenset({IPPROTO_ICMP, IPPROTO_ICMPV6})
+
+
+def declaration(layout: Layout) -> SetSpec:
+    """Return the declaration of the set."""
+    key = (f"{layout.ip} daddr", "meta l4proto", "th dport")
+    return SetSpec(FAILING, key, flags=TIMEOUT | DYNAMIC, size=MOST, timeout=SECONDS * 1000)
+
+
+def checks(layout: Layout) -> tuple[str, ...]:
+    """Return the rules of base chains before the translation; a packet of an established connection needs two
+    comparisons.
+
+    The first packet of a connection is not translated yet. So a packet with state `new` and status `dnat` is a
+    repeated SYN, and a packet of a connection that is not assured is a repeated SYN or part of a handshake.
+    """
+    return (
+        f"ct status & assured == 0 ct status dnat jump {CHAIN}",
+        f"meta l4proto {_ICMP[layout.family]} ct state related ct status dnat update {_endpoint(layout)}",
+    )
+
+
+def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
+    """Return the chain that adds the endpoint of a repeated SYN or of a reset; an endpoint that answers is removed."""
+    endpoint = _endpoint(layout)
+    return {
+        CHAIN: (
+            f"meta l4proto tcp ct state new update {endpoint}",
+            "ct direction original return",
+            f"tcp flags rst update {endpoint}",
+            f"tcp flags syn delete {endpoint}",
+        )
+    }
+
+
+def _endpoint(layout: Layout) -> str:
+    """Return the element of a packet's connection. Its protocol is that of the packet, because nft cannot list that of
+    the connection: for an ICMP error it is ICMP."""
+    return f"@{FAILING} {{ ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src }}"
+
+
+class SuspectReader(Closing):
+    """Reads the set of one family. The first call opens a socket, which stays open (see table.KernelTable)."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._link: Netlink | None = None
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._link is not None:
+            self._link.close()
+
+    def read(self) -> set[bytes]:
+        """Return the endpoints in the set, none if there is no set. Raises NetlinkError."""
+        if self._link is None:
+            self._link = Netlink.open()
+        try:
+            found = {endpoint_key(each.key) for each in all_elements(self._family, TABLE, FAILING, self._link)}
+        except NetlinkError as error:
+            if error.code != errno.ENOENT:
+                raise
+            return set()
+        errors = {key for key in found if key[-3] in _ERRORS}
+        return found - errors | {
+            key[:-3] + bytes((protocol,)) + key[-2:] for key in errors for protocol in (IPPROTO_TCP, IPPROTO_UDP)
+        }

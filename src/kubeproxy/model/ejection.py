@@ -1,0 +1,206 @@
+"""Ejection of failing endpoints: an endpoint that does not answer this node gets no new connections from it until it
+answers again. Pure: the kernel's suspects, the results of attempts to connect, and the times are arguments.
+
+An endpoint's key is its packed address, protocol (1 byte) and port (2 bytes), as in gone.Departed.
+See docs/failover.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from socket import IPPROTO_TCP, IPPROTO_UDP
+from typing import Final, NamedTuple
+
+from kubeproxy.features import Ejecting
+from kubeproxy.model.endpoints import Selection, annotation_field
+from kubeproxy.model.objects import Annotations, Service
+from kubeproxy.model.plan import Pool, Problem, ServiceName, ServicePlan
+
+EJECT: Final = annotation_field("eject")
+
+FIRST: Final = 1.0  # seconds from an ejection to the first attempt to connect
+SLOWEST: Final = 30.0  # seconds: the longest pause between attempts, which double
+LONGEST: Final = 300.0
+"""Seconds after which an endpoint returns without an answer: a network policy may allow only its clients to connect."""
+REST: Final = 5.0  # seconds after an attempt that succeeded in which the endpoint is no suspect
+RELAPSE: Final = 60.0  # seconds after a return in which the next failure continues with the pause of the last one
+
+_PROTOCOLS: Final = frozenset({IPPROTO_TCP, IPPROTO_UDP})
+"""The protocols of endpoints that are ejected: the proxy cannot confirm that an SCTP endpoint fails."""
+
+
+class Failure(NamedTuple):
+    """A failing endpoint: the reason, the pause between attempts to connect, and times.
+
+    `since` is the time of the first failed attempt in seconds since the epoch, `began` the same and `due` the time of
+    the next attempt in seconds of a monotonic clock.
+    """
+
+    since: float
+    reason: str
+    began: float
+    due: float
+    pause: float
+
+    @property
+    def text(self) -> str:
+        """The reason and the time."""
+        return f"{self.reason}, since {datetime.fromtimestamp(self.since, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+Failures = Mapping[bytes, Failure]
+"""The failing endpoints, by their keys."""
+
+
+def ejecting(chosen: Selection, failures: Failures, protocol: int) -> tuple[Selection, Pool]:
+    """Return a selection without failing endpoints, and the endpoints that are in none of its pools for this reason.
+
+    UDP flows to these end, as if they were deleted; TCP connections continue.
+    """
+    failing = frozenset([key[:-3] + key[-2:] for key in failures if key[-3] == protocol])
+    if not failing:
+        return chosen, ()
+    cluster, local = _remaining(chosen.cluster, failing), _remaining(chosen.local, failing)
+    ejected = {*chosen.cluster, *chosen.local}.difference(cluster, local)
+    serving = chosen.serving
+    if protocol == IPPROTO_UDP:
+        serving = tuple([destination for destination in serving if destination not in ejected])
+    return chosen._replace(cluster=cluster, local=local, serving=serving), tuple(sorted(ejected))
+
+
+def _remaining(pool: Pool, failing: Collection[bytes]) -> Pool:
+    """Return a pool without failing endpoints; the whole pool if these are more than half of it."""
+    kept = tuple([destination for destination in pool if destination not in failing])
+    return kept if 2 * len(kept) >= len(pool) else pool
+
+
+def too_many(plan: ServicePlan, failures: Failures) -> Iterator[Problem]:
+    """Yield the problem that failing endpoints of a plan stay, because they are more than half of a pool."""
+    for pool in (plan.cluster, plan.local):
+        count = sum(_key(destination, plan.key.protocol) in failures for destination in pool)
+        if count:
+            where = f"{plan.key} ({plan.key.family.label})"
+            reason = f"{count} of {len(pool)} endpoints of {where} do not answer: more than half, so none is ejected"
+            yield Problem(EJECT, reason)
+            return
+
+
+def wrong_request(text: str, setting: Ejecting) -> Iterator[Problem]:
+    """Yield the problem of an annotation that is invalid, or without effect on this node."""
+    if text not in {"on", "off"}:
+        yield Problem(EJECT, f"{text[:64]!r} is not on or off; the flag --eject-failing-endpoints decides")
+    elif text == "on" and setting == "never":
+        yield Problem(EJECT, "ignored: the proxy on this node ejects no endpoints, by its mode or its flags")
+
+
+def _key(destination: bytes, protocol: int) -> bytes:
+    return destination[:-2] + bytes((protocol,)) + destination[-2:]
+
+
+def _keys(plans: Iterable[ServicePlan]) -> set[bytes]:
+    """Return the keys of all endpoints that may be ejected or are ejected."""
+    found: set[bytes] = set()
+    for plan in plans:
+        if plan.ejected is not None and (protocol := plan.key.protocol) in _PROTOCOLS:
+            found.update([_key(destination, protocol) for destination in {*plan.cluster, *plan.local, *plan.ejected}])
+    return found
+
+
+class _Answered(NamedTuple):
+    """An endpoint that answered: until when it is no suspect, until when a failure is a relapse, and the last pause."""
+
+    rests: float
+    relapses: float
+    pause: float
+
+
+class Ejections:
+    """The failing endpoints of Services that eject them. `now` is in seconds of a monotonic clock.
+
+    The endpoints of a Service are those that the API allows for its pools. An endpoint that leaves them is forgotten,
+    so that the state of the API always precedes.
+    """
+
+    def __init__(self, setting: Ejecting) -> None:
+        self.failures: dict[bytes, Failure] = {}
+        self._setting = setting
+        self._requested: set[ServiceName] = set()
+        self._services: dict[bytes, tuple[ServiceName, ...]] = {}
+        self._answered: dict[bytes, _Answered] = {}
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a Service may eject endpoints."""
+        return self._setting == "always" or bool(self._requested)
+
+    def request(self, name: ServiceName, annotations: Annotations | None) -> None:
+        """Record whether a Service requests ejection."""
+        if annotations is not None and annotations.eject == "on" and self._setting == "requested":
+            self._requested.add(name)
+        else:
+            self._requested.discard(name)
+
+    def of(self, service: Service) -> Failures | None:
+        """Return the failing endpoints; None if the Service ejects none."""
+        annotations = service.metadata.annotations
+        text = annotations.eject if annotations is not None else None
+        wanted = text != "off" if self._setting == "always" else text == "on" and self._setting == "requested"
+        return self.failures if wanted else None
+
+    def services(self, key: bytes) -> Sequence[ServiceName]:
+        """Return the Services that may eject an endpoint."""
+        return self._services.get(key, ())
+
+    def replace(self, name: ServiceName, before: Iterable[ServicePlan], after: Iterable[ServicePlan]) -> None:
+        """Replace the plans of a Service; forget endpoints that no Service has."""
+        had, has = _keys(before), _keys(after)
+        for key in has - had:
+            self._services[key] = (*self._services.get(key, ()), name)
+        for key in had - has:
+            others = tuple([one for one in self._services.get(key, ()) if one != name])
+            if others:
+                self._services[key] = others
+                continue
+            self._services.pop(key, None)
+            self.failures.pop(key, None)
+            self._answered.pop(key, None)
+
+    def due(self, suspects: Iterable[bytes], now: float) -> list[bytes]:
+        """Return the endpoints to which the proxy should connect: new suspects, and failing ones after their pause."""
+        for key in [key for key, answered in self._answered.items() if max(answered[:2]) <= now]:
+            del self._answered[key]
+        resting = {key for key, answered in self._answered.items() if answered.rests > now}
+        fresh = [key for key in suspects if key in self._services and key not in self.failures and key not in resting]
+        return fresh + [key for key, failure in self.failures.items() if failure.due <= now]
+
+    def failed(self, key: bytes, reason: str, now: float, epoch: float) -> Sequence[ServiceName]:
+        """Record a failed attempt; return the Services whose plans change. `epoch` is the time since the epoch."""
+        names, known = self.services(key), self.failures.get(key)
+        if not names:
+            return ()
+        if known is None:
+            answered = self._answered.pop(key, None)
+            pause = min(SLOWEST, 2 * answered.pause) if answered is not None else FIRST
+            self.failures[key] = Failure(epoch, reason, now, now + pause, pause)
+            return names
+        if now - known.began >= LONGEST:
+            return self.answered(key, now)
+        pause = min(SLOWEST, 2 * known.pause)
+        self.failures[key] = known._replace(due=now + pause, pause=pause)
+        return ()
+
+    def answered(self, key: bytes, now: float) -> Sequence[ServiceName]:
+        """Record a successful attempt; return the Services whose plans change."""
+        names, known = self.services(key), self.failures.pop(key, None)
+        if known is not None:
+            self._answered[key] = _Answered(now, now + RELAPSE, known.pause)
+            return names
+        if names:
+            self._answered[key] = _Answered(now + REST, now, FIRST / 2)
+        return ()
+
+    def reasons(self, plan: ServicePlan) -> dict[bytes, str]:
+        """Return the reason for each ejected endpoint of a plan, by its destination."""
+        keys = {destination: _key(destination, plan.key.protocol) for destination in plan.ejected or ()}
+        return {one: self.failures[key].text if key in self.failures else "" for one, key in keys.items()}

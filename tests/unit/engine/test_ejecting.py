@@ -1,0 +1,189 @@
+"""The ejector: suspects of the kernel, attempts to connect, and the connections that it removes afterwards."""
+
+import asyncio
+import socket
+from contextlib import closing, suppress
+from types import SimpleNamespace
+
+import pytest
+
+from kubeproxy.engine import ejecting
+from kubeproxy.engine.ejecting import Ejector, attempt
+from kubeproxy.errors import ApplyError
+from kubeproxy.model.addresses import PORT_BYTES, pack
+from kubeproxy.model.objects import Annotations
+from support.staged_engine import endpoints, play, service, started
+
+ON = Annotations(eject="on")
+
+
+def key(number, port=8080):
+    return pack(f"10.244.0.{number}") + b"\6" + PORT_BYTES[port]
+
+
+class Kernel:
+    """Suspects, and the results of attempts."""
+
+    def __init__(self):
+        self.suspects = set()
+        self.failing = {}
+        self.tried = []
+        self.removed = []
+        self.error = None
+
+    def read(self):
+        if self.error is not None:
+            raise self.error
+        return set(self.suspects)
+
+    async def attempt(self, one):
+        self.tried.append(one)
+        await asyncio.sleep(0)
+        return self.failing.get(one, "")
+
+    def remove(self, stuck):
+        self.removed.append(set(stuck))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    made = Kernel()
+    monkeypatch.setattr(ejecting, "PERIOD", 0.002)
+    monkeypatch.setattr(ejecting, "IDLE", 0.002)
+    monkeypatch.setattr(ejecting, "attempt", made.attempt)
+    monkeypatch.setattr(ejecting.Unanswered, "remove", lambda _, stuck: made.remove(stuck))
+    return made
+
+
+def ejecting_scene(scene, kernel, annotations=ON):
+    async def whole(stage):
+        work = asyncio.create_task(Ejector(stage.engine, [kernel.read]).run())
+        await started(stage, service("a", annotations=annotations), endpoints("a", 1, 2, 3))
+        try:
+            await scene(stage)
+        finally:
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+    play(whole)
+
+
+def pool(stage):
+    return [one[3] for one in stage.programmed()["a"][0].cluster]
+
+
+def test_a_confirmed_suspect_is_ejected_and_its_connections_are_removed(kernel):
+    async def scene(stage):
+        assert stage.backend.worlds[-1].ejects
+        kernel.failing[key(2)] = "connection refused"
+        kernel.suspects.add(key(2))
+        await stage.until(lambda: pool(stage) == [1, 3])
+        await stage.until(lambda: kernel.removed)
+        assert kernel.removed[0] == {key(2)}
+
+    ejecting_scene(scene, kernel)
+
+
+def test_a_suspect_that_accepts_connections_stays(kernel):
+    async def scene(stage):
+        kernel.suspects |= {key(1), key(2), key(9)}
+        await stage.until(lambda: len(kernel.tried) >= 2)
+        await asyncio.sleep(0.02)
+        assert sorted(kernel.tried) == [key(1), key(2)], "each once, and no endpoint of another Service"
+        assert pool(stage) == [1, 2, 3]
+        assert not kernel.removed
+
+    ejecting_scene(scene, kernel)
+
+
+def test_a_suspect_that_answered_a_client_in_the_meantime_stays(kernel):
+    async def scene(stage):
+        answered = asyncio.Event()
+
+        async def attempted(one):
+            kernel.suspects.discard(one)
+            await asyncio.sleep(0.02)
+            answered.set()
+            return "no answer"
+
+        ejecting.attempt = attempted
+        kernel.suspects.add(key(2))
+        async with asyncio.timeout(5):
+            await answered.wait()
+        await asyncio.sleep(0.02)
+        assert pool(stage) == [1, 2, 3]
+
+    ejecting_scene(scene, kernel)
+
+
+def test_an_endpoint_returns_when_it_accepts_a_connection(kernel, monkeypatch):
+    monkeypatch.setattr("kubeproxy.model.ejection.FIRST", 0.02)
+
+    async def scene(stage):
+        kernel.failing[key(2)] = "no answer"
+        kernel.suspects.add(key(2))
+        await stage.until(lambda: pool(stage) == [1, 3])
+        kernel.suspects.clear()
+        await stage.until(lambda: len(kernel.tried) > 2)
+        assert pool(stage) == [1, 3]
+        kernel.failing.clear()
+        await stage.until(lambda: pool(stage) == [1, 2, 3])
+
+    ejecting_scene(scene, kernel)
+
+
+def test_nothing_is_read_until_a_service_requests_it(kernel):
+    async def scene(stage):
+        assert not stage.backend.worlds[-1].ejects
+        kernel.error = AssertionError("the kernel is read")
+        await asyncio.sleep(0.02)
+        kernel.error = ApplyError("not yet")
+        stage.tell(service("a", annotations=ON))
+        await stage.until(lambda: stage.backend.worlds[-1].ejects)
+        await asyncio.sleep(0.02)
+        kernel.error, kernel.failing[key(3)] = None, "no answer"
+        kernel.suspects.add(key(3))
+        await stage.until(lambda: pool(stage) == [1, 2])
+        stage.tell(service("a"))
+        await stage.until(lambda: pool(stage) == [1, 2, 3])
+        assert stage.backend.worlds[-1].ejects, "the rules stay until the proxy ends: a change costs a full sync"
+
+    ejecting_scene(scene, kernel, annotations=None)
+
+
+def place(made):
+    return pack("127.0.0.1") + bytes((17 if made.type == socket.SOCK_DGRAM else 6,)) + PORT_BYTES[made.getsockname()[1]]
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_an_attempt_fails_if_nobody_listens(kind):
+    with closing(socket.socket(socket.AF_INET, kind)) as made:
+        made.bind(("127.0.0.1", 0))
+        where = place(made)
+        if kind == socket.SOCK_STREAM:
+            made.listen()
+        assert asyncio.run(attempt(where)) == ""
+    assert asyncio.run(attempt(where)) == "connection refused"
+
+
+def test_an_attempt_that_this_node_cannot_make_is_no_failure(monkeypatch):
+    def lacking(*_):
+        raise OSError(24, "Too many open files")
+
+    names = {name: getattr(socket, name) for name in ("SOCK_STREAM", "SOCK_DGRAM", "IPPROTO_UDP")}
+    monkeypatch.setattr(ejecting, "socket", SimpleNamespace(socket=lacking, **names))
+    assert asyncio.run(attempt(key(1))) == ""
+
+
+def test_an_attempt_without_an_answer_fails(monkeypatch):
+    monkeypatch.setattr(ejecting, "TIMEOUT", 0.02)
+
+    async def scene():
+        async def waits(*_):
+            await asyncio.sleep(5)
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", waits)
+        return await attempt(key(1))
+
+    assert asyncio.run(scene()) == "no answer within 0.02 s"
