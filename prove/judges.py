@@ -141,7 +141,7 @@ async def settled(world: World) -> Scene:
         except KubeProxyError as error:
             return [str(error)]
         wrong = [f"{'/'.join(n)} is on its way ({one.reason})" for n, one in held.items() if one.wanted is not None]
-        wrong += truth.unknown(world.store, held)
+        wrong += truth.unknown(world.store, running.objects())
         if wrong:
             return wrong
         found[:] = [Scene(facts, held, truth.planned(world.store, facts.world))]

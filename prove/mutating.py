@@ -44,7 +44,7 @@ MUTATIONS: dict[str, Mutation] = {
         "backends/nftables/packing.py", "if users[key] > 0:", "if users[key] > 99:"
     ),
     "adoption removes no strays": Mutation(
-        "backends/nftables/backend.py", "yield from self._remove_unowned(elements.left)", "pass"
+        "backends/nftables/backend.py", "yield from self._remove(elements.left)", "pass"
     ),
     "ServiceCIDRs are written once": Mutation(
         "backends/nftables/backend.py",

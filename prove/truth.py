@@ -6,10 +6,10 @@ that nothing good ever had, so no earlier state of it can count either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from kubeproxy.api.decode import decode_object
-from kubeproxy.ask.facts import ProgrammedService
+from kubeproxy.ask.facts import Objects
 from kubeproxy.model.events import Replaced, Upserted
 from kubeproxy.model.objects import EndpointSlice, Object, Resource, Service
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
@@ -52,26 +52,31 @@ def plans(planner: Planner) -> Plans:
     return {name: compiled.plans for name, compiled in planner.compiled.items() if compiled.plans}
 
 
-def unknown(store: Store, held: Mapping[ServiceName, ProgrammedService]) -> list[str]:
-    """Return which newest versions of objects the proxy does not have, and which it has that are gone."""
+def unknown(store: Store, known: Iterable[Objects]) -> list[str]:
+    """Return which newest versions of objects the proxy does not have, and which it has that are gone. A slice must be
+    known also if its Service does not exist, because the Service may come later.
+    """
     wanted: dict[ServiceName, str] = {}
     for record in watched(store, "services"):
         if isinstance(decode_object("services", record.raw)[0], Service):
             wanted[record.key] = str(record.revision)
-    has = {name: one.version for name, one in held.items() if one.version is not None}
+    has: dict[ServiceName, str | None] = {}
+    pieces: dict[tuple[str, str], str | None] = {}
+    for one in known:
+        if one.service is not None:
+            has[one.name] = one.service.metadata.resource_version
+        pieces |= {(one.name[0], piece): held.version for piece, held in one.slices.items()}
     wrong = [
         f"Service {'/'.join(name)}: version {wanted.get(name)} expected, has {has.get(name)}"
         for name in wanted.keys() | has.keys()
         if wanted.get(name) != has.get(name)
     ]
-    pieces = {(one.name[0], piece): v for one in held.values() for piece, v in one.slices.items() if one.version}
     for record in watched(store, "endpointslices"):
         piece, _ = decode_object("endpointslices", record.raw)
         owner = record.labels.get("kubernetes.io/service-name")
-        if not isinstance(piece, EndpointSlice) or piece.address_type not in {"IPv4", "IPv6"}:
-            pieces.pop(record.key, None)
-        elif (record.key[0], owner) in has and pieces.get(record.key) != str(record.revision):
-            wrong.append(f"slice {record.key}: version {record.revision} expected, has {pieces.get(record.key)}")
-        pieces.pop(record.key, None)
+        version = pieces.pop(record.key, None)
+        readable = isinstance(piece, EndpointSlice) and piece.address_type in {"IPv4", "IPv6"}
+        if readable and owner and version != str(record.revision):
+            wrong.append(f"slice {record.key}: version {record.revision} expected, has {version}")
     wrong += [f"slice {key}: gone, but the proxy has version {version}" for key, version in pieces.items()]
     return sorted(wrong)

@@ -10,11 +10,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from kubeproxy.ask.facts import Objects
+from kubeproxy.model.addresses import Family
+from kubeproxy.model.endpoints import Slice
+from lab.apiserver.store import Store
 from prove import dumps, judges, launcher, meant, mutations, packets, truth
 from prove.generate import Generator
 from prove.mutating import MUTATIONS, SOURCE, broken
 from prove.play import kind, play, played
-from prove.steps import Step
+from prove.steps import Step, copied
 from prove.world import World
 
 SERVICE = {
@@ -53,6 +57,17 @@ HISTORY: list[Step] = [
     ("pause", 0.1),
     ("look",),
 ]
+
+
+def test_a_slice_must_be_known_also_without_its_service():
+    store = Store()
+    version = str(store.put("endpointslices", copied(SLICE)).revision)
+    assert truth.unknown(store, []) == [f"slice ('default', 's1-1'): version {version} expected, has None"]
+    piece = Slice(Family.IPV4, (), (), (), version=version)
+    known = Objects(name=("default", "s1"), service=None, slices={"s1-1": piece})
+    assert truth.unknown(store, [known]) == []
+    store.remove("endpointslices", ("default", "s1-1"))
+    assert truth.unknown(store, [known]) == [f"slice ('default', 's1-1'): gone, but the proxy has version {version}"]
 
 
 @asynccontextmanager
