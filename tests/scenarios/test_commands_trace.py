@@ -246,6 +246,26 @@ async def test_an_endpoint_that_does_not_answer_is_not_blamed_on_a_rule(live: Li
     assert f"it left by cbr0, and connection tracking saw no answer of {live.ips['a2']['IPv4']}:3000" in text
 
 
+async def test_an_endpoint_without_an_answer_is_distinguished_from_an_answering_one(live: Live) -> None:
+    if live.mode.name == "userspace":
+        return  # the proxy answers
+    live.service("halved", "a1 a2")
+    front = live.front("halved")
+    await live.expect(front, {"node": "a1 a2"})
+    ends = {name: f"{live.ips[name]['IPv4']}:3000" for name in ("a1", "a2")}
+    table = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; "
+    await live.run("nft", table + "add rule inet deaf in tcp dport 3000 drop", place="a2")
+    try:
+        for _ in range(8):  # 1 in 2^8 times all connections of a trace get the same endpoint
+            status, text = await live.ask("trace", "node", f"{front.address}:80", "--packets", "8")
+            if f"{ends['a1']} answered" in text and "(no answer)" in text:
+                break
+    finally:
+        await live.run("nft", "delete", "table", "inet", "deaf", place="a2")
+    assert status == 1, text
+    assert re.search(rf"{ends['a1']} answered; {ends['a2']} did not \(\d connections?\)", text), text
+
+
 @pytest.mark.parametrize(("family", "gone"), [("IPv4", "10.244.0.99"), ("IPv6", "fd00:244::99")])
 async def test_an_address_that_nothing_has_is_named(family: str, gone: str, live: Live) -> None:
     if live.mode.name == "userspace":

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kubeproxy.ask.kernel.journeys import Journey
-from kubeproxy.ask.kernel.verdicts import Verdict
+from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
 from kubeproxy.commands import output
 from kubeproxy.wording import counted
 
 _SHOWN = 6  # the maximum number of paths in the text; `-o json` prints all packets
 
 
-def show_packets(journeys: Sequence[Journey], verdict: Verdict, lost: int, legacy: int) -> None:
+def show_packets(
+    journeys: Sequence[Journey], served: Iterable[TracedReply], verdict: Verdict, lost: int, legacy: int
+) -> None:
     """Print each different path of packets once, and the verdict. For `lost` and `legacy` see Traced."""
+    unanswered = {("request", one.source) for one in served if one.unanswered}
     ways: dict[tuple[object, ...], list[Journey]] = {}
     for one in journeys:
-        ways.setdefault((one.direction, one.refusal, one.reason, *_lines(one)), []).append(one)
+        is_silent = (one.direction, one.source) in unanswered
+        ways.setdefault((one.direction, one.refusal, one.reason, is_silent, *_lines(one)), []).append(one)
     for one, *others in list(ways.values())[:_SHOWN]:
-        why = ": ".join(filter(None, (one.refusal, one.reason)))
+        is_silent = (one.direction, one.source) in unanswered
+        why = ": ".join(filter(None, (one.refusal, one.reason, "no answer" * (is_silent and not one.lost))))
         alike = f", and {counted(len(others), 'more packet')} the same way" if others else ""
         what = f"{one.direction} {one.source} -> {one.destination}{f' ({why})' if why else ''}{alike}"
-        output.marked(output.BAD if one.lost or one.refusal else output.OK, what)
+        output.marked(output.BAD if one.lost or one.refusal else output.NOTE if is_silent else output.OK, what)
         for line in _lines(one):
             output.say(line)
     if more := sum(map(len, list(ways.values())[_SHOWN:])):

@@ -5,8 +5,8 @@ with /udp or /sctp after it unless it is TCP; a port of a Service may be given b
 pod of this node, the command sends a packet from the client's network namespace (a TCP SYN or an empty UDP datagram),
 with --packets one per second, with --no-send none; for other clients, and if it may not enter the namespace, it follows
 the client's own packets for --seconds. At most 22 packets per second are traced in each direction. Exit code 0: no rule
-on this node drops the packets and a reply arrives; 1: otherwise; 2: no packet arrived, or the outcome is unknown.
-`kubectl kubeproxy trace` follows a packet on the endpoint's node, too.
+on this node drops the packets, and each connection gets a reply; 1: otherwise; 2: no packet arrived,
+or the outcome is unknown. `kubectl kubeproxy trace` follows a packet on the endpoint's node, too.
 
   kube-proxy trace node default/web:80
   kube-proxy trace 10.244.1.7 default/web:80
@@ -158,4 +158,4 @@ def show(packet: Packet, traced: Traced) -> None:
     source_ = unpack(packet.source) if packet.source is not None else "this node"
     sent = ", sent from its network namespace" * (traced.sent and packet.source is not None)
     output.say(f"trace {source_} -> {front_text(packet.destination, packet.port, packet.protocol)}{sent}")
-    show_packets(traced.journeys, traced.verdict, traced.lost, traced.legacy)
+    show_packets(traced.journeys, traced.served, traced.verdict, traced.lost, traced.legacy)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.ask.kernel.journeys import LEFT, DecidedFlow, Journey, KnownRules, journeys
 from kubeproxy.ask.kernel.verdicts import Serving, TracedReply, Verdict, departed, verdict
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
-from kubeproxy.model.addresses import PROTOCOLS, pack
+from kubeproxy.model.addresses import PROTOCOLS, pack, place_text
 
 OWN = "kube-proxy-trace-1"
 INET, IP = 1, 2
@@ -67,7 +68,7 @@ def told(
     rules=RULES,
 ):
     found = journeys([step for part in steps for step in part], rules, OWN)
-    replies = [TracedReply(*one) for one in served]
+    replies = [replace(TracedReply(*one), source=place_text(pack(CLIENT[0]) or b"", CLIENT[1])) for one in served]
     return found, verdict(found, replies, rules, protocol, proxied=proxied, serving=serving, silent=silent)
 
 
@@ -179,10 +180,46 @@ def test_others_traces_are_left_out():
 
 
 def test_the_answering_endpoint_is_reported():
-    made = told(marked(1), picked(1), served=[("10.244.0.2:8080", False), ("10.244.0.1:8080", True)])[1]
+    made = told(marked(1), picked(1), served=[("10.244.0.1:8080", True)])[1]
     assert (made.text, made.passed) == ("nothing here dropped it, and 10.244.0.1:8080 answered", True)
     made = told(marked(1), served=[("192.168.0.1:33000", True)], proxied=True)[1]
     assert (made.text.startswith("nothing here dropped it, and the proxy answered"), made.passed) == (True, True)
+
+
+OUT = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
+SHOWS = "(`kube-proxy why` shows rules that drop answers or leave them out of connection tracking)"
+
+
+def test_a_flow_with_connections_without_an_answer_did_not_pass():
+    good, silent = ("10.244.0.1:8080", True), ("10.244.0.2:8080", False)
+    established = ("10.244.0.3:8080", False, True)  # it may have sent packets that need no answer
+    made = told(marked(1), OUT, served=[established, good, good, silent, silent])[1]
+    answered = "nothing here dropped it, and 10.244.0.1:8080 answered"
+    assert (made.text, made.passed) == (f"{answered}; 10.244.0.2:8080 did not (2 connections) {SHOWS}", False)
+    assert told(marked(1), OUT, served=[silent, good], protocol=UDP)[1].passed is None
+    made = told(marked(1), OUT, served=[good, silent], silent="nothing answers ARP for 10.244.0.2")[1]
+    assert made.text == f"{answered}; 10.244.0.2:8080 did not (1 connection): nothing answers ARP for 10.244.0.2"
+    assert told(marked(1), OUT, served=[established, good])[1] == Verdict(answered, passed=True)
+
+
+def test_a_refused_connection_among_answered_ones_did_not_pass():
+    other = ("10.244.0.2", 8080)
+    reset = [Step(5, IP, OWN, "answers-prerouting", 3, "rule", -1, "", headers(other, CLIENT)._replace(flags=0x14))]
+    back = marked(6, "answers-prerouting", POD, CLIENT)
+    made = told(marked(1), OUT, back, reset, served=[("10.244.0.1:8080", True), ("10.244.0.2:8080", True)])[1]
+    assert made.passed is False
+    assert "10.244.0.1:8080 answered; 10.244.0.2:8080 refused it with a reset (1 connection)" in made.text
+
+
+def test_a_connection_without_an_entry_that_ends_before_the_routing_did_not_pass():
+    later = marked(2, source=("10.0.0.1", 40001))
+    made = told(marked(1), OUT, later, served=[("10.244.0.1:8080", True)])[1]
+    assert (made.passed, "answered; 1 connection got no endpoint" in made.text) == (False, True)
+
+
+def test_packets_that_come_too_late_for_an_answer_are_left_out():
+    steps = [*marked(1), *picked(1), *marked(2, source=("10.0.0.1", 40001))]
+    assert [one.source for one in journeys(steps, RULES, OWN, {2})] == ["10.0.0.1:40000"]
 
 
 def test_what_is_refused_beyond_this_node():
@@ -237,9 +274,6 @@ def test_a_destination_without_a_route_is_that_of_the_leftover_rule():
         "no endpoint of default/web; nothing here dropped it, but this node could not reach 10.244.0.99:3000 "
         "(host unreachable): "
     )
-
-
-OUT = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
 
 
 def test_an_answer_before_the_trace_is_not_one_during_it():
@@ -346,7 +380,7 @@ def test_what_left_and_was_not_answered():
         False,
         (
             "nothing here dropped it: it left this node, and connection tracking saw no answer of 10.244.0.1:8080 "
-            "(`kube-proxy why` shows rules that drop answers or leave them out of it)"
+            f"{SHOWS}"
         ),
     )
     assert told(marked(1), out, served=[("10.244.0.1:8080", False)], protocol=UDP)[1].passed is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -91,8 +91,10 @@ class _Run(NamedTuple):
     steps: list[Step]
 
 
-def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str) -> list[Journey]:
-    """Return the journeys of the packets that `own_table` marked, from trace steps, ordered by their first step."""
+def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str, late: Container[int] = ()) -> list[Journey]:
+    """Return the journeys of the packets that `own_table` marked, except the `late` packets, from trace steps, ordered
+    by their first step.
+    """
     packets: list[list[_Run]] = []
     places: dict[int, int] = {}
     for step in steps:
@@ -107,7 +109,8 @@ def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str) -> list
             packets[place].append(_Run(step.headers, [step]))
         elif step.packet in places:
             packets[places[step.packet]][-1].steps.append(step)
-    return [_journey(runs, ruleset, own_table) for runs in packets if _marks(runs, own_table)]
+    marked = (runs for runs in packets if _marks(runs, own_table) and runs[0].steps[0].packet not in late)
+    return [_journey(runs, ruleset, own_table) for runs in marked]
 
 
 def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:

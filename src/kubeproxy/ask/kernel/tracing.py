@@ -82,14 +82,14 @@ def look(
     decision = partial(_decision, mode)
     legacy, rules = _legacy_rules(), _texts(captured.steps, decision)
     ruleset = paths.KnownRules(rules, captured.base_chains, decision, partial(_untraced, packet, mode), legacy, decided)
-    found = tuple(paths.journeys(captured.steps, ruleset, captured.table))
-    served = tuple(_served(packet, found, before))
+    found = tuple(paths.journeys(captured.steps, ruleset, captured.table, captured.late))
+    served = tuple(sorted(_served(packet, found, before), key=lambda one: not one.answered))
     proxied = (mode is not None and mode.flows_end is FlowsEnd.PROXY) or (serving is not None and serving.relayed)
     silent = ""
-    if found and not any(one.lost for one in found) and not any(one.answered for one in served):
+    if found and not any(one.lost for one in found) and not (served and served[-1].answered):
         # A packet that does not leave a bridge has no conntrack entry until the endpoint's link-layer address is known.
         known = sorted(serving.endpoints) if serving is not None else []
-        ends = [one.endpoint for one in served[-1:]] or known[:MOST]
+        ends = list(dict.fromkeys(one.endpoint for one in served if not one.answered))[:MOST] or known[:MOST]
         texts = [silent_neighbour(end_of(one)[0])[0] for one in ends]
         silent = "; ".join(texts) if all(texts) else ""
     made = verdicts.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
@@ -108,13 +108,15 @@ _NOT_ARRIVED = (
 
 
 class _Heard(NamedTuple):
-    """The kernel's messages: trace steps, number of overruns, the table that marks packets for tracing, and all base
-    chains."""
+    """The kernel's messages: trace steps, number of overruns, the table that marks packets for tracing, all base
+    chains, and the packets that the client sent too late for an answer.
+    """
 
     steps: list[trace.Step]
     lost: int
     table: str
     base_chains: dict[tuple[int, str, str], Hook]
+    late: frozenset[int]
 
 
 def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
@@ -123,6 +125,7 @@ def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
     flow = trace.TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks)
     steps: list[trace.Step] = []
     requests: set[int] = set()
+    late: set[int] = set()
     with contextlib.ExitStack() as stack:
         traces = stack.enter_context(trace.Traces.listen())
         mark = stack.enter_context(trace.Mark.open(flow))
@@ -132,19 +135,21 @@ def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
         next_at = time.monotonic() if opening is not None else float("inf")
         enough = limits.packets or (1 if opening is not None else _PACKETS)
         enough_at = float("inf")
-        while (now := time.monotonic()) < min(end, enough_at + _SETTLE) and len(steps) < MOST_STEPS:
-            if opening is not None and now >= next_at and len(requests) < enough:
+        while (now := time.monotonic()) < (until := min(end, enough_at) + _SETTLE * bool(requests)):
+            if len(steps) >= MOST_STEPS:
+                break
+            if opening is not None and next_at <= now < end and len(requests) < enough:
                 stack.callback(_send(packet, opening).close)
                 next_at = now + 1.0 if enough > 1 else float("inf")
-            for step in traces.steps(min(now + _LOOK, end)):
+            for step in traces.steps(min(now + _LOOK, until)):
                 steps.append(step)
                 if step.table == mark.table and step.handle and step.chain.startswith(trace.REQUESTS):
-                    requests.add(step.packet)
+                    (requests if now < min(end, enough_at) or step.packet in requests else late).add(step.packet)
                     if len(requests) >= enough:
                         enough_at = min(enough_at, time.monotonic())
                 if len(steps) >= MOST_STEPS:
                     break
-        return _Heard(steps, traces.lost, mark.table, chains)
+        return _Heard(steps, traces.lost, mark.table, chains, frozenset(late))
 
 
 def _send(packet: Packet, opening: Opening) -> socket.socket:
@@ -202,12 +207,12 @@ def _served(
     clients = {one.source for one in found if one.direction == "request"}
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
     for entry in flows_to(packet):
-        if destination_text(entry.client) in clients:
+        if (source := destination_text(entry.client)) in clients:
             endpoint, earlier = destination_text(entry.server), before.get(entry.entry_id, False)
             answered = endpoint in answers if earlier else entry.answered
             existed = entry.entry_id in before
             yield verdicts.TracedReply(
-                endpoint, answered, earlier, selection_of(packet, entry), existed, unpack(entry.seen)
+                endpoint, answered, earlier, selection_of(packet, entry), existed, unpack(entry.seen), source
             )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from kubeproxy.ask.kernel.journeys import CHOSEN, LEFT, Journey, KnownRules
 from kubeproxy.kernel.nftables.tables import HOOKS
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING
 from kubeproxy.model.addresses import PROTOCOLS
+from kubeproxy.wording import counted
 
 
 class TracedReply(Struct, frozen=True):
@@ -22,6 +24,12 @@ class TracedReply(Struct, frozen=True):
     selection: str = ""  # arguments of conntrack(8) that select the entry
     existed: bool = False  # whether the entry is older than the trace
     client: str = ""  # the client's address in packets to the endpoint
+    source: str = ""  # the client's address and port in packets to the Service
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether no reply ever arrived. An established connection may send packets that need no reply."""
+        return not (self.answered or self.earlier)
 
 
 class Serving(NamedTuple):
@@ -150,7 +158,10 @@ def _became(
         text = "no packet of this flow arrived: let the client send during the trace, or wait longer (--seconds)"
         return Verdict(text, None)
     if any(one.answered for one in served):
-        return _answered([one.endpoint for one in served if one.answered][-1], proxied=proxied)
+        failed = _failed(found, served)
+        endpoints = [one.endpoint for one in served if one.answered and one.endpoint not in failed]
+        made = _answered((endpoints or [one.endpoint for one in served if one.answered])[-1], proxied=proxied)
+        return _partly(made, failed, protocol, silent) if failed else made
     if silent:
         return Verdict(f"nothing here dropped it, but it did not leave this node: {silent}", passed=False)
     request = next((one for one in reversed(found) if one.direction == "request"), None)
@@ -174,12 +185,12 @@ _ROUTING = (
 
 
 def departed(found: Sequence[Journey], served: Sequence[TracedReply], made: Verdict, *, silent: str) -> bool:
-    """Return whether a request left this node for the endpoint of the last entry and got no accepted answer.
+    """Return whether a request left this node for the endpoint of the last entry and got no answer.
 
     `silent`: see verdict.
     """
     ended = (one.lost or (one.local and one.refusal) for one in found)
-    if made.passed or silent or not served or any(ended):
+    if made.passed or silent or not served or served[-1].answered or any(ended):
         return False
     here = {HOOKS[PREROUTING], HOOKS[INPUT]}
     return any(one.direction == "request" and one.last not in here for one in found)
@@ -222,18 +233,48 @@ def _answered(endpoint: str, *, proxied: bool) -> Verdict:
     return Verdict(f"{text}; its own connection to an endpoint is another flow", passed=True)
 
 
+def _failed(found: Sequence[Journey], served: Sequence[TracedReply]) -> dict[str, str]:
+    """Return the endpoints that refused connections or did not answer them, with a text; '' is the key of connections
+    that got no endpoint. Retransmissions belong to one connection.
+    """
+    answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
+    refusing = {one.source for one in found if one.refusal == "reset" and one.direction == "answer"} - answers
+    refused = Counter(one.endpoint for one in served if one.answered and one.endpoint in refusing)
+    silent = Counter(one.endpoint for one in served if one.unanswered)
+    texts = {end: f"{end} refused it with a reset ({counted(n, 'connection')})" for end, n in refused.items()}
+    texts |= {end: f"{end} did not ({counted(n, 'connection')})" for end, n in silent.items()}
+    known = {one.source for one in served}
+    ended = {one.source for one in found if one.direction == "request" and one.last in _BEFORE_ROUTING} - known
+    if ended:
+        texts[""] = f"{counted(len(ended), 'connection')} got no endpoint"
+    return texts
+
+
+_BEFORE_ROUTING = frozenset({HOOKS[PREROUTING], HOOKS[OUTPUT]})
+
+
+def _partly(made: Verdict, failed: Mapping[str, str], protocol: int, silent: str) -> Verdict:
+    """Return the verdict if some connections were answered, and others `failed`."""
+    text = "; ".join((made.text, *failed.values()))
+    text += f": {silent}" if silent else f" ({_SHOWS})"
+    if protocol == PROTOCOLS["UDP"]:
+        return Verdict(f"{text}, which over UDP need not mean anything", None)
+    return Verdict(text, passed=False)
+
+
+_SHOWS = "`kube-proxy why` shows rules that drop answers or leave them out of connection tracking"
+
+
 def _unanswered(served: Sequence[TracedReply], where: str, protocol: int, ruleset: KnownRules) -> Verdict:
     undropped = _undropped(ruleset)
     if not served:
         return Verdict(f"{undropped}, and connection tracking has no such connection (any more)", None)
     where = f"{undropped}: it {where}, {f'or {_UNSEEN}' * bool(ruleset.legacy)}and"
+    endpoints = ", ".join(dict.fromkeys(one.endpoint for one in served))
     if any(one.earlier for one in served):
-        text = f"no answer of {served[-1].endpoint} came during the trace; the connection was answered earlier"
+        text = f"no answer of {endpoints} came during the trace; the connection was answered earlier"
         return Verdict(f"{where} {text}", passed=False)
-    text = (
-        f"{where} connection tracking saw no answer of {served[-1].endpoint} (`kube-proxy why` shows rules that drop "
-        "answers or leave them out of it)"
-    )
+    text = f"{where} connection tracking saw no answer of {endpoints} ({_SHOWS})"
     if protocol == PROTOCOLS["UDP"]:
         return Verdict(f"{text}, which over UDP need not mean anything", None)
     return Verdict(text, passed=False)
