@@ -344,10 +344,17 @@ async def test_the_rules_of_a_stopped_proxy_are_compared_with_the_objects(bare: 
     status, text = await bare.ask(*asked)
     served = f"  ?  {begin} still serve 2 of 2 endpoints of default/web (read now): "
     assert (status, text.startswith(served), "Fix: start kube-proxy on this node" in text) == (2, True, True), text
+    status, text = await bare.ask("services", *asked[2:])
+    count = f"  ?  {begin} still serve 3 of 3 endpoints of 2 Services (read now): "  # with default/kubernetes
+    assert (status, text.startswith(count)) == (2, True), text
+    if bare.mode.name != "nftables":
+        status, text = await bare.ask("services", *asked[2:-2], "--proxy-mode", "nftables")
+        assert (status, f"no rules of nftables mode, but of {bare.mode.config['mode']} mode" in text) == (2, True), text
+        assert "Fix: give the --config of the stopped proxy" in text
     bare.endpoints("web", "a1 a3")
     bare.service("late", "a1")
     status, text = await bare.ask(*asked)
     served = f"  x  {begin} still serve 1 of 2 endpoints of default/web (read now): they differ from "
     assert (status, text.startswith(served)) == (1, True), text
     status, text = await bare.ask("services", "late", *asked[2:])
-    assert (status, " still serve 0 of 1 endpoints of default/late" in text.splitlines()[0]) == (1, True), text
+    assert (status, " still serve 0 of 1 endpoint of default/late" in text.splitlines()[0]) == (1, True), text

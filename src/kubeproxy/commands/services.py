@@ -11,15 +11,14 @@ the command then prints the Services that are new, changed or deleted."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from kubeproxy.ask.checks import contact
-from kubeproxy.ask.facts import Facts, ProgrammedService
+from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.listing import addresses, unserved
 from kubeproxy.ask.snapshot import FINE_STATES
-from kubeproxy.ask.source import Running, Source, knowing, source
+from kubeproxy.ask.source import Running, Source, doubted, knowing, outdated, source
 from kubeproxy.ask.state import service_text
 from kubeproxy.commands import NO, UNKNOWN, exit_code, output
 from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument
@@ -53,8 +52,8 @@ def run(given: argparse.Namespace) -> int:
 
 def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
     facts = knowing(asked)
-    old = list(_outdated(asked, facts))
-    if name is not None and not isinstance(asked, Running):
+    old = outdated(asked, facts)
+    if not isinstance(asked, Running):
         from kubeproxy.ask.kernel.stopped import left_behind  # noqa: PLC0415 - a running proxy needs no look
 
         old.insert(0, left_behind(asked, facts, name))
@@ -66,22 +65,10 @@ def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
             if finding.fix:
                 output.say(f"Fix: {finding.fix}")
 
-    made = _one(asked, name, head, warn) if name is not None else _all(asked, head, warn)
+    made = _one(asked, name, head, warn, old) if name is not None else _all(asked, head, warn)
     wrong = made.status == NO or any(one.is_wrong and one.about == "proxy" for one in old)
     unknown = made.status or any(one.severity < Severity.NOTE for one in old)
     return made._replace(status=exit_code(wrong=wrong, unknown=unknown))
-
-
-def _outdated(asked: Source, facts: Facts) -> Iterator[Diagnosis]:
-    """Check whether the objects may be outdated. If all watches are silent, a request to the server decides."""
-    if facts.reach is not None and asked.running and facts.reach.silent > contact.SILENT:
-        from kubeproxy.ask.checks import checkup, node  # noqa: PLC0415 - most answers do not need these modules
-
-        found = list(checkup.outdated(checkup.checked(asked, facts), facts.reach))
-        yield from node.conntrack_without_room() if any(one.is_wrong for one in found) else ()
-        yield from found
-    elif facts.reach is not None:
-        yield from contact.outdated(facts.reach)
 
 
 def _all(asked: Source, head: Mapping[str, object], warn: Callable[[], None]) -> WatchedAnswer:
@@ -100,10 +87,13 @@ def _all(asked: Source, head: Mapping[str, object], warn: Callable[[], None]) ->
     )
 
 
-def _one(asked: Source, name: ServiceName, head: Mapping[str, object], warn: Callable[[], None]) -> WatchedAnswer:
+def _one(
+    asked: Source, name: ServiceName, head: Mapping[str, object], warn: Callable[[], None], old: Sequence[Diagnosis]
+) -> WatchedAnswer:
     try:
         detail = asked.service(name)
-    except QuestionError as error:
+    except QuestionError as missing:
+        error = doubted(missing, old)
         fields = {**head, "namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)}
         return WatchedAnswer(fields, partial(_raise, error), {}, UNKNOWN)
     text = service_text(detail)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from kubeproxy.ask import lines
 from kubeproxy.ask.connection import PROBES, Explanation, tell
 from kubeproxy.ask.question import addressed
-from kubeproxy.ask.source import Source, knowing, source
+from kubeproxy.ask.source import Source, doubted, knowing, outdated, source
 from kubeproxy.ask.why import Explained
 from kubeproxy.commands import exit_code, output
+from kubeproxy.errors import QuestionError
 
 if TYPE_CHECKING:
     from kubeproxy.ask.kernel.tracing import Traced
@@ -37,7 +38,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     asked = source(given)
     facts = knowing(asked)
-    explained = asked.why(given.source, given.target, given.interface)
+    try:
+        explained = asked.why(given.source, given.target, given.interface)
+    except QuestionError as error:
+        raise doubted(error, outdated(asked, facts)) from error
     told = tell(asked, facts, explained, PROBES if not given.no_probe else ())
     people = given.output != "json"
     if people:

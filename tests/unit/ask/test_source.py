@@ -7,8 +7,10 @@ from typing import Any, cast
 import pytest
 
 from kubeproxy.ask.facts import ProgrammedService
-from kubeproxy.ask.source import Running
+from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.source import Running, doubted
 from kubeproxy.control.client import Client
+from kubeproxy.errors import QuestionError
 from kubeproxy.server.connection import REQUEST_BYTES
 
 LONG = "n" * 63
@@ -36,3 +38,15 @@ def test_services_are_asked_for(count: int, requests: int) -> None:
     wanted = EVERY[:count]
     assert [held.name for held in asked.services(wanted)] == (wanted or EVERY)
     assert (len(server.requests), max(server.requests) < REQUEST_BYTES - 1000) == (requests, True)
+
+
+def test_an_unknown_service_has_the_cause_for_which_it_may_be_unknown() -> None:
+    full = Diagnosis(Severity.BROKEN, "conntrack", "connection tracking is 100% full", fix="free some")
+    away = Diagnosis(Severity.BROKEN, "api", "the API server cannot be reached at h", fix="see it")
+    other = Diagnosis(Severity.NOTE, "proxy", "no kube-proxy runs here")
+    error = QuestionError("no Service default/new")
+    assert doubted(error, [other]) is error
+    assert str(doubted(error, [other, full, away])) == (
+        "connection tracking is 100% full, so the proxy may lack new Services: no Service default/new; the API server "
+        "cannot be reached at h. Fix: free some"
+    )

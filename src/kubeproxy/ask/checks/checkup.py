@@ -168,7 +168,7 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
     itself `answers`.
     """
     report = look_at_knowledge(node)
-    if any(one.is_wrong for one in report.findings):
+    if any(one.about == "api" for one in report.findings):
         report.look("conntrack", nodes.conntrack_without_room)
         report.findings = worst_first(report.findings)
     sight = _sight(report, rules)

@@ -32,7 +32,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
         if isinstance(error.__cause__, TimeoutError):
             why = "changes of Services and endpoints do not get into the kernel, whose last rules decide"
             fix = "see its log; then end the process, and the kubelet or systemd starts it again"
-            before = [Diagnosis(Severity.BROKEN, "proxy", "the proxy hangs: it did not answer", why, fix)]
+            before, silence = [Diagnosis(Severity.BROKEN, "proxy", f"the proxy hangs: {silence}", why, fix)], ""
         config = KubeProxyConfiguration()
         try:
             named = ("config", given.config), ("proxy-mode", given.proxy_mode)
