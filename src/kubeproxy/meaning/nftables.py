@@ -493,9 +493,9 @@ class _Rule:
             self._done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
         elif isinstance(one, x.Reject):
             self._done += [(Op.REFUSE, one.type == 1), (Op.VERDICT, DROP, "")]
-        elif isinstance(one, x.Redirect) or one.type == 1:
+        elif one.is_range or (isinstance(one, x.Nat) and one.type == 0):
+            raise UnknownRuleError("translation to a range" if one.is_range else "snat")
+        else:
             address = rules.HERE if isinstance(one, x.Redirect) else self._address(one.address)
             port = None if one.port is None else self._operand(self._get(one.port), 2)
             self._done += [(Op.TRANSLATE, address, port), (Op.VERDICT, ACCEPT, "")]
-        else:
-            raise UnknownRuleError("snat")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.kernel.nftables.tables import Hook
+from kubeproxy.kernel.nftables import expressions as x
+from kubeproxy.kernel.nftables.tables import ChainContents, Hook
+from kubeproxy.meaning import nftables
 from kubeproxy.meaning.compare import FirstPacket, outcomes
+from kubeproxy.meaning.nft_tables import NftTable
+from kubeproxy.meaning.rules import CompiledRules
 from support.rulesets import PLACE, nftables_rules
 
 KEY = "ip daddr . meta l4proto . th dport"
@@ -66,3 +70,12 @@ def test_a_source_address_that_a_rule_has_written_is_not_followed(rules: list[st
     assert (found.kind, share) == (wanted, 1.0)
     if wanted == "translated":
         assert (found.address, found.port) == (int.from_bytes(bytes((10, 96, 0, 1)), "big"), 80)
+
+
+@pytest.mark.parametrize(("last", "kind"), [(1, "translated"), (2, "unknown")])
+def test_a_translation_to_a_range_is_not_taken_for_its_first_address(last: int, kind: str) -> None:
+    addresses = x.Immediate(1, bytes((10, 244, 0, 1))), x.Immediate(2, bytes((10, 244, 0, 9)))
+    chain = ChainContents(Hook("nat", 0, -100), ((*addresses, x.Nat(1, 2, 1, last)),))
+    rules = CompiledRules(nftables.compiled(NftTable(2, "t", {"nat-prerouting": chain}, {}), PLACE))
+    ((found, _),) = outcomes(rules, PLACE, FirstPacket("10.244.0.9", "10.96.0.1", 6, 80, "eth0", ""))
+    assert found.kind == kind

@@ -259,6 +259,11 @@ class Nat(Expression, frozen=True):
     port_last: int | None = None
     flags: int = 0
 
+    @property
+    def is_range(self) -> bool:
+        """Whether the kernel picks one of several addresses or ports."""
+        return self.address_last not in {None, self.address} or self.port_last not in {None, self.port}
+
 
 class Masquerade(Expression, frozen=True):
     """Translates the connection's source to an address of the outgoing interface."""
@@ -278,6 +283,11 @@ class Redirect(Expression, frozen=True):
     port: int | None = None
     port_last: int | None = None
     flags: int = 0
+
+    @property
+    def is_range(self) -> bool:
+        """Whether the kernel picks one of several ports."""
+        return self.port_last not in {None, self.port}
 
 
 class Reject(Expression, frozen=True):

@@ -172,28 +172,18 @@ def _holds(process: Path, links: set[str]) -> bool:
 
 
 def _listeners(port: int, net: Path, address: bytes = b"") -> set[str]:
-    """Return the inodes of the sockets that listen on a port; with a packed address, on this address and port."""
-    found = set()
-    wanted = b":%04X " % port
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = (net / table).read_bytes().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...
-            if wanted in line:
-                words = line.split()
-                is_here = len(words) > 9 and words[1].endswith(wanted.strip()) and words[3] == _LISTEN.encode()
-                if is_here and _serves(words[1].decode(errors="replace"), address):
-                    found.add(words[9].decode(errors="replace"))
+    """Return the inodes of the sockets that listen on a TCP port, or on a port of one address (packed)."""
+    found: set[str] = set()
+    for family in Family:
+        with suppress(ApplyError):
+            each = listeners(family, socket.IPPROTO_TCP, net)
+            found |= {inode for inode, one in each.items() if one.port == port and _serves(one.address, address)}
     return found
 
 
-def _serves(text: str, address: bytes) -> bool:
-    """Return whether a socket with this local address and port receives connections to an address (b"" for any)."""
-    bound = _endpoint(text).address if address else b""
-    return bound == address or not any(bound)
+def _serves(bound: bytes, address: bytes) -> bool:
+    """Return whether a socket bound to an address, zeros for any, serves an address, b"" for any."""
+    return not address or bound == address or not any(bound)
 
 
 _SOCKET_TABLES: Final = {
@@ -203,6 +193,7 @@ _SOCKET_TABLES: Final = {
     (Family.IPV6, socket.IPPROTO_UDP): "udp6",
 }
 _LISTEN: Final = "0A"  # TCP_LISTEN
+_NET: Final = Path("/proc/thread-self/net")
 _UNCONNECTED: Final = "07"  # TCP_CLOSE, the state of UDP sockets without a peer
 
 
@@ -218,9 +209,9 @@ def listening(family: Family, protocol: int) -> frozenset[Listening]:
     return frozenset(listeners(family, protocol).values())
 
 
-def listeners(family: Family, protocol: int) -> dict[str, Listening]:
+def listeners(family: Family, protocol: int, net: Path = _NET) -> dict[str, Listening]:
     """Return the addresses and ports on which sockets of a family listen, by the socket's inode. Raises ApplyError."""
-    path = Path("/proc/thread-self/net", _SOCKET_TABLES[family, protocol])
+    path = net / _SOCKET_TABLES[family, protocol]
     try:
         lines = path.read_text().splitlines()[1:]
     except FileNotFoundError:  # the kernel has no IPv6
@@ -228,7 +219,8 @@ def listeners(family: Family, protocol: int) -> dict[str, Listening]:
     except OSError as error:
         raise ApplyError(f"cannot read {path}: {error.strerror}") from error
     wanted = _LISTEN if protocol == socket.IPPROTO_TCP else _UNCONNECTED
-    rows = (line.split(None, 10) for line in lines)
+    # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...
+    rows = (line.split(None, 10) for line in lines if f" {wanted} " in line)
     return {row[9]: _endpoint(row[1]) for row in rows if row[3] == wanted}
 
 
