@@ -16,6 +16,7 @@ from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, 
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity, end_of
 from kubeproxy.ask.kernel import present
+from kubeproxy.ask.question import counted_host
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import POLICIES, Explained, Target, Why, unmasqueraded
 from kubeproxy.backends.mode import FlowsEnd
@@ -355,7 +356,10 @@ def _unreturned(why: Why, astray: Collection[str], node: CheckedNode) -> Iterato
     lost = [one for one in why.endpoints if one.address in astray]
     if lost:
         share = sum(one.share for one in lost)
-        what, fix = unmasqueraded(node.config.local_mode, family_of(end_of(lost[0].address)[0]))
+        family = family_of(end_of(lost[0].address)[0])
+        facts, client = node.facts, pack(why.source)
+        counted = counted_host(facts.world, facts.node, client) if facts is not None and client is not None else ""
+        what, fix = unmasqueraded(node.config.local_mode, family, counted)
         text = (
             f"{share:.1%} of the connections time out, because this node does not replace the client's address: "
             "the endpoint answers the client directly, with an address that the client did not ask"

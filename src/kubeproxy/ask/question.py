@@ -1,16 +1,32 @@
-"""Parses an operator's question: a source, and a destination that is an address or the name of a Service. Pure."""
+"""Parses an operator's question: a source, and a destination that is an address or the name of a Service. Finds the
+node of a client by slices, podCIDRs and the configured pod network. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from typing import Final, Literal
+
+from msgspec import Struct
 
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.errors import QuestionError
-from kubeproxy.model.addresses import PROTOCOL_NAMES, PROTOCOLS, Family, family_of, pack, unpack
+from kubeproxy.model.addresses import (
+    PROTOCOL_NAMES,
+    PROTOCOLS,
+    Family,
+    family_of,
+    pack,
+    parse_networks,
+    unpack,
+    within,
+)
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.compile import skipped
-from kubeproxy.model.objects import LABEL
-from kubeproxy.model.plan import Frontend, FrontendKind, ServiceName, ServicePlan
+from kubeproxy.model.objects import LABEL, Node
+from kubeproxy.model.plan import Frontend, FrontendKind, Globals, ServiceName, ServicePlan
+from kubeproxy.model.world import pod_cidrs, used_pod_networks
 
 NODE = "node"  # name of this node as a source; the kernel picks the address
 _SHOWN = 3  # maximum number of Services in other namespaces that an error message proposes
@@ -140,3 +156,91 @@ def _cluster_ips(plans: tuple[ServicePlan, ...], family: Family | None) -> Itera
         for frontend in plan.frontends:
             if frontend.kind is FrontendKind.CLUSTER and family in {None, plan.key.family}:
                 yield plan, frontend
+
+
+class Elsewhere(Struct, frozen=True, rename="camel"):
+    """Another node decides: its name ('' if unknown), the reason, the field that is the cause, and the end of the
+    connection that is on that node.
+    """
+
+    node: str
+    reason: str
+    field: str
+    end: Literal["client", "destination"] = "client"
+
+
+def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
+    """Return the other node of a client; None if the client is on this node, or its node is unknown."""
+    planner, local = snapshot.planner, snapshot.addresses
+    if source is None or source in local:
+        return None
+    own = planner.world.node_name
+    found = dict(nodes_of(snapshot, source))
+    if own in found:
+        return None
+    for node, slice_name in found.items():
+        return Elsewhere(node, f"{unpack(source)} is on {node}", f"nodeName in EndpointSlice {slice_name}")
+    networks = pod_cidrs(planner.nodes.get(own))
+    ranges = parse_networks(networks, family_of(source))
+    ours = planner.world.of(family_of(source))
+    is_pod = ours is not None and ours.detector.holds(source, "")
+    # Some CNI plugins do not assign pod addresses from podCIDRs. If they do, this node has an address in its podCIDRs.
+    if (
+        is_pod
+        and not counted_host(planner.world, planner.nodes.get(own), source)
+        and not within(source, ranges)
+        and any(within(one, ranges) for one in local)
+    ):
+        reason = f"{unpack(source)} is a pod's, and of none of this node's pod networks ({', '.join(networks)})"
+        return Elsewhere("", reason, "spec.podCIDRs of this Node")
+    return None
+
+
+_NODES_OF_A_CLUSTER: Final = 8
+"""Bits by which the network of all pods is usually larger than that of one node."""
+
+
+def counted_host(world: Globals, node: Node | None, client: bytes) -> str:
+    """Return an address of this Node that the configured pod network contains, if the network contains a client too:
+    hosts then count as pods, and the client may be a host. '' if the network contains only pods, or if the client's
+    address is near this Node's podCIDRs, so that it is probably a pod.
+    """
+    part = world.of(family_of(client))
+    if part is None or part.detector.kind != "network" or not part.detector.holds(client, ""):
+        return ""
+    own = [ip_network(one, strict=False) for one in pod_cidrs(node)]
+    near = [one.supernet(min(_NODES_OF_A_CLUSTER, one.prefixlen)) for one in own]
+    if any(ip_address(client) in one for one in near):
+        return ""
+    return next((unpack(one) for one in part.node_ips if part.detector.holds(one, "")), "")
+
+
+def is_own_pod(snapshot: Snapshot, source: bytes | None) -> bool:
+    """Return whether a client is a pod of this node, by its address in slices or in the podCIDRs of this Node."""
+    own, local = snapshot.planner.world.node_name, snapshot.addresses
+    if source is None or own in dict(nodes_of(snapshot, source)):
+        return True
+    return within(source, used_pod_networks(snapshot.planner.nodes.get(own), family_of(source), local))
+
+
+def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
+    """Return the client's address if another Node may have it, else None. The proxy watches only its own Node, so
+    another Node may have the address if neither this node, nor an endpoint, nor a pod has it, and the destination is no
+    address of this node.
+    """
+    source, local = packet.source, snapshot.addresses
+    if source is None or packet.interface or source in local or packet.destination in local:
+        return None
+    ours = snapshot.planner.world.of(family_of(source))
+    is_pod = ours is not None and ours.detector.holds(source, "")
+    return None if is_pod or any(nodes_of(snapshot, source)) else source
+
+
+def nodes_of(snapshot: Snapshot, address: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the nodeNames of an address in EndpointSlices, each with the slice's name."""
+    for (namespace, _), pieces in snapshot.planner.slices.items():
+        for name, piece in pieces.items():
+            if piece.family is family_of(address) and piece.holds(address):
+                for endpoint in piece.endpoints:
+                    if endpoint.address == address and endpoint.node:
+                        yield endpoint.node, f"{namespace}/{name}"

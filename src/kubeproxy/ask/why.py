@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.ask.question import NODE
+from kubeproxy.ask.question import NODE, Elsewhere, counted_host, home, is_own_pod, nodes_of, stranger
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import local_addresses
@@ -35,7 +34,7 @@ from kubeproxy.model.addresses import (
 from kubeproxy.model.answer import Answer, AnswerStep, Choice, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import UNPLACED, Absent
 from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, Policy, ServicePlan
-from kubeproxy.model.world import PRIMARY, TO_BE_DELETED_TAINT, eligible, pod_cidrs, used_pod_networks
+from kubeproxy.model.world import PRIMARY, TO_BE_DELETED_TAINT, eligible
 from kubeproxy.wording import counted
 
 
@@ -131,10 +130,14 @@ WIDEN_CLUSTER_CIDR = (
 )
 
 
-def unmasqueraded(local_mode: str, family: Family) -> tuple[str, str]:
+def unmasqueraded(local_mode: str, family: Family, counted: str = "") -> tuple[str, str]:
     """Return the reason, and the fix, if this node does not masquerade connections of outside clients to cluster IPs of
     a family: it recognises pods by their network, and has no network of this family.
     """
+    if counted:
+        fix = "have clusterCIDR contain the networks of pods alone; see first what that changes here: "
+        reason = f"clusterCIDR contains the Node's own address {counted}, so clients outside count as pods"
+        return reason, f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`"
     if local_mode == "NodeCIDR":
         fix = f"have the controller manager allocate {family.label} podCIDRs (--cluster-cidr), or use clusterCIDR"
         return f"the podCIDRs of this Node have no {family.label} network (detectLocalMode is NodeCIDR)", fix
@@ -185,7 +188,9 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
     hosted = packet.destination if made.outcome is Outcome.NOT_OURS and made.steps[-1].field in _OF_NODES else None
-    kept = made.keeps_outside and not _is_own_pod(snapshot, packet.source)
+    world, own = snapshot.planner.world, snapshot.planner.nodes.get(snapshot.planner.world.node_name)
+    keeps = made.keeps_outside or (packet.source is not None and counted_host(world, own, packet.source))
+    kept = bool(keeps) and not is_own_pod(snapshot, packet.source)
     return Explained(why, made.plan, snapshot.planner.world, packet, unknown, hosted, made.policy, kept)
 
 
@@ -289,7 +294,7 @@ def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool)
     connection is masqueraded.
     """
     places, own = _places(snapshot, made.plan) if made.plan is not None else {}, snapshot.planner.world.node_name
-    node_of = dict(_nodes(snapshot, packet.destination)) if made.plan is None else {}
+    node_of = dict(nodes_of(snapshot, packet.destination)) if made.plan is None else {}
     unplanned = (next(iter(node_of), ""), "", False)
     is_own = packet.source in snapshot.addresses
     for one in made.choices:
@@ -424,67 +429,3 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
         all_of_them = count == len(fields)
         what = "all endpoints are" if all_of_them else counted(count, "endpoint", "is")
         yield f"{what} terminating: start others"
-
-
-class Elsewhere(Struct, frozen=True, rename="camel"):
-    """Another node decides: its name ('' if unknown), the reason, the field that is the cause, and the end of the
-    connection that is on that node.
-    """
-
-    node: str
-    reason: str
-    field: str
-    end: Literal["client", "destination"] = "client"
-
-
-def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
-    """Return the other node of a client; None if the client is on this node, or its node is unknown."""
-    planner, local = snapshot.planner, snapshot.addresses
-    if source is None or source in local:
-        return None
-    own = planner.world.node_name
-    found = dict(_nodes(snapshot, source))
-    if own in found:
-        return None
-    for node, slice_name in found.items():
-        return Elsewhere(node, f"{unpack(source)} is on {node}", f"nodeName in EndpointSlice {slice_name}")
-    networks = pod_cidrs(planner.nodes.get(own))
-    ranges = parse_networks(networks, family_of(source))
-    ours = planner.world.of(family_of(source))
-    is_pod = ours is not None and ours.detector.holds(source, "")
-    # Some CNI plugins do not assign pod addresses from podCIDRs. If they do, this node has an address in its podCIDRs.
-    if is_pod and not within(source, ranges) and any(within(one, ranges) for one in local):
-        reason = f"{unpack(source)} is a pod's, and of none of this node's pod networks ({', '.join(networks)})"
-        return Elsewhere("", reason, "spec.podCIDRs of this Node")
-    return None
-
-
-def _is_own_pod(snapshot: Snapshot, source: bytes | None) -> bool:
-    """Return whether a client is a pod of this node, by its address in slices or in the podCIDRs of this Node."""
-    own, local = snapshot.planner.world.node_name, snapshot.addresses
-    if source is None or own in dict(_nodes(snapshot, source)):
-        return True
-    return within(source, used_pod_networks(snapshot.planner.nodes.get(own), family_of(source), local))
-
-
-def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
-    """Return the client's address if another Node may have it, else None. The proxy watches only its own Node, so
-    another Node may have the address if neither this node, nor an endpoint, nor a pod has it, and the destination is no
-    address of this node.
-    """
-    source, local = packet.source, snapshot.addresses
-    if source is None or packet.interface or source in local or packet.destination in local:
-        return None
-    ours = snapshot.planner.world.of(family_of(source))
-    is_pod = ours is not None and ours.detector.holds(source, "")
-    return None if is_pod or any(_nodes(snapshot, source)) else source
-
-
-def _nodes(snapshot: Snapshot, address: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the nodeNames of an address in EndpointSlices, each with the slice's name."""
-    for (namespace, _), pieces in snapshot.planner.slices.items():
-        for name, piece in pieces.items():
-            if piece.family is family_of(address) and piece.holds(address):
-                for endpoint in piece.endpoints:
-                    if endpoint.address == address and endpoint.node:
-                        yield endpoint.node, f"{namespace}/{name}"

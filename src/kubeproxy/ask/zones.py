@@ -13,7 +13,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kubeproxy.ask.why import Elsewhere, Explained, Why, moved
+from kubeproxy.ask.question import Elsewhere
+from kubeproxy.ask.why import Explained, Why, moved
 from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.route import source_for

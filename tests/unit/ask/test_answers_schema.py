@@ -22,9 +22,10 @@ from kubeproxy.ask.kernel.looks import Seen
 from kubeproxy.ask.kernel.present import Probe, Report
 from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
 from kubeproxy.ask.outlook import Outlook
+from kubeproxy.ask.question import Elsewhere
 from kubeproxy.ask.shifts import Shift
 from kubeproxy.ask.state import SCHEMA_VERSION
-from kubeproxy.ask.why import Elsewhere, Missing, Target, Why
+from kubeproxy.ask.why import Missing, Target, Why
 from kubeproxy.commands import ALONE, COMMANDS, services
 from kubeproxy.commands.parsers import run
 from kubeproxy.commands.shadow import LastedDifference, ShadowReport

@@ -300,6 +300,10 @@ CASES: dict = {
         [(BROKEN, "Node a has the addresses 10.0.0.2, and this machine has none of them")],
     ),
     "pod networks": (identity.networked(node(cidrs=["10.244.0.0/24"]), "NodeCIDR"), []),
+    "a pod network with the Node's address": (
+        identity.networked(node(("InternalIP", "10.0.0.1")), "ClusterCIDR", ["10.0.0.0/8"]),
+        [(NOTE, "clusterCIDR 10.0.0.0/8 contains the Node's own address 10.0.0.1")],
+    ),
     "pod networks that nobody asks for": (identity.networked(node(), "ClusterCIDR"), []),
     "pod networks in clusterCIDR": (
         identity.networked(node(cidrs=["10.244.0.0/24"]), "ClusterCIDR", ["10.244.0.0/16"], {pack("10.244.0.1")}),

@@ -20,7 +20,8 @@ from kubeproxy.ask.connection import _around as around
 from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.kernel.present import Probe, ProbedFor
-from kubeproxy.ask.why import Elsewhere, Explained, Target, Why
+from kubeproxy.ask.question import Elsewhere
+from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration

@@ -7,7 +7,7 @@ import pytest
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask.connection import Explanation, tell
 from kubeproxy.ask.desk import Desk
-from kubeproxy.ask.question import packet
+from kubeproxy.ask.question import counted_host, packet
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain
 from kubeproxy.backends import iptables
@@ -16,6 +16,7 @@ from kubeproxy.kernel.proc import processes
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import EndpointPort, ServicePort
+from kubeproxy.model.plan import Detector
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import (
     HERE,
@@ -233,3 +234,28 @@ def test_an_endpoints_own_address_is_forwarded_untranslated(source, target, head
     assert f": {heading}" in why.heading
     assert [one.node for one in why.endpoints] == ([node] if node else [])
     assert why.direct is bool(node)
+
+
+@pytest.mark.parametrize(
+    ("network", "client", "counted"),
+    [
+        ("0.0.0.0/0", "192.0.2.77", NODE_IPS[Family.IPV4]),  # a host, and the network contains this Node
+        ("0.0.0.0/0", "10.244.9.9", ""),  # near the Node's podCIDRs: probably a pod of another node
+        ("10.244.0.0/16", "192.0.2.77", ""),  # not recognised as a pod
+        ("10.0.0.0/8", "10.1.2.3", ""),  # the network contains no host that is known
+    ],
+)
+def test_a_host_in_a_pod_network_that_is_too_wide_is_not_a_pod_of_another_node(
+    network: str, client: str, counted: str
+) -> None:
+    wide = world(detector=Detector("network", network))
+    found = counted_host(wide, node_object(HERE, pod_cidrs=["10.244.0.0/24"]), address(client))
+    assert found == counted
+    planner = subject(GATEWAY).planner
+    planner.set_world(wide)
+    planner.take()
+    made = snapshot(planner, {Family.IPV4: [address(a) for a in (NODE_IPS[Family.IPV4], GATEWAY)]})
+    explained = explain(made, packet(made, client, "default/web:80"))
+    assert explained.keeps_outside is bool(counted)
+    is_pod = wide.of(Family.IPV4).detector.holds(address(client), "")  # type: ignore[union-attr]
+    assert (explained.why.elsewhere is None) is (bool(counted) or not is_pod)

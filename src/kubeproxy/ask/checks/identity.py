@@ -6,11 +6,15 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.ask.why import WIDEN_CLUSTER_CIDR
+from kubeproxy.ask.why import WIDEN_CLUSTER_CIDR, unmasqueraded
 from kubeproxy.model.addresses import Family, network_text, parse_networks, unpack, within
 from kubeproxy.model.objects import Node
 from kubeproxy.model.world import listed_addresses, pod_cidrs, used_pod_networks
 
+_HOSTS_COUNT: Final = (
+    "other hosts of that network count as pods: their connections to cluster IPs are not masqueraded, and those to "
+    "endpoints on other nodes time out"
+)
 _WHY_NAME: Final = (
     "endpoints of this node are not known as its own: local traffic policies find none, zones and pod networks are "
     "another node's or none"
@@ -96,6 +100,11 @@ def networked(
         if missing:
             what = f"clusterCIDR {','.join(cluster_cidrs)} does not contain podCIDRs of this Node: {', '.join(missing)}"
             yield Diagnosis(Severity.BROKEN, "node", what, why, WIDEN_CLUSTER_CIDR)
+        hosts = [one for _, one in listed_addresses(node) if len(one) == family.address_size and within(one, known)]
+        if hosts:
+            what = f"clusterCIDR {','.join(cluster_cidrs)} contains the Node's own address {unpack(hosts[0])}"
+            fix = "if such hosts use cluster IPs: " + unmasqueraded(local_mode, family, unpack(hosts[0]))[1]
+            yield Diagnosis(Severity.NOTE, "node", what, _HOSTS_COUNT, fix)
 
 
 def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[Diagnosis]:
