@@ -1,6 +1,7 @@
 """The subcommands of kube-proxy by name, with a summary of each. A subcommand runs in its own process, which queries
 the proxy over the control socket and reads the kernel."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ ALONE: Final = frozenset({"completion"})  # commands that need neither a proxy n
 HIDDEN: Final[dict[str, str]] = {"companion": "answers for the page of a running proxy"}
 """Commands that only the proxy itself starts."""
 
+_UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 YES, NO, UNKNOWN = 0, 1, 2  # exit codes: no problem, a problem, and unknown
 
 
@@ -54,5 +56,11 @@ def completed(command: Callable[[], int], form: str = "text") -> int:
             json({"error": str(error)})
         return UNKNOWN
     except KeyboardInterrupt:
+        return UNKNOWN
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        print(f"Error: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        sys.stdout = None  # otherwise the interpreter flushes standard output again at exit, and prints an error
         return UNKNOWN
     return status

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +54,14 @@ def test_only_a_terminal_gets_wrapped_lines(is_terminal, count, monkeypatch, cap
     output.say("Fix: sysctl -w net.ipv4.conf.all.rp_filter=2")
     output.table(("A", "B"), [("a long cell of this table", "another one")])
     assert capsys.readouterr().out.count("\n") == 3
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_output_on_a_full_disk_is_unknown_and_not_wrong(form: str) -> None:
+    show = {"text": "output.say('x')", "json": "output.json({})"}[form]
+    program = f"import sys; from kubeproxy.commands import completed, output; sys.exit(completed(lambda: {show} or 1))"
+    with Path("/dev/full").open("w") as full:
+        made = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (made.returncode, made.stderr) == (2, "Error: cannot write to standard output: No space left on device\n")
