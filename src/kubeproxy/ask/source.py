@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.facts import Facts, NodeListener, Objects, ProgrammedService
-from kubeproxy.ask.finding import Diagnosis
 from kubeproxy.ask.why import Explained
 from kubeproxy.control.client import Client
-from kubeproxy.errors import ConfigError, NoAnswerError, QuestionError
+from kubeproxy.errors import ConfigError, NoAnswerError
 from kubeproxy.features import FEATURES
 from kubeproxy.model.plan import ServiceName
 
@@ -104,28 +103,6 @@ def knowing(asked: Source) -> Facts:
         for full in node.conntrack_without_room():
             raise NoAnswerError(f"{full.text}. Therefore {unlisted}: {finding.what}. Fix: {full.fix}")
     raise NoAnswerError(f"{unlisted}: {finding.what}. Fix: {finding.fix}")
-
-
-def outdated(asked: Source, facts: Facts) -> list[Diagnosis]:
-    """Return the findings that the objects may be outdated, a full connection table first, because it is the cause. If
-    all watches are silent, a request to the server decides.
-    """
-    if facts.reach is None or not asked.running or facts.reach.silent <= contact.SILENT:
-        return list(contact.outdated(facts.reach)) if facts.reach is not None else []
-    from kubeproxy.ask.checks import checkup, node  # noqa: PLC0415 - most answers do not need these modules
-
-    found = list(checkup.outdated(checkup.checked(asked, facts), facts.reach))
-    return [*node.conntrack_without_room(), *found] if found else []
-
-
-def doubted(error: QuestionError, found: Sequence[Diagnosis]) -> QuestionError:
-    """Return the error of a question about an unknown Service, with the reason why the proxy may lack the Service."""
-    causes = [one for one in found if one.about in {"api", "conntrack"}]
-    if not causes:
-        return error
-    first, *others = [one.what for one in causes]
-    text = "; ".join((f"{first}, so the proxy may lack new Services: {error}", *others))
-    return QuestionError(f"{text}. Fix: {causes[0].fix}")
 
 
 def source(arguments: argparse.Namespace) -> Source:

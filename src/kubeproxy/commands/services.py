@@ -14,11 +14,12 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from kubeproxy.ask.checks.doubts import doubted, outdated
 from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.listing import addresses, unserved
 from kubeproxy.ask.snapshot import FINE_STATES
-from kubeproxy.ask.source import Running, Source, doubted, knowing, outdated, source
+from kubeproxy.ask.source import Running, Source, knowing, source
 from kubeproxy.ask.state import service_text
 from kubeproxy.commands import NO, UNKNOWN, exit_code, output
 from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument

@@ -16,9 +16,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from kubeproxy.ask import lines
+from kubeproxy.ask.checks.doubts import doubted, outdated
 from kubeproxy.ask.connection import PROBES, Explanation, tell
 from kubeproxy.ask.question import addressed
-from kubeproxy.ask.source import Source, doubted, knowing, outdated, source
+from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Explained
 from kubeproxy.commands import exit_code, output
 from kubeproxy.errors import QuestionError

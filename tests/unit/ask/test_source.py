@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from kubeproxy.ask.checks.doubts import doubted
 from kubeproxy.ask.facts import ProgrammedService
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.ask.source import Running, doubted
+from kubeproxy.ask.source import Running
 from kubeproxy.control.client import Client
 from kubeproxy.errors import QuestionError
 from kubeproxy.server.connection import REQUEST_BYTES
