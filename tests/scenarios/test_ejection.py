@@ -48,7 +48,7 @@ async def knock(live: Live, front: Front, count: int, place: str = "pod") -> tup
     probes = [live.cluster.probe(place, "tcp", *front, 10.0) for _ in range(count)]
     answers = await asyncio.gather(*probes)
     names = {answer.pod if isinstance(answer, Answer) else str(answer) for answer in answers}
-    return names, max(answer.seconds for answer in answers if isinstance(answer, Answer))
+    return names, max([answer.seconds for answer in answers if isinstance(answer, Answer)], default=0.0)
 
 
 async def ejected(live: Live, front: Front, left: str) -> None:
