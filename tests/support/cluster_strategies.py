@@ -171,6 +171,10 @@ events = (
 BOTH = (Family.IPV4, Family.IPV6)
 
 
+def asking_ranges(text: str) -> Annotations:
+    return Annotations(port_ranges=text)
+
+
 rivals = st.builds(
     service,
     st.sampled_from(["a", "b", "c"]),
@@ -188,6 +192,9 @@ rivals = st.builds(
     ),
     ports=st.sampled_from(
         [[ServicePort(port=80)], [ServicePort(port=80, node_port=30080)], [ServicePort(port=30080)]],
+    ),
+    annotations=st.sampled_from(
+        [None, None, *map(asking_ranges, ("70-90/tcp", "85-200/tcp", "100-30079/tcp", "9-9/tcp,30080-40000/TCP"))]
     ),
 )
 """Services that ask for the same few addresses and NodePorts, and for each other's."""

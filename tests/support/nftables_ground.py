@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.backends.nftables.backend import NftablesBackend
-from kubeproxy.backends.nftables.layout import CLIENTS, NUMBER_MAPS, TABLE, VERDICT_MAPS, SetId
+from kubeproxy.backends.nftables.layout import CLIENTS, NUMBER_MAPS, RANGE_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.changes import monitor_table
@@ -313,7 +313,7 @@ def without_slots(contents: Contents) -> dict[str, object]:
     """
     result: dict[str, object] = {"pools": _same_numbers(contents)}
     lists: dict[str, list[str]] = {}
-    for numbered in NUMBER_MAPS:
+    for numbered in (*NUMBER_MAPS, *RANGE_MAPS):
         for element in sorted(contents.get(numbered, ())):
             frontend, _, number = element.partition(" : ")
             lists.setdefault(number, []).append(f"{numbered} {frontend}")
@@ -332,8 +332,14 @@ def without_slots(contents: Contents) -> dict[str, object]:
             result[name] = _pools(
                 {f"{numbers.get(pool)} . {slot} : {endpoints.get(each)}" for pool, slot, each in parts}
             )
-        elif name in NUMBER_MAPS or name in {SetId.SESSION_ENDPOINTS, CLIENTS}:
+        elif name in {*NUMBER_MAPS, *RANGE_MAPS, SetId.SESSION_ENDPOINTS, CLIENTS}:
             continue
+        elif name == SetId.RANGE_ENDPOINTS:
+            parts = (element.split(" : ") for element in elements)
+            result[name] = sorted(f"{endpoints.get(number)} {address}" for number, address in parts)
+        elif name == SetId.RANGE_CHAINS:
+            parts = (element.split(" : ") for element in elements)
+            result[name] = sorted(f"{numbers.get(number)} {chain}" for number, chain in parts)
         elif not name.endswith("endpoints") or name == "hairpin-endpoints":
             result[name] = elements
         else:
@@ -355,7 +361,7 @@ def _pools(elements: set[str]) -> dict[str, tuple[set[str], list[str]]]:
 
 def _same_numbers(contents: Contents) -> set[frozenset[str]]:
     pools: dict[str, set[str]] = {}
-    for name in NUMBER_MAPS:
+    for name in (*NUMBER_MAPS, *RANGE_MAPS):
         for element in contents.get(name, ()):
             frontend, _, number = element.partition(" : ")
             pools.setdefault(number, set()).add(f"{name} {frontend}")

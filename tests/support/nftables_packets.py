@@ -74,6 +74,11 @@ def check(kernel: FakeKernel, world: Globals, family: Family, plans: Iterable[Se
             if nodeport:
                 packet = Packet("node", LOOPBACK[family], LOOPBACK[family], frontend.protocol, frontend.port, True)
                 assert fate(kernel, packet) == _wanted(cluster, packet, hairpin), packet
+        for span in plan.port_ranges:
+            for origin, text in SOURCES[family]:
+                for port in (span.port, span.last, span.last + 1):
+                    packet = Packet(origin, _packed(text), span.address, span.protocol, port)
+                    assert fate(kernel, packet) == _wanted(cluster, packet, hairpin), f"{plan.key} {span} {packet}"
     for address in guarded:
         for origin, text in SOURCES[family]:
             packet = Packet(origin, _packed(text), address, socket.IPPROTO_TCP, UNUSED_PORT)
@@ -100,6 +105,17 @@ class _Cluster:
 
     def owner(self, family: Family, key: bytes) -> ServiceName | None:
         return self._owners.get((family, key))
+
+    def range_owner(self, family: Family, key: bytes) -> ServiceName | None:
+        return next(
+            (
+                name
+                for name, compiled in self.compiled.items()
+                for plan in compiled.plans
+                if any(span.covers(key) for span in plan.port_ranges)
+            ),
+            None,
+        )
 
     def claimants(self, plan: ServicePlan, frontend: Frontend) -> list[str]:
         return []

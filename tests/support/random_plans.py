@@ -77,6 +77,7 @@ def endpoints(draw, family: Family):
     return found
 
 
+RANGES = (None, None, None, "10000-20000/udp", "10000-10999/tcp,1-79/sctp")
 ALGORITHMS = (*[None] * 30, "maglev-251")
 WEIGHTS = (None, None, None, f"{HERE}=0", f"{THERE}=50", f"{HERE}=50,{THERE}=25")
 
@@ -90,7 +91,11 @@ def subjects(draw, family: Family, number: int):
     return service(
         f"s{number}",
         where.cluster.format(number),
-        annotations=Annotations(weights=draw(st.sampled_from(WEIGHTS)), algorithm=draw(st.sampled_from(ALGORITHMS))),
+        annotations=Annotations(
+            weights=draw(st.sampled_from(WEIGHTS)),
+            algorithm=draw(st.sampled_from(ALGORITHMS)),
+            port_ranges=draw(st.sampled_from(RANGES)),
+        ),
         ports=[
             ServicePort(
                 port=80 + i,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from kubeproxy.model.addresses import PORT_BYTES, Family, front_text
+from kubeproxy.model.addresses import PORT_BYTES, Family, host_port, unpack
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Service
 from kubeproxy.model.plan import Policy, ServicePlan
@@ -22,7 +22,9 @@ class EndpointCount(NamedTuple):
 def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
     """Yield the distinct frontends of a Service as text; a NodePort has the address *."""
     yield from dict.fromkeys(
-        front_text(one.address, one.port, one.protocol) for plan in plans for one in plan.frontends
+        host_port(unpack(one.address) if one.address else "*", one.port_text.lower())
+        for plan in plans
+        for one in plan.all_frontends
     )
 
 

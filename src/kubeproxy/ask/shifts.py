@@ -231,7 +231,7 @@ def _questions(
         compiled = side.planner.compiled.get(name)
         for plan in compiled.plans if compiled is not None else ():
             endpoints = {one[:-2] for one in plan.serving}
-            for frontend in plan.frontends:
+            for frontend in plan.all_frontends:
                 family = plan.key.family
                 if (family, frontend.key) not in asked:
                     asked.add((family, frontend.key))

@@ -122,6 +122,11 @@ def _port(plan: ServicePlan, pieces: Collection[Slice], planner: Planner) -> Jso
         "endpoints": _pool(plan.cluster),
         "localEndpoints": _pool(plan.local),
     }
+    if plan.port_ranges:
+        found["portRanges"] = [
+            _frontend(plan, span) | {"address": unpack(span.address), "ports": span.port_text}
+            for span in plan.port_ranges
+        ]
     if len(plan.serving) > len(plan.cluster):
         drained = plan.balance.drained if plan.balance is not None else ()
         used = {*plan.cluster, *plan.local, *drained, *(plan.ejected or ())}
@@ -235,13 +240,14 @@ def _port_lines(port: Json, title: str) -> Iterator[str]:
     affinity += f", {port['algorithm']}" if "algorithm" in port else ""
     name = f"{port['name']} " if port["name"] else ""
     yield f"  {title}{name}{port['protocol']} {port['family']}{affinity}"
-    for frontend in port["frontends"]:
+    for frontend in (*port["frontends"], *port.get("portRanges", ())):
         ways = {"pods": frontend["fromPods"], "node": frontend["fromNode"], "outside": frontend["fromOutside"]}
         parts = []
         for action in dict.fromkeys(ways.values()):
             origins = [origin for origin, given in ways.items() if given == action]
             parts.append(f"{'all' if len(origins) == 3 else ', '.join(origins)} -> {action}")
-        yield f"    {frontend['kind']:12} {frontend['address']:21} {'; '.join(parts)}"
+        where = " ports ".join(frontend[key] for key in ("address", "ports") if key in frontend)
+        yield f"    {frontend['kind']:12} {where:21} {'; '.join(parts)}"
         if "sources" in frontend:
             yield f"    {'':12} only from {', '.join(frontend['sources']) or 'nowhere'}"
     if "reason" in port or not any(port.get(key) for key, _, _ in _POOLS):
@@ -284,7 +290,7 @@ class Query(NamedTuple):
         if not (self.address or self.port):
             return True
         compiled = planner.compiled.get(name, NOTHING)
-        if any(self._is(planner, plan.key.family, f) for plan in compiled.plans for f in plan.frontends):
+        if any(self._is(planner, plan.key.family, f) for plan in compiled.plans for f in plan.all_frontends):
             return True
         check = compiled.health
         if check is not None and check.port == self.port:
@@ -292,7 +298,7 @@ class Query(NamedTuple):
         return bool(self.address) and self._has_endpoint(planner, name)
 
     def _is(self, planner: Planner, family: Family, frontend: Frontend) -> bool:
-        if self.port and frontend.port != self.port:
+        if self.port and not frontend.port <= self.port <= frontend.last_port:
             return False
         return frontend.address == self.address if frontend.address and self.address else self._answers(planner, family)
 

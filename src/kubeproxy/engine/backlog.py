@@ -260,8 +260,7 @@ def first_part(change: Change, family: Family) -> Change:
         done += 1
     else:
         return change
-    moved = [pair for pair in ports if pair[0] is None or pair[1] is None or pair[0].frontends != pair[1].frontends]
-    if _hand_over(([was] if was is not None else [], [now] if now is not None else []) for was, now in moved):
+    if _hand_over(([was] if was is not None else [], [now] if now is not None else []) for was, now in ports):
         return change
     mixed = [now for _, now in ports[:done]] + [was for was, _ in ports[done:]]
     plans = tuple([plan for plan in mixed if plan is not None])
@@ -282,17 +281,18 @@ def _elements(*sides: ServicePlan | None) -> int:
 
 def _hand_over(changes: Iterable[tuple[Iterable[ServicePlan], Iterable[ServicePlan]]]) -> bool:
     """Return whether a frontend moves between Services or ports, given pairs of plans before and after."""
-    frontends = [[[plan.frontends for plan in plans] for plans in both] for both in changes]
+    frontends = [[[plan.all_frontends for plan in plans] for plans in both] for both in changes]
     moved = [(before, after) for before, after in frontends if before != after]
     lost: set[bytes] = set()
     for before, after in moved:
         if before:
-            lost |= _keys(before) - _keys(after)
-    return bool(lost) and any(not lost.isdisjoint(_keys(after) - _keys(before)) for before, after in moved)
+            lost |= _only(before, after)
+    return bool(lost) and any(not lost.isdisjoint(_only(after, before)) for before, after in moved)
 
 
-def _keys(frontends: Iterable[Sequence[Frontend]]) -> frozenset[bytes]:
-    return frozenset(frontend.key for each in frontends for frontend in each)
+def _only(some: Iterable[Sequence[Frontend]], others: Iterable[Sequence[Frontend]]) -> set[bytes]:
+    """Return the keys of the frontends that are not among the others."""
+    return {frontend.handover_key for frontend in {*chain.from_iterable(some)}.difference(*others)}
 
 
 def note(known: dict[ServiceName, Change], change: Change) -> None:

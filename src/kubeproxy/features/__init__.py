@@ -274,6 +274,21 @@ EJECTION: Final = Feature[Ejecting](
     read=lambda on: "always" if on else "requested",
 )
 
+# Ranges of ports: an annotation adds them to a Service's addresses (model/port_ranges.py).
+
+PORT_RANGES: Final = Feature[int](
+    flag="port-ranges",
+    kind="int32",
+    default="16",
+    usage="The limit of port ranges that the annotation kube-proxy-py/port-ranges adds to a Service. 0 ignores the"
+    " annotation; nftables mode only. (Not in the Go kube-proxy.)",
+    off=0,
+    unset=16,
+    modes=_NFTABLES,
+    annotations=("kube-proxy-py/port-ranges",),
+    mistake=_negative,
+)
+
 FEATURES: Final[dict[str, Feature[Any]]] = {
     feature.flag: feature
     for feature in (
@@ -286,6 +301,7 @@ FEATURES: Final[dict[str, Feature[Any]]] = {
         PROXY_NAME,
         CILIUM,
         EJECTION,
+        PORT_RANGES,
     )
 }
 """All features, by flag."""

@@ -35,10 +35,13 @@ from kubeproxy.model.plan import (
     Loopback,
     Policy,
     Pool,
+    PortRange,
+    ServiceName,
     ServicePlan,
     Traffic,
 )
 from kubeproxy.model.planner import Planner
+from kubeproxy.model.port_ranges import FIELD
 from kubeproxy.model.world import used_pod_networks
 from kubeproxy.wording import counted
 
@@ -155,9 +158,11 @@ class _Question:
         self._tail = bytes((packet.protocol,)) + packet.port.to_bytes(2, "big")
 
     def owner(self) -> tuple[ServicePlan, Frontend] | None:
-        """Return the packet's frontend and its plan; an address of a Service takes precedence over a NodePort."""
-        own = self._frontend(self._packet.destination + self._tail)
-        return own or (self._frontend(self._tail) if self._answers_nodeports() else None)
+        """Return the packet's frontend and its plan; an address of a Service takes precedence over a NodePort, and both
+        over a range of ports."""
+        key = self._packet.destination + self._tail
+        own = self._frontend(key) or (self._frontend(self._tail) if self._answers_nodeports() else None)
+        return own or self._covering(self._planner.range_owner(self._family, key), key)
 
     def closed(self) -> Answer | None:
         """Return the answer for a NodePort without endpoints, at an address without NodePorts; None for other
@@ -201,10 +206,12 @@ class _Question:
         return replace(made, notice=Notice.RESET) if relayed and destination in RELAYED_AT else made
 
     def _frontend(self, key: bytes) -> tuple[ServicePlan, Frontend] | None:
-        name = self._planner.owner(self._family, key)
+        return self._covering(self._planner.owner(self._family, key), key)
+
+    def _covering(self, name: ServiceName | None, key: bytes) -> tuple[ServicePlan, Frontend] | None:
         for plan in self._planner.compiled[name].plans if name in self._planner.compiled else ():
-            for frontend in plan.frontends:
-                if frontend.key == key and plan.key.family is self._family:
+            for frontend in plan.all_frontends:
+                if frontend.covers(key) and plan.key.family is self._family:
                     return plan, frontend
         return None
 
@@ -247,7 +254,7 @@ class _Question:
             plans = [plan for entry in compiled for plan in entry.plans if plan.key.family is self._family]
             owned: dict[str, set[str]] = {}
             for name, entry in zip(here, compiled, strict=True):
-                fronts = (f for plan in entry.plans if plan.key.family is self._family for f in plan.frontends)
+                fronts = (f for plan in entry.plans if plan.key.family is self._family for f in plan.all_frontends)
                 owned["/".join(name)] = {f.port_text for f in fronts if f.address == address}
             ports = [f"{name} has {', '.join(sorted(found))} there" for name, found in owned.items() if found]
             no_port = AnswerStep(False, f"{where}: no such port; {', '.join(ports)}", "spec.ports")
@@ -288,6 +295,8 @@ class _Question:
         """Return the answer for a frontend of a Service."""
         side, recognised, unrecognised = self._side()
         kind, field = _KINDS[frontend.kind]
+        if isinstance(frontend, PortRange):
+            kind, field = f"{kind}, ports {frontend.ports_text},", FIELD
         others = ", ".join(self._planner.claimants(plan, frontend)[:_CLAIMANTS])
         lost = f"; {others} claims it too, and does not get it" * bool(others)
         steps = [
@@ -315,6 +324,8 @@ class _Question:
         steps.append(AnswerStep(True, f"policy {plan.policy(frontend).name.title()}: {endpoints}, {nearby}", field))
         policy = Policy.LOCAL if action.picks_local else Policy.CLUSTER
         choices = tuple(self._choices(plan, policy, action, side))
+        if isinstance(frontend, PortRange):  # the port remains
+            choices = tuple([one._replace(destination=one.destination[:-2] + self._tail[1:]) for one in choices])
         sharing = sharing_text(plan, policy, self._client)
         steps += [AnswerStep(True, text, "metadata.annotations") for text in sharing]
         if plan.affinity:

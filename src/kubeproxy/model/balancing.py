@@ -16,6 +16,7 @@ from kubeproxy.model.endpoints import FULL, Slice, annotation_field, read_number
 from kubeproxy.model.maglev import DEFAULT_SIZE, SIZES
 from kubeproxy.model.objects import Annotations, Service
 from kubeproxy.model.plan import ROOM, Balance, Hashing, HashKey, Pool, Problem, ServiceName, ServicePlan, Weights
+from kubeproxy.model.port_ranges import FIELD
 
 WEIGHT: Final = "metadata.annotations[*/weight]"  # kube-proxy-py/weight or service.cilium.io/weight
 WEIGHTS: Final = annotation_field("weights")
@@ -202,6 +203,9 @@ def balanced(
     hashing = _hashing(plan, asked.table, room, problems) if asked.table else None
     if hashing is not None and len(far.pool) > hashing.size:
         _say(problems, ALGORITHM, f"a table of {hashing.size} slots has none for some of {len(far.pool)} endpoints")
+    if hashing is not None and plan.port_ranges:
+        _say(problems, FIELD, "consistent hashing and ranges of ports exclude each other; no range is served")
+        plan = structs.replace(plan, port_ranges=())
     if hashing is None and (far.weights or near.weights):
         _check_exactness(far if far.weights else near, room, field, problems)
     if not drained and not far.weights and not near.weights and hashing is None:

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 
-from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.addresses import PORT_BYTES, Family, pack
 from kubeproxy.model.objects import Service
-from kubeproxy.model.plan import ROOM, WRITTEN, Frontend, FrontendKind, ServiceName, ServicePlan
+from kubeproxy.model.plan import ROOM, WRITTEN, Frontend, FrontendKind, PortRange, ServiceName, ServicePlan
 
 _CLUSTER_IP = FrontendKind.CLUSTER  # looked up once, as in model.compile
 
@@ -51,12 +51,17 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
 class Claims:
     """The owners of one family's frontends, by Frontend.key. `written` are the keys claimed with the right WRITTEN.
-    Claiming a contested key takes logarithmic time in the number of its claimants."""
+    Claiming a contested key takes logarithmic time in the number of its claimants.
+
+    A range of ports competes with the ranges and ports of other Services that overlap it: it is served if no smaller
+    claimant has one of these. `place` is a frontend's address and protocol, its key without the port."""
 
     def __init__(self) -> None:
         self.written: dict[ServiceName, tuple[bytes, ...]] = {}
         self._owner: dict[bytes, Claimant] = {}
         self._contested: dict[bytes, list[Claimant]] = {}
+        self._ranges: dict[bytes, dict[tuple[Claimant, PortRange], None]] = {}  # by place
+        self._in_ranges: dict[bytes, set[bytes]] = {}  # claimed keys in these ranges, by place
 
     def replace(
         self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]
@@ -72,7 +77,52 @@ class Claims:
                 owner = self._owner.setdefault(key, new)
                 if owner is not new and owner != new and self._contest(key, new):
                     moved.add(key)
+        if self._ranges:
+            for key in {*before, *after}:
+                if (place := key[:-2]) in self._ranges:
+                    (self._in_ranges[place].add if key in self._owner else self._in_ranges[place].discard)(key)
+                    moved.add(place)
         return moved
+
+    def replace_ranges(
+        self, old: Claimant | None, new: Claimant | None, before: Sequence[PortRange], after: Sequence[PortRange]
+    ) -> set[bytes]:
+        """Replace a Service's claims of ranges; return the places and keys whose claimants are to be settled again."""
+        moved: set[bytes] = set()
+        if old == new and before == after:
+            return moved
+        for span in before:
+            place, rest = span.key[:-2], self._ranges[span.key[:-2]]
+            moved |= {place, *self._in_ranges[place]}
+            del rest[_of(old, span), span]
+            if not rest:
+                del self._ranges[place], self._in_ranges[place]
+        for span in after:
+            place = span.key[:-2]
+            self._ranges.setdefault(place, {})[_of(new, span), span] = None
+            ports = map(place.__add__, PORT_BYTES[span.port : span.last + 1])
+            keys = self._in_ranges.setdefault(place, set())
+            keys.update(filter(self._owner.__contains__, ports))
+            moved |= {place, *keys}
+        return moved
+
+    def rival(self, frontend: Frontend, claimant: Claimant) -> Claimant | None:
+        """Return the smallest claimant of an overlapping range, or of a port in a range, that precedes a claimant."""
+        place = frontend.key[:-2]
+        rivals = [
+            other
+            for other, span in self._ranges.get(place, ())
+            if span.port <= frontend.last_port and frontend.port <= span.last
+        ]
+        if isinstance(frontend, PortRange):
+            rivals += [self._owner[key] for key in self._in_ranges.get(place, ()) if frontend.covers(key)]
+        return min((each for each in rivals if each < claimant and each.service != claimant.service), default=None)
+
+    def range_owner(self, key: bytes) -> ServiceName | None:
+        """Return the Service that has a range with the port of this key."""
+        own = (claimant for claimant, span in self._ranges.get(key[:-2], ()) if span.covers(key))
+        first = min(own, default=None)
+        return first.service if first is not None else None
 
     def replace_written(
         self, name: ServiceName, old: Claimant | None, new: Claimant | None, after: tuple[bytes, ...]
@@ -85,15 +135,18 @@ class Claims:
 
     @property
     def contested(self) -> bool:
-        """Whether any key has more than one claimant."""
-        return bool(self._contested)
+        """Whether any key has more than one claimant, or any range is claimed."""
+        return bool(self._contested or self._ranges)
 
     def owner(self, key: bytes) -> Claimant | None:
         """Return the owner of a key."""
         return self._owner.get(key)
 
     def asking(self, key: bytes) -> Iterable[ServiceName]:
-        """Return all Services that claim a key: if the owner changes, so do the plans or problems of each."""
+        """Return all Services that claim a key, or ranges at a place: if the owner changes, so do the plans or problems
+        of each."""
+        if key in self._ranges:
+            return {claimant.service for claimant, _ in self._ranges[key]}
         owner = self._owner.get(key)
         return [claimant.service for claimant in self._contested.get(key, () if owner is None else (owner,))]
 
@@ -123,6 +176,12 @@ class Claims:
         return at == 0
 
 
+def _of(service: Claimant | None, span: PortRange) -> Claimant:
+    """Return a Service as the claimant of one of its ranges."""
+    assert service is not None  # noqa: S101 - it has the range
+    return service.writing if span.kind in WRITTEN else service
+
+
 def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
     """Return a Service's frontends of one family, in two groups: keys that the API server allocated, and frontends that
     users wrote."""
@@ -140,6 +199,11 @@ def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[byt
                 else:
                     allocated.append(frontend.key)
     return allocated, written
+
+
+def ranges_of(plans: Iterable[ServicePlan], family: Family) -> Sequence[PortRange]:
+    """Return the ranges of ports of a Service in a family."""
+    return [span for plan in plans if plan.port_ranges and plan.key.family is family for span in plan.port_ranges]
 
 
 def written_addresses(service: Service) -> set[bytes | None]:

@@ -46,6 +46,7 @@ from kubeproxy.model.plan import (
     ServicePortKey,
     Traffic,
 )
+from kubeproxy.model.port_ranges import requested_ranges, with_ranges
 
 # These constants are for code that runs for every Service: access to a member of an enum is slow in Python 3.11.
 _CLUSTER_IP = FrontendKind.CLUSTER
@@ -77,6 +78,7 @@ def compiling(
     asked = _asked(service, pieces, world, problems)
     if (annotations := service.metadata.annotations) is not None and annotations.eject is not None:
         problems += wrong_request(annotations.eject, EJECTION.value(world))
+    ranges = requested_ranges(annotations, facts.ports, world, problems)
     plans: list[ServicePlan] = []
     done = 0
     for family in world.families:
@@ -93,6 +95,7 @@ def compiling(
                 if (done := done + PORT + len(plan.serving)) >= STEP:
                     yield ()
                     done = 0
+            plans[first:] = with_ranges(plans[first:], ranges)
             if world.api_servers and (facts.external_ips or facts.balancer_ips):
                 plans[first:] = [_sparing(plan, world.api_servers, problems) for plan in plans[first:]]
             if asked is not None:
@@ -378,16 +381,16 @@ def _sparing(plan: ServicePlan, api_servers: Collection[bytes], problems: list[P
     omitted only while it would refuse or drop the node's own connections."""
     if (plan.key.namespace, plan.key.name) == _API_SERVER:
         return plan
-    kept = []
-    for frontend in plan.frontends:
+    lost = []
+    for frontend in plan.all_frontends:
         served = frontend.kind is FrontendKind.LOADBALANCER and plan.external.node.forwards
-        if frontend.key not in api_servers or frontend.kind is _CLUSTER_IP or served:
-            kept.append(frontend)
+        if frontend.kind is _CLUSTER_IP or served or not any(map(frontend.covers, api_servers)):
             continue
+        lost.append(frontend)
         field = "spec.externalIPs" if frontend.kind is FrontendKind.EXTERNAL else "status.loadBalancer.ingress"
-        where = f"{unpack(frontend.address)} port {frontend.port}"
+        where = f"{unpack(frontend.address)} port {frontend.ports_text}"
         problems.append(Problem(field, f"{where} is where this node reaches the API server; not served"))
-    return plan if len(kept) == len(plan.frontends) else plan.keeping(tuple(kept))
+    return plan.without(lost) if lost else plan
 
 
 _API_SERVER = ("default", "kubernetes")

@@ -48,6 +48,7 @@ class Annotations(ApiStruct, frozen=True):
     cilium_weight: str | None = field(default=None, name="service.cilium.io/weight")
     cilium_type: str | None = field(default=None, name="service.cilium.io/type")
     cilium_source_policy: str | None = field(default=None, name="service.cilium.io/src-ranges-policy")
+    port_ranges: str | None = field(default=None, name="kube-proxy-py/port-ranges")
 
 
 class ObjectMeta(ApiStruct, frozen=True):

@@ -3,6 +3,7 @@ addresses and share equal parts, because 100,000 endpoints are normal."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum, IntEnum
 from typing import Final, Literal, NamedTuple
 
@@ -73,11 +74,48 @@ class Frontend(Struct, frozen=True, gc=False):
     @property
     def port_text(self) -> str:
         """The port with its protocol, such as 53/UDP."""
-        return f"{self.port}/{PROTOCOL_NAMES[self.protocol]}"
+        return f"{self.ports_text}/{PROTOCOL_NAMES[self.protocol]}"
+
+    @property
+    def last_port(self) -> int:
+        """The last port that clients use."""
+        return self.port
+
+    @property
+    def ports_text(self) -> str:
+        """The port, or the first and the last port of a range, such as 10000-20000."""
+        return f"{self.port}" if self.port == self.last_port else f"{self.port}-{self.last_port}"
+
+    @property
+    def handover_key(self) -> bytes:
+        """The key of frontends that must change in one transaction when one of them replaces another."""
+        return self.key
+
+    def covers(self, key: bytes) -> bool:
+        """Return whether a single port with this key is one of the frontend's ports."""
+        return self.key[:-2] == key[:-2] and self.key[-2:] <= key[-2:] <= self.last_port.to_bytes(2, "big")
 
     def __str__(self) -> str:
         address = unpack(self.address) if self.address else "nodePort"
-        return f"{self.kind.name.lower()} {address} {PROTOCOL_NAMES[self.protocol]} {self.port}"
+        return f"{self.kind.name.lower()} {address} {PROTOCOL_NAMES[self.protocol]} {self.ports_text}"
+
+
+class PortRange(Frontend, frozen=True, gc=False):
+    """A range of ports at an address of a Service, which leads to the same port of an endpoint; the key has the first
+    port.
+    """
+
+    last: int
+
+    @property
+    def last_port(self) -> int:
+        """The last port of the range."""
+        return self.last
+
+    @property
+    def handover_key(self) -> bytes:
+        """Address and protocol: the kernel refuses a range that overlaps another."""
+        return self.key[:-2]
 
 
 class Policy(IntEnum):
@@ -175,6 +213,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
     health_port: int = 0  # the healthCheckNodePort, 0 for none
     balance: Balance | None = None  # None for equal shares
     ejected: Pool | None = None  # endpoints in no pool because they fail; None if the Service ejects none
+    port_ranges: tuple[PortRange, ...] = ()  # of the Service: only its first plan in a family has them
 
     @property
     def usable(self) -> bool:
@@ -186,10 +225,23 @@ class ServicePlan(Struct, frozen=True, gc=False):
         """Whether the plan has a frontend for clients outside of the cluster, to which the external policy applies."""
         return any(frontend.kind is not FrontendKind.CLUSTER for frontend in self.frontends)
 
-    def keeping(self, frontends: tuple[Frontend, ...]) -> ServicePlan:
-        """Return the plan with only these frontends. Without a load balancer address it has no source ranges."""
-        balanced = any(frontend.kind is FrontendKind.LOADBALANCER for frontend in frontends)
-        return structs.replace(self, frontends=frontends, source_ranges=self.source_ranges if balanced else None)
+    @property
+    def numbered(self) -> bool:
+        """Whether nftables mode needs a number for the pools: for session affinity, or for ranges of ports."""
+        return bool(self.affinity or self.port_ranges)
+
+    @property
+    def all_frontends(self) -> tuple[Frontend, ...]:
+        """The frontends and the ranges of ports."""
+        return self.frontends + self.port_ranges
+
+    def without(self, lost: Collection[Frontend]) -> ServicePlan:
+        """Return the plan without some frontends and ranges; source ranges stay with a load balancer address only."""
+        kept = tuple([each for each in self.frontends if each not in lost])
+        ranges = tuple([each for each in self.port_ranges if each not in lost])
+        balanced = any(each.kind is FrontendKind.LOADBALANCER for each in kept + ranges)
+        sources = self.source_ranges if balanced else None
+        return structs.replace(self, frontends=kept, port_ranges=ranges, source_ranges=sources)
 
     def traffic(self, frontend: Frontend) -> Traffic:
         """Return the traffic of a frontend."""
@@ -245,8 +297,11 @@ class Compiled(Struct, frozen=True, gc=False):
     problems: tuple[Problem, ...] = ()
 
     def has(self, protocol: int) -> bool:
-        """Return whether a service port has the protocol with this IP protocol number."""
-        return any(plan.key.protocol == protocol for plan in self.plans)
+        """Return whether a service port or a range of ports has the protocol with this IP protocol number."""
+        return any(
+            plan.key.protocol == protocol or any(each.protocol == protocol for each in plan.port_ranges)
+            for plan in self.plans
+        )
 
 
 NOTHING = Compiled()

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from kubeproxy.features import BALANCING, EJECTION
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import SlowStart, asks, entries, expected_entries, slow_start
-from kubeproxy.model.claims import Claimant, Claims, FairOrder, NodeBudget, Right, parted, written_addresses
+from kubeproxy.model.claims import Claimant, Claims, FairOrder, NodeBudget, Right, parted, ranges_of, written_addresses
 from kubeproxy.model.compile import compiling, is_slow
 from kubeproxy.model.ejection import Ejections
 from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
@@ -32,6 +32,7 @@ from kubeproxy.model.plan import (
     ServiceName,
     ServicePlan,
 )
+from kubeproxy.model.port_ranges import not_programmed
 from kubeproxy.model.world import compiled_from, nodeport_addresses, remembering
 
 NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
@@ -133,6 +134,10 @@ class Planner:
         if owner is None or (len(key) == NODEPORT_KEY and owner.right is Right.WRITTEN):
             return None  # an external address that is also the node's address claims the NodePort's key
         return owner.service
+
+    def range_owner(self, family: Family, key: bytes) -> ServiceName | None:
+        """Return the Service that has a range of ports with this address, protocol and port."""
+        return self._claims[family].range_owner(key)
 
     def claimants(self, plan: ServicePlan, frontend: Frontend) -> list[str]:
         """Return the other Services (NAMESPACE/NAME) that claim a frontend of a plan."""
@@ -326,6 +331,8 @@ class Planner:
                 self._moved[claims] |= claims.replace(before, after, held, asked)
             if written or name in claims.written:
                 self._moved[claims] |= claims.replace_written(name, before, after, self._keys(written, asked, family))
+            had, has = ranges_of(old.plans, family), ranges_of(fresh.plans, family)
+            self._moved[claims] |= claims.replace_ranges(before, after, had, has)
 
     def _meaning(self, name: ServiceName, service: Service) -> Generator[tuple[()], None, Compiled]:
         """Compile a Service; update its slow start and its request for entries."""
@@ -363,6 +370,8 @@ class Planner:
         if owner is not None and owner != (claimant.writing if written else claimant):
             beaten = written and owner.right is Right.ALLOCATED
             return f"is the cluster IP of Service {owner}" if beaten else f"belongs to the older Service {owner}"
+        if (rival := claims.rival(frontend, claimant.writing if written else claimant)) is not None:
+            return f"overlaps ports of Service {rival}"
         if written and frontend.address in nodeport_addresses(self.world, family):
             owner = claims.owner(frontend.nodeport_key)
             if owner is not None and owner.right is Right.ALLOCATED and owner.service != claimant.service:
@@ -378,13 +387,10 @@ class Planner:
         plans: list[ServicePlan] = []
         problems: list[Problem] = []
         for plan in wanted.plans:
-            lost = {f: why for f in plan.frontends if (why := self._lost(f, claimant, plan.key.family))}
+            lost = {f: why for f in plan.all_frontends if (why := self._lost(f, claimant, plan.key.family))}
             if lost:
-                kept = tuple(f for f in plan.frontends if f not in lost)
-                plan = plan.keeping(kept)  # noqa: PLW2901 - reduced
-                problems += [
-                    Problem("spec.ports", f"{f} {why}; not programmed for this Service") for f, why in lost.items()
-                ]
+                plan = plan.without(lost)  # noqa: PLW2901 - reduced
+                problems += [not_programmed(f, why) for f, why in lost.items()]
             plans.append(plan)
         if not problems:
             return wanted

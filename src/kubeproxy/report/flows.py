@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
@@ -18,7 +19,16 @@ from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Endpoints, Translation
 from kubeproxy.model.addresses import PORT_BYTES, Family
-from kubeproxy.model.plan import Compiled, Frontend, FrontendKind, Globals, ServiceName, ServicePlan, ServicePortKey
+from kubeproxy.model.plan import (
+    Compiled,
+    Frontend,
+    FrontendKind,
+    Globals,
+    PortRange,
+    ServiceName,
+    ServicePlan,
+    ServicePortKey,
+)
 from kubeproxy.model.planner import Change
 from kubeproxy.report.metrics import ProxyMetrics
 
@@ -59,11 +69,27 @@ class Ports(frozenset[bytes]):
         return isinstance(endpoint, bytes) and super().__contains__(endpoint[-2:])
 
 
+class AnyPort(frozenset[bytes]):
+    """Endpoints by address only, with any port: those of a range of ports, which keeps the port."""
+
+    def __contains__(self, endpoint: object) -> bool:
+        return isinstance(endpoint, bytes) and super().__contains__(endpoint[:-2])
+
+    def __or__(self, others: AbstractSet[object]) -> AnyPort:
+        return AnyPort(each for each in (*self, *others) if isinstance(each, bytes))
+
+
 class Key(NamedTuple):
-    """A UDP frontend: its packed address (b'' for a NodePort) and its port."""
+    """A UDP frontend: its packed address (b'' for a NodePort), its port, and the last port of a range, else 0."""
 
     address: bytes
     port: int
+    last: int = 0
+
+    @property
+    def ports(self) -> range:
+        """The ports of the frontend."""
+        return range(self.port, max(self.port, self.last) + 1)
 
 
 class Suspects(NamedTuple):
@@ -155,28 +181,29 @@ _NOBODY: Final = _Frontend(NOTHING_LOST, ())
 
 def _frontends(compiled: Iterable[Compiled], family: Family) -> dict[Key, _Frontend]:
     found: dict[Key, _Frontend] = {}
-    for plan in _udp_plans(compiled, family):
-        endpoints = frozenset(plan.serving)
-        for frontend in plan.frontends:
-            sources = plan.source_ranges if frontend.kind is FrontendKind.LOADBALANCER else None
-            clients = *(action.forwards for action in plan.traffic(frontend)), sources
-            found[key_of(frontend)] = _Frontend(endpoints, clients)
+    for frontend, plan in _udp_frontends(compiled, family):
+        is_range = isinstance(frontend, PortRange)
+        endpoints = AnyPort(one[:-2] for one in plan.serving) if is_range else frozenset(plan.serving)
+        sources = plan.source_ranges if frontend.kind is FrontendKind.LOADBALANCER else None
+        clients = *(action.forwards for action in plan.traffic(frontend)), sources
+        found[key_of(frontend)] = _Frontend(endpoints, clients)
     return found
 
 
 def key_of(frontend: Frontend) -> Key:
     """Return the key of a frontend's flows."""
-    return Key(b"" if frontend.kind is FrontendKind.NODEPORT else frontend.address, frontend.port)
+    address = b"" if frontend.kind is FrontendKind.NODEPORT else frontend.address
+    return Key(address, frontend.port, frontend.last if isinstance(frontend, PortRange) else 0)
 
 
 def _keys(compiled: Iterable[Compiled], family: Family) -> Iterator[tuple[Key, ServicePortKey]]:
-    for plan in _udp_plans(compiled, family):
-        yield from ((key_of(frontend), plan.key) for frontend in plan.frontends)
+    yield from ((key_of(frontend), plan.key) for frontend, plan in _udp_frontends(compiled, family))
 
 
-def _udp_plans(compiled: Iterable[Compiled], family: Family) -> Iterator[ServicePlan]:
-    for entry in compiled:
-        yield from (plan for plan in entry.plans if plan.key.protocol == UDP and plan.key.family is family)
+def _udp_frontends(compiled: Iterable[Compiled], family: Family) -> Iterator[tuple[Frontend, ServicePlan]]:
+    for plan in (plan for entry in compiled for plan in entry.plans if plan.key.family is family):
+        if plan.key.protocol == UDP or plan.port_ranges:
+            yield from ((frontend, plan) for frontend in plan.all_frontends if frontend.protocol == UDP)
 
 
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:
@@ -184,7 +211,7 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
     found: list[Translation] = []
     addresses = list(node_addresses)
     for key, (serving, lost) in wanted.items():
-        if lost is None:
+        if lost is None or key.last:
             return None
         for address in (key.address,) if key.address else addresses:
             itself = address + PORT_BYTES[key.port]
@@ -362,6 +389,7 @@ class FlowCleaner:
         deleted = self._conntrack.forget(number, exactly, len(wanted)) if exactly is not None else None
         if deleted is not None:
             return deleted
-        services = _Now(wanted, {target_of(key.address, UDP, key.port): key for key in wanted if key.address})
+        first = sorted((key for key in wanted if key.address), key=lambda key: -key.last)  # ports precede ranges
+        services = _Now(wanted, {target_of(key.address, UDP, port): key for key in first for port in key.ports})
         nodeports = _Now(wanted, {PORT_BYTES[key.port]: key for key in wanted if not key.address})
         return self._conntrack.clean(number, services, nodeports, frozenset(node_addresses), certain)

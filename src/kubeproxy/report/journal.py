@@ -215,7 +215,7 @@ def what(change: Change) -> str:
     before, after = change.before.plans, change.after.plans
     if not before or not after:
         return "added" if after else "removed" if before else "changed"
-    if [plan.frontends for plan in before] != [plan.frontends for plan in after]:
+    if [plan.all_frontends for plan in before] != [plan.all_frontends for plan in after]:
         return "addresses or ports"
     used, new = ([pool for plan in plans for pool in (plan.cluster, plan.local)] for plans in (before, after))
     if sum(map(len, used)) > LARGE and used != new:

@@ -8,4 +8,5 @@ from unit.backends.nftables.test_nftables_elements import *  # noqa: F403
 from unit.backends.nftables.test_nftables_examine import *  # noqa: F403
 from unit.backends.nftables.test_nftables_gone import *  # noqa: F403
 from unit.backends.nftables.test_nftables_handover import *  # noqa: F403
+from unit.backends.nftables.test_nftables_ranges import *  # noqa: F403
 from unit.backends.nftables.test_nftables_syncs import *  # noqa: F403

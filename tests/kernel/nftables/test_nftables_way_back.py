@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.features import CONNECTION_COUNTERS, RESETS
+from kubeproxy.model.objects import Annotations
 from support.cluster_objects import world
 from support.nftables_ground import list_table, resync
 from support.nftables_plans import EVERYTHING, V4, plans_of, sticky
@@ -46,7 +47,7 @@ def test_the_go_kube_proxy_takes_our_table_over(ground, reset):
     globals_ = replace(RESETS.on(CONNECTION_COUNTERS.on(world(families=[V4]), True), reset), ejects=reset)
     plans = {
         ("default", "a"): sticky("a", 1, 3, **everything),
-        ("default", "b"): plans_of("b", 2, 2),
+        ("default", "b"): plans_of("b", 2, 2, annotations=Annotations(port_ranges="10000-20000/udp")),
     }
     backend = ground.start(globals_)
     resync(backend, plans)

@@ -75,6 +75,7 @@ BY_STRICT = "cannot be used with --strict (strict: true): the Go kube-proxy 1.36
         ("--reset-gone-endpoints", "this feature"),
         ("--fast-forward-after=20", "this feature"),
         ("--balancing-entries=9", "this feature"),
+        ("--port-ranges=9", "this feature"),
         ("--refuse-with-reset", "this feature"),
         ("--eject-failing-endpoints", "this feature"),
         ("--startup-taint=a/b", "this feature"),

@@ -89,6 +89,8 @@ ROWS = [
     ("cilium-annotations", "bool", "false", "", "true", ".features", {"cilium-annotations": True}, *BOOL),
     ("eject-failing-endpoints", "bool", "false", "", "true", ".features",
      {"eject-failing-endpoints": "always"}, *BOOL),
+    ("port-ranges", "int32", "16", "", "0", ".features", {"port-ranges": 0}, "-1",
+     "--{}: must not be negative, got -1"),
     ("iptables-masquerade-bit", "int32", "14", "", "0", "iptables.masqueradeBit", 0, "32",
      "--{}: must be from 0 to 31, got 32"),
     ("iptables-localhost-nodeports", "bool", "true", "", "false", "iptables.localhostNodePorts", False, *BOOL),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kubeproxy.backends.mode import Room
+from kubeproxy.backends.nftables import port_ranges
 from kubeproxy.backends.nftables.layout import (
     CLIENTS,
     FIRST_ENDPOINT,
@@ -97,16 +98,20 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
     client = f"jhash ct original {ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {ip} saddr"
     known = f"{ip} daddr set {client} map @{CLIENTS}"
     update = f"update @{CLIENTS} {{ {client} timeout {name.affinity}s : {ip} daddr }}"
-    if name.treatment == "remember":
+    forget = f"delete @{CLIENTS} {{ {client} : {ip} daddr }}"
+    if name.treatment.endswith("remember"):
         # The third rule finds the endpoint that was picked for another packet of the client in the meantime.
-        return [f"jump {_PICK}", update, known, f"goto {_GO}"]
+        return [f"jump {_PICK}", update, known, f"goto {'range-go' if name.of_ranges else _GO}"]
+    if name.of_ranges:
+        rules = port_ranges.client_rules(ip, name, known, forget, onwards)
+        return rules if name.treatment.endswith("pick") else [update, *rules]
     number = f"{frontend} map @{POOLS_OF[name.endpoint_map]}"
     pool = f"{ip} daddr set {number}", f"{ip} saddr set {ip} daddr"
     if name.treatment.endswith("pick"):
         to_recall, to_remember = onwards
         return [*pool, f"{known} {to_recall}", to_remember]
     # The endpoint is gone if its number leads nowhere. An update does not replace the data of an element.
-    return [update, f"jump {_GO}", *pool, f"delete @{CLIENTS} {{ {client} : {ip} daddr }}", *onwards]
+    return [update, f"jump {_GO}", *pool, forget, *onwards]
 
 
 class NumberMark:
@@ -146,7 +151,8 @@ def client_number(address: bytes) -> bytes:
 
 def chains_of(elements: Elements) -> set[ChainName]:
     """Return the names of the chains of session affinity and consistent hashing that these elements refer to."""
-    return chain_names({data for set_id in VERDICT_MAPS for data in elements.get(set_id, {}).values()})
+    maps = (*VERDICT_MAPS, SetId.RANGE_CHAINS)
+    return chain_names({data for set_id in maps for data in elements.get(set_id, {}).values()})
 
 
 class ClientGauges:

@@ -17,6 +17,7 @@ from kubeproxy.backends.nftables.affinity import client_number
 from kubeproxy.backends.nftables.layout import (
     CLIENTS,
     ENDPOINT_MAPS,
+    OF_RANGES,
     POOL_MAPS,
     SERVICE_CIDRS,
     SESSION_SETS,
@@ -136,7 +137,8 @@ def affinity_chains(names: Iterable[str]) -> set[ChainName]:
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
     """Return the desired table with the found chains of timeouts and Maglev table sizes, which depend on Services."""
-    return ruleset.definition(affinity_chains(found.chains) | older_chains(found))
+    chains = affinity_chains(found.chains) | older_chains(found)
+    return ruleset.definition(name for name in chains if ruleset.extra or not name.of_ranges)
 
 
 def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes] | None:
@@ -147,7 +149,8 @@ def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[
     definition = wanted(ruleset, found)
     of_services = [spec for spec in definition.sets if spec.name in ruleset.layout.shapes]
     forms = {spec.name: found.sets.get(spec.name) or older_form(spec.name, found) for spec in of_services}
-    if any(forms[spec.name] != spec.form for spec in of_services if forms[spec.name] or spec.name not in SESSION_SETS):
+    added = {*SESSION_SETS, *OF_RANGES}  # sets that earlier versions lack, or tables without ranges of ports
+    if any(forms[spec.name] != spec.form for spec in of_services if forms[spec.name] or spec.name not in added):
         return None
     changes = messages.changes(ruleset.family, TABLE, found, definition)
     return [*changes, *copies(ruleset, found, table)] if changes else changes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -20,9 +20,10 @@ from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.failing import SuspectReader
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
-from kubeproxy.backends.nftables.layout import LOOKUPS, SHARED, TABLE, ChainName, SetId
+from kubeproxy.backends.nftables.layout import LOOKUPS, OF_RANGES, SHARED, TABLE, ChainName, Layout, SetId
 from kubeproxy.backends.nftables.localhost import LocalhostRelay
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, changed, former, groups
+from kubeproxy.backends.nftables.port_ranges import needed_sets
 from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all, render, translate
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
@@ -86,7 +87,7 @@ class NftablesBackend:
         self._chains: set[ChainName] = set()
         self._prune_at = PRUNE_FROM
         self._node: audit.NodeSets = {}
-        self._packers = Packers(self._ruleset.layout)
+        self._packers = Packers(Layout(family, OF_RANGES))
         self._signature = Signature()
 
     def close(self) -> None:
@@ -101,7 +102,7 @@ class NftablesBackend:
     def set_world(self, world: Globals) -> bool:
         """Set the globals; return whether a resync is needed because sets or rules change."""
         self._ours = world.of(self.family) or FamilyGlobals()
-        ruleset = Ruleset(self.family, world)
+        ruleset = Ruleset(self.family, world, self._ruleset.extra)
         changed = ruleset.texts() != self._ruleset.texts()
         self._ruleset = ruleset
         return changed
@@ -123,8 +124,11 @@ class NftablesBackend:
         if self._relay is not None and self._ours.loopback is Loopback.RELAYED:
             self._relay.update(changes)
 
-    def _synced(self, changes: Iterable[NamedPlans]) -> Iterator[int]:
+    def _synced(self, changes: Collection[NamedPlans]) -> Iterator[int]:
         self._spare_taken()
+        had = bool(self._ruleset.extra) and any(self._has_ranges(name) for name, _ in changes)
+        if extra := needed_sets(plans for _, plans in changes):
+            self._reshape(extra)
         batch = self._batch()
         with Ahead(self._commit) as ahead:
             for group in groups(changes, self._placed):
@@ -151,7 +155,21 @@ class NftablesBackend:
                     batch = self._batch()
             yield from ahead.settled()
         yield self._commit(batch) + self._sync_globals()
+        if had and not any(map(self._has_ranges, self._placed)):
+            self._reshape(())
         self._reset_gone()
+
+    def _has_ranges(self, name: ServiceName) -> bool:
+        return any(item.plan.port_ranges for item in self._placed.get(name, ()))
+
+    def _reshape(self, extra: tuple[SetId, ...]) -> None:
+        """Add the sets, chains and rules of ranges of ports before the first range, or remove them after the last."""
+        if extra == self._ruleset.extra:
+            return
+        with audit.attributed(self._ruleset.name):
+            if not self._repaired(self._table.generation(), extra):
+                raise ChangedByOthersError(altered(self._ruleset.name))
+        self._chains = audit.affinity_chains(self._signature.chains)
 
     def _is_full(self, transaction: Transaction) -> bool:
         """Return whether a transaction must be committed: it has BATCH elements, or fills the send buffer."""
@@ -277,8 +295,9 @@ class NftablesBackend:
         self._numbers.compared()
         self._is_whole, self._differs = True, False
 
-    def _repaired(self, since: int) -> bool:
-        """Repair chains and rules, and take the signature; return False if the table must be replaced instead.
+    def _repaired(self, since: int, extra: tuple[SetId, ...] | None = None) -> bool:
+        """Repair chains and rules, and take the signature; return False if the table must be replaced instead. `extra`
+        are the sets of ranges of ports that the table should have; by default, it keeps those that it has.
 
         A table with chains of the Go kube-proxy is replaced, because a comparison of all its chains would take seconds.
         """
@@ -287,6 +306,8 @@ class NftablesBackend:
             return False
         self._signature = signature(self._table, chains)
         contents = self._table.contents()
+        has = () if contents.sets.keys().isdisjoint(OF_RANGES) else OF_RANGES
+        self._ruleset = self._ruleset.having(has if extra is None else extra)
         changes = audit.repairs(self._ruleset, contents, self._table)
         if not changes:
             return changes is not None
@@ -340,6 +361,10 @@ class NftablesBackend:
         """Write the differences of each Service, then remove elements of no Service."""
         batch = self._batch()
         self._numbers.read([self._mark.read(self._table), *elements.numbers()])
+        if extra := needed_sets(wanted.values()):
+            self._reshape(extra)
+            for set_id in extra:
+                elements.left.setdefault(set_id, {})
         for name, plans in elements.ahead(wanted.items()):
             before = tuple([found.recall(plan, elements.left, self._numbers) for plan in plans])
             placed = batch.services[name] = place_all(plans, before, self._numbers)
@@ -357,6 +382,7 @@ class NftablesBackend:
         yield self._commit(batch)
         elements.rest(self._placed.values())
         yield from self._remove(elements.left)
+        self._reshape(extra)
 
     def _remove(self, unneeded: Mapping[str, Collection[bytes]]) -> Iterator[int]:
         """Remove elements, except shared elements in use, in the order of a packet's lookups, each group in
@@ -379,6 +405,7 @@ class NftablesBackend:
 
     def _replace(self, wanted: Plans, since: int) -> int:
         """Replace the table, in one transaction, by our table with all elements."""
+        self._ruleset = self._ruleset.having(needed_sets(wanted.values()))
         total = Transaction(self._packers, self._users)
         for name, plans in wanted.items():
             self._placed[name] = placed = place_all(plans, (), self._numbers)

@@ -17,46 +17,56 @@ from kubeproxy.backends.nftables.affinity import client_number
 from kubeproxy.backends.nftables.found import numbers, recall
 from kubeproxy.backends.nftables.gone import GONE, endpoint_key
 from kubeproxy.backends.nftables.layout import (
-    CLASS_MAPS,
     CLIENTS,
     ENDPOINT_MAPS,
+    INTERVALS,
     NUMBER_MAPS,
+    OF_RANGES,
     POOL_MAPS,
+    RANGE_MAPS,
+    RANGE_POOLS,
     SERVICE_CIDRS,
     SESSION_SETS,
     TABLE,
     TRANSPORTS,
-    VERDICT_MAPS,
     Layout,
     Packing,
     SetId,
     protocol_field,
+    range_key,
     service_key,
     service_port_number,
     slot_keys,
 )
 from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
-from kubeproxy.backends.nftables.render import MaglevTable, Numbers, Parts, place_all
+from kubeproxy.backends.nftables.port_ranges import needed_sets
+from kubeproxy.backends.nftables.render import Numbers, Parts, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
+from kubeproxy.backends.nftables.wording import OF_NUMBERS, SOCKETS, ElementWords
 from kubeproxy.backends.state import (
     Elements,
     Examiner,
     Finding,
     Kind,
     Plans,
-    Wording,
     findings,
-    front_text,
-    meanings,
     of_family,
 )
-from kubeproxy.backends.table_view import CHAINS, TableView, TableWords, complete
+from kubeproxy.backends.table_view import CHAINS, TableView, complete
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.proc.processes import Listening, listening
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, unpack
-from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, Policy, Pool, ServiceName, ServicePlan
-from kubeproxy.wording import counted
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, unpack
+from kubeproxy.model.claims import ranges_of
+from kubeproxy.model.plan import (
+    FamilyGlobals,
+    Globals,
+    Loopback,
+    Policy,
+    Pool,
+    ServiceName,
+    ServicePlan,
+)
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
@@ -71,7 +81,7 @@ class NftablesView(TableView):
     """Examines our table in the network namespace of a socket."""
 
     def __init__(self, family: Family, link: Netlink) -> None:
-        ranges = {name for name, shape in Layout(family).shapes.items() if shape.kind is Packing.INTERVAL}
+        ranges = {name for name, shape in Layout(family, OF_RANGES).shapes.items() if shape.kind is Packing.INTERVAL}
         super().__init__(family, TABLE, ranges, link)
 
 
@@ -84,23 +94,28 @@ class NftablesExaminer(Examiner):
         self._world = world
         self._ours = world.of(self.family) or FamilyGlobals()
         self._ruleset = Ruleset(self.family, world)
-        self._layout: Layout = self._ruleset.layout
+
+    @property
+    def _layout(self) -> Layout:
+        return self._ruleset.layout
 
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner. Looks up each element that these Services need or could have."""
+        ours = of_family(plans, self.family)
+        self._ruleset = self._ruleset.having(needed_sets(ours.values()))
         if (harm := self._harm()) is not None:
             yield harm
             return
-        ours = of_family(plans, self.family)
         found = self._looked_up(ours)
         yield from self._compared(ours, self._placed(ours, found, set(self._numbers_of_others(ours))), found, {}, {})
 
     def everything(self, wanted: Plans) -> Iterator[Finding]:
         """See Examiner."""
+        ours = of_family(wanted, self.family)
+        self._ruleset = self._ruleset.having(needed_sets(ours.values()))
         if (harm := self._harm()) is not None:
             yield harm
             return
-        ours = of_family(wanted, self.family)
         found: Elements = {name: dict(self._view.elements(name)) for name in self._layout.shapes}
         yield from self._compared(ours, self._placed(ours, found), found, *self._of_node())
 
@@ -138,15 +153,19 @@ class NftablesExaminer(Examiner):
                 keys[set_id].update(slot_keys(key, _most_slots(len(pool))))
         fronts = list(_fronts(chain.from_iterable(plans.values())))
         for name, shape in self._layout.shapes.items():
-            if name not in (*ENDPOINT_MAPS, SetId.SESSION_OWN) and shape.fields[-1] == "port":
+            if name not in (*ENDPOINT_MAPS, SetId.SESSION_OWN, *INTERVALS) and shape.fields[-1] == "port":
                 keys[name].update(self._fitting(name, fronts))
         restricted = keys.pop(SetId.FIREWALL_ALLOW, None) is not None
-        for name in SESSION_SETS:  # their numbers differ from the kernel's
+        for name in (*SESSION_SETS, *OF_RANGES):  # read below: their numbers, or their ranges, may differ
             keys.pop(name, None)
         found: Elements = {name: {} for name in self._layout.shapes}
         found |= {name: dict(self._view.lookup(name, asked)) for name, asked in keys.items()}
+        places = {key[: len(key) // 2 - 4] for key in self._range_keys(plans)}
+        for name in found.keys() & INTERVALS:
+            elements = self._view.elements(name).items()
+            found[name] = {key: data for key, data in elements if key[: len(key) // 2 - 4] in places}
         self._read_pools(found)
-        lists = set(found[SetId.FIREWALL_LISTS].values())
+        lists = {*found[SetId.FIREWALL_LISTS].values(), *found.get(SetId.FIREWALL_RANGES, {}).values()}
         if restricted or lists:
             # Another program may have added ranges to a list; these are not among the planned keys.
             spans = self._view.elements(SetId.FIREWALL_ALLOW)
@@ -155,21 +174,26 @@ class NftablesExaminer(Examiner):
 
     def _read_pools(self, found: Elements) -> None:
         """Add the pools with session affinity, under the pool numbers found in the kernel for their frontends."""
-        numbers = {number for name in POOL_MAPS for number in found[name].values()}
+        numbers = {number for name in (*POOL_MAPS, *RANGE_POOLS) for number in found.get(name, {}).values()}
         size = self.family.address_size
-        for name in SESSION_SETS if numbers else ():
-            found[name] = {key: data for key, data in self._view.elements(name).items() if key[:size] in numbers}
+        for name in OF_NUMBERS if numbers else ():
+            if name in found:
+                elements = self._view.elements(name).items()
+                found[name] = {key: data for key, data in elements if key[:size] in numbers}
             if name == SetId.SESSION_SLOTS:
                 numbers |= set(found[name].values())
 
     def _numbers_of_others(self, plans: Plans) -> Iterator[int]:
         """Yield the numbers of the frontends of other Services, if the plans contain numbers to compare."""
         all_plans = [plan for its in plans.values() for plan in its]
-        if any(plan.affinity or plan.source_ranges is not None for plan in all_plans):
-            own = set(_fronts(all_plans))
-            for set_id in NUMBER_MAPS:
+        if any(plan.numbered or plan.source_ranges is not None for plan in all_plans):
+            own = {*_fronts(all_plans), *self._range_keys(plans)}
+            for set_id in (*NUMBER_MAPS, *(self._layout.shapes.keys() & RANGE_MAPS)):
                 others = (number for key, number in self._view.elements(set_id).items() if key not in own)
                 yield from map(service_port_number, others)
+
+    def _range_keys(self, plans: Plans) -> Iterator[bytes]:
+        return (range_key(span) for its in plans.values() for span in ranges_of(its, self.family))
 
     def _of_node(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return two values: the found and the desired state of chains, rules, and sets that belong to no Service."""
@@ -217,8 +241,9 @@ class NftablesExaminer(Examiner):
         node_desired: dict[str, Any],
     ) -> Iterator[Finding]:
         """Yield the differences of these Services, and of the node. Consumes `elements`."""
-        owners = {key: name for name, its in plans.items() for key in _fronts(its)}
-        lists = elements[SetId.FIREWALL_LISTS]
+        owners = {key: name for name, its in plans.items() for key in (*_fronts(its), *self._range_keys({name: its}))}
+        owners |= {key[: len(key) // 2 - 4]: owners[key] for key in self._range_keys(plans)}
+        lists = elements[SetId.FIREWALL_LISTS] | elements.get(SetId.FIREWALL_RANGES, {})
         owners |= {lists[key]: name for key, name in owners.items() if key in lists}
         owners |= _owners_of_pools(elements, owners)
         for part in parts.values():
@@ -277,7 +302,7 @@ class NftablesExaminer(Examiner):
 def _owners_of_pools(state: Elements, owners: Mapping[bytes, ServiceName]) -> dict[bytes, ServiceName]:
     """Return the Services by number of their pools with session affinity, and of their endpoints."""
     found: dict[bytes, ServiceName] = {}
-    for name in POOL_MAPS:
+    for name in (*POOL_MAPS, *RANGE_POOLS):
         found |= {number: owners[key] for key, number in state.get(name, {}).items() if key in owners}
     slots = state.get(SetId.SESSION_SLOTS, {}).items()
     return found | {endpoint: found[key[:-4]] for key, endpoint in slots if key[:-4] in found}
@@ -332,144 +357,3 @@ def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dic
     if had == asked:
         return {key: tuple([d and d[: -len(_PAD)] for d in there[: len(pool)]])}, {key: pool}
     return {key + d: count for d, count in had.items()}, {key + d: count for d, count in asked.items()}
-
-
-SOCKETS: Final = "sockets"
-"""Place of the proxy's own listeners in a state; a key is address and port."""
-
-_MEANINGS: Final[dict[str, str]] = {
-    SetId.CLUSTER_SERVICES: "forwarded",
-    SetId.EXTERNAL_SERVICES: "forwarded, masqueraded",
-    SetId.POLICY_LOCAL_SERVICES: "forwarded by policy Local",
-    SetId.EXTERNAL_NODEPORTS: "forwarded, masqueraded",
-    SetId.POLICY_LOCAL_NODEPORTS: "forwarded by policy Local",
-    SetId.LOCAL_SERVICES: "forwarded to this node's own",
-    SetId.LOCAL_NODEPORTS: "forwarded to this node's own",
-    SetId.STICKY_NODEPORTS: "a NodePort with session affinity",
-    SetId.CLUSTER_IPS: "a cluster IP; connections to its other ports are refused",
-    SetId.HAIRPIN: "masqueraded on the way to itself",
-    SetId.NO_ENDPOINT_SERVICES: "refused, as no endpoint is ready",
-    SetId.NO_ENDPOINT_NODEPORTS: "refused, as no endpoint is ready",
-    SetId.NO_LOCAL_ENDPOINT_SERVICES: "dropped, as no endpoint is on this node",
-    SetId.NO_LOCAL_ENDPOINT_NODEPORTS: "dropped, as no endpoint is on this node",
-    SetId.FIREWALL_IPS: "closed to all but its source ranges",
-    SetId.SESSION_CLASSES: "with session affinity",
-    SetId.SESSION_OWN: "is both endpoint and frontend, and is not translated",
-}
-
-_NUMBERED: Final[dict[str, str]] = {
-    **dict.fromkeys(POOL_MAPS, "its session affinity has the number"),
-    SetId.FIREWALL_LISTS: "its source ranges have the number",
-    SetId.SESSION_SLOTS: "with session affinity, endpoint number",
-}
-
-_OWN_NUMBERS: Final[dict[str, str]] = {
-    **dict.fromkeys(POOL_MAPS, "its session affinity has a separate number"),
-    SetId.FIREWALL_LISTS: "its source ranges have a separate number",
-}
-"""Texts about desired elements with the number of a pool or list as data. The numbers are not compared, and not in the
-text."""
-
-
-class ElementWords(TableWords):
-    """See state.StateWords. `owners` are Services by frontend, and by the number of a list of source ranges, a pool or
-    an endpoint. `unplanned` are Services by the address of a surplus endpoint.
-    """
-
-    def __init__(
-        self, layout: Layout, owners: Mapping[bytes, ServiceName], unplanned: Mapping[bytes, ServiceName]
-    ) -> None:
-        super().__init__(f"table {layout.ip} kube-proxy")
-        self._layout = layout
-        self._owners = owners
-        self._unplanned = unplanned
-
-    def owner(self, place: str, key: Any) -> ServiceName | None:
-        """See state.StateWords."""
-        if place == GONE:
-            name: ServiceName = key[0]
-            return name
-        if place == SetId.HAIRPIN:
-            return self._unplanned.get(key[: len(key) // 2])
-        if place == SetId.FIREWALL_ALLOW:
-            return self._owners.get(key[: len(key) // 4])
-        if place in SESSION_SETS:
-            return self._owners.get(key[: self._layout.family.address_size])
-        return self._owners.get(key[: self._front_size(place)] if place in ENDPOINT_MAPS else key)
-
-    def wording(self, place: str, key: Any, wanted: Any, present: Any) -> Wording:
-        """See state.StateWords."""
-        if place == SOCKETS:
-            return Wording(f"NodePort {key[1]}/tcp on {key[0]}", "the proxy's own sockets")
-        shape = self._layout.shapes.get(place)
-        where = f"{shape.spec.keyword if shape is not None else 'set'} {place} of {self._where}"
-        if place in {SERVICE_CIDRS, TRANSPORTS}:
-            return Wording(key, where, wanted, present)
-        if place == GONE:
-            return Wording(f"{destination_text(key[1])}, whose connections are reset as if it were deleted", where)
-        if place in {CHAINS, SetId.NODEPORT_IPS}:
-            return TableWords(self._where if place == CHAINS else where).wording(place, key, wanted, present)
-        if place in ENDPOINT_MAPS:
-            return self._endpoint(place, key, wanted, present, where)
-        what, (should, there) = (
-            self._front(place, key),
-            meanings(lambda d: self._meaning(place, key, d), wanted, present),
-        )
-        return Wording(what, where, _OWN_NUMBERS.get(place, should) if should else "", there)
-
-    def _endpoint(self, place: str, key: bytes, wanted: Any, present: Any, where: str) -> Wording:
-        """Return the text about an entry of a pool (see _normalised), or about an element outside the pool (bytes)."""
-        size = self._front_size(place)
-        front = self._front(place, key)
-        if len(key) == size:
-            wrong = sum(one != other for one, other in zip(wanted, present, strict=True))
-            if isinstance(wanted, MaglevTable):
-                what = f"{wrong} of {len(wanted)} slots of the table of {front}"
-                return Wording(what, where, "the endpoints of Maglev", "others")
-            return Wording(f"{wrong} of {len(wanted)} slots of {front}", where, "as for its other frontends", "others")
-        destination = present if isinstance(present, bytes) else key[size:]
-        what = f"{'local ' * place.startswith('local-')}endpoint {destination_text(destination[:-2])} of {front}"
-        times = (_times(wanted), _times(present)) if wanted is not None and present is not None else ()
-        return Wording(what, where, *times)
-
-    def _front_size(self, place: str) -> int:
-        """Return the size in bytes of the frontend in an endpoint map's key; the 4 bytes after it are the slot's
-        number."""
-        return self._layout.shapes[place].key_size(self._layout.family) - 4
-
-    def _front(self, set_id: str, key: bytes) -> str:
-        """Return the subject of an element: a frontend, or an address if the set has no ports."""
-        fields = self._layout.shapes[set_id].fields
-        size = self._layout.family.address_size if "address" in fields else 0
-        if set_id == SetId.FIREWALL_ALLOW:
-            return f"source ranges number {unpack(key[:size])}"
-        if set_id in SESSION_SETS:
-            size = self._layout.family.address_size
-            slot = f"slot {int.from_bytes(key[size:], 'little')} of " if set_id == SetId.SESSION_SLOTS else ""
-            subject = "pool" if set_id in {SetId.SESSION_SLOTS, SetId.SESSION_CLASSES} else "endpoint"
-            return f"{slot}{subject} number {unpack(key[:size])}"
-        if "port" not in fields:
-            return unpack(key[:size])
-        return front_text(key[:size], key[size], int.from_bytes(key[size + 4 : size + 6], "big"))
-
-    def _meaning(self, set_id: str, key: bytes, data: bytes) -> str:
-        """Return the meaning of an element for its subject."""
-        if set_id == SetId.FIREWALL_ALLOW:
-            size, half = self._layout.family.address_size, len(key) // 2
-            first, last = unpack(key[half - size : half]), unpack(key[-size:])
-            return f"open for {first}" if first == last else f"open for {first} to {last}"
-        if set_id in VERDICT_MAPS:
-            return f"forwarded with session affinity, by chain {data.decode(errors='replace')}"
-        if set_id in _NUMBERED:
-            return f"{_NUMBERED[set_id]} {unpack(data)}"
-        if set_id == SetId.SESSION_ENDPOINTS:
-            return f"with session affinity, {destination_text(data[:-2])}"
-        meaning = _MEANINGS.get(set_id, "known")
-        if set_id in (*CLASS_MAPS, SetId.SESSION_CLASSES) and data:
-            size = int.from_bytes(data, "big")
-            return f"{meaning}, picked among up to {counted(size, 'endpoint')}"
-        return meaning
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

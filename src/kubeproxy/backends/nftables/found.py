@@ -16,15 +16,19 @@ from kubeproxy.backends.nftables.layout import (
     BELOW,
     CLASSES,
     ENDPOINT_MAPS,
+    INTERVALS,
     NUMBER_MAPS,
     PADDING,
     POOL_MAPS,
+    RANGE_MAPS,
+    RANGE_POOLS,
     SHARED,
     VERDICT_MAPS,
     SetId,
     parse_chain_name,
     pool_number,
     protocol_field,
+    range_key,
     service_key,
     service_port_number,
     slot_bytes,
@@ -65,8 +69,8 @@ _NONE: Final = repeat(None)
 
 def numbers(actual: Elements) -> Iterator[int]:
     """Yield the kernel's numbers of service ports, lists of source ranges, and endpoints with affinity."""
-    for numbered in NUMBER_MAPS:
-        yield from map(service_port_number, actual[numbered].values())
+    for numbered in (*NUMBER_MAPS, *RANGE_MAPS):
+        yield from map(service_port_number, actual.get(numbered, {}).values())
     # Numbers of lists with ranges count as used: another program may have added the ranges, and a new list must not get
     # them.
     for key in actual[SetId.FIREWALL_ALLOW]:
@@ -102,8 +106,10 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
         local = local or _in_slots(near, key, len(plan.local))
     number = ranges = 0
     if plan.source_ranges is not None:
-        ranges = known.recall(list_key(plan.key), _number(plan, (SetId.FIREWALL_LISTS,), actual))
-    if plan.affinity and (number := known.recall(plan.key, _number(plan, POOL_MAPS, actual))):
+        ranges = known.recall(
+            list_key(plan.key), _number(plan, (SetId.FIREWALL_LISTS,), (SetId.FIREWALL_RANGES,), actual)
+        )
+    if plan.numbered and (number := known.recall(plan.key, _number(plan, POOL_MAPS, RANGE_POOLS, actual))):
         pools, endpoints = _sticky(plan, number, actual, known)
         cluster, local = pools[Policy.CLUSTER] or cluster, pools[Policy.LOCAL] or local
     return Placed(plan, cluster, local, number, ranges, endpoints=endpoints)
@@ -130,9 +136,11 @@ def _sticky(
     return pools, endpoints
 
 
-def _number(plan: ServicePlan, maps: Iterable[SetId], actual: Elements) -> int:
-    """Return the number in these maps for the frontends of a plan; 0 for none."""
-    found = (actual[name].get(service_key(front.key), b"") for front in plan.frontends for name in maps)
+def _number(plan: ServicePlan, maps: Iterable[SetId], intervals: Iterable[SetId], actual: Elements) -> int:
+    """Return the number in these maps for the frontends of a plan, or in `intervals` for its ranges of ports; 0 for
+    none."""
+    found = [actual[name].get(service_key(front.key), b"") for front in plan.frontends for name in maps]
+    found += [actual.get(name, {}).get(range_key(span), b"") for span in plan.port_ranges for name in intervals]
     return next(filter(None, map(service_port_number, found)), 0)
 
 
@@ -197,6 +205,11 @@ class FoundElements:
             for span in self._ranges.get(number, ()):
                 if self.left[SetId.FIREWALL_ALLOW].pop(span, None) is not None:
                     present.setdefault(SetId.FIREWALL_ALLOW, {})[span] = b""
+        for name in desired.elements.keys() & INTERVALS:
+            # The same is true for ranges of ports at an address.
+            places = {key[: len(key) // 2 - 4] for key in desired.elements[name]}
+            for key in [key for key in self.left[name] if key[: len(key) // 2 - 4] in places]:
+                present.setdefault(name, {})[key] = self.left[name].pop(key)
         return diff(present, wanted)
 
     def ahead(self, wanted: Iterable[NamedPlans]) -> Iterator[NamedPlans]:
@@ -206,7 +219,7 @@ class FoundElements:
             plans = [plan for _, its in some for plan in its]
             pools: dict[bytes, set[bytes]] = {}  # key: number of a pool; value: protocols of its endpoints
             for plan in plans:
-                if plan.affinity and (number := _number(plan, POOL_MAPS, self.left)):
+                if plan.numbered and (number := _number(plan, POOL_MAPS, RANGE_POOLS, self.left)):
                     for policy in Policy:
                         pool = pool_number(number, policy, plan.key.family)
                         pools.setdefault(pool, set()).add(protocol_field(plan.key.protocol))

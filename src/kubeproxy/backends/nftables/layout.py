@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Collection
 from enum import IntEnum, StrEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -16,8 +17,8 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends import nftables
 from kubeproxy.kernel.nftables.tables import INTERVAL, VERDICT, SetSpec
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
-from kubeproxy.model.plan import LONGEST_AFFINITY, Policy
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family
+from kubeproxy.model.plan import LONGEST_AFFINITY, Policy, PortRange
 
 TABLE: Final = nftables.TABLE
 SCRATCH: Final = f"{TABLE}-check"
@@ -99,6 +100,17 @@ class SetId(StrEnum):
     FIREWALL_LISTS = "firewall-lists"  # frontend with source ranges : number of its Service's list of source ranges
     FIREWALL_ALLOW = "firewall-allow"
     NODEPORT_IPS = "nodeport-ips"
+    # address . protocol . range of ports : number of its pool
+    CLUSTER_RANGES = "cluster-ranges"
+    EXTERNAL_RANGES = "external-ranges"
+    POLICY_LOCAL_RANGES = "policy-local-ranges"
+    LOCAL_RANGES = "local-ranges"
+    # the same : number of the Service's list of source ranges
+    FIREWALL_RANGES = "firewall-ranges"
+    NO_ENDPOINT_RANGES = "unserved-ranges"
+    NO_LOCAL_ENDPOINT_RANGES = "no-local-endpoint-ranges"
+    RANGE_ENDPOINTS = "range-endpoints"  # number of an endpoint : its address
+    RANGE_CHAINS = "range-session-chains"  # number of a pool with session affinity : goto its chain
 
 
 ENDPOINT_MAPS: Final = (
@@ -131,6 +143,18 @@ POOL_MAPS: Final = (
 """In the order of ENDPOINT_MAPS, like VERDICT_MAPS."""
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
+RANGE_POOLS: Final = (
+    SetId.CLUSTER_RANGES,
+    SetId.EXTERNAL_RANGES,
+    SetId.POLICY_LOCAL_RANGES,
+    SetId.LOCAL_RANGES,
+)
+RANGE_MAPS: Final = (*RANGE_POOLS, SetId.FIREWALL_RANGES)
+INTERVALS: Final = (*RANGE_MAPS, SetId.NO_ENDPOINT_RANGES, SetId.NO_LOCAL_ENDPOINT_RANGES)
+"""Sets and maps with one element for each range of ports at an address."""
+OF_RANGES: Final = (*INTERVALS, SetId.RANGE_ENDPOINTS, SetId.RANGE_CHAINS)
+"""Sets and maps that a table has only if a Service has ranges of ports."""
+
 NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
 """Maps from frontends to numbers. The numbers have the type of addresses."""
 
@@ -154,11 +178,13 @@ _REACHED: Final = (
         SetId.LOCAL_AFFINITY_SERVICES,
         SetId.LOCAL_AFFINITY_NODEPORTS,
         SetId.FIREWALL_LISTS,
+        SetId.LOCAL_RANGES,
+        SetId.FIREWALL_RANGES,
     ),
-    (*POOL_MAPS, SetId.FIREWALL_ALLOW),
+    (*POOL_MAPS, SetId.FIREWALL_ALLOW, SetId.RANGE_CHAINS),
     (SetId.SESSION_CLASSES,),
     (*ENDPOINT_MAPS, SetId.SESSION_SLOTS),
-    (SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN),
+    (SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN, SetId.RANGE_ENDPOINTS),
 )
 LOOKUPS: Final = (tuple([name for name in SetId if not any(name in sets for sets in _REACHED)]), *_REACHED)
 """All sets and maps in the order of a packet's lookups: an element leads a packet only to elements of later groups."""
@@ -252,7 +278,7 @@ class Packing(IntEnum):
     PLAIN = 0
     DESTINATION = 1  # address and port, in whole registers
     VERDICT = 2
-    INTERVAL = 3
+    INTERVAL = 3  # as data, a number
     NUMBER = 4  # as an address
     CLASS = 5  # as a port
 
@@ -283,6 +309,8 @@ _OTHER_KEYS: dict[str, tuple[str, ...]] = {
     SetId.SESSION_SLOTS: ("number", "slot"),
     SetId.SESSION_ENDPOINTS: ("number", "protocol"),
     SetId.SESSION_OWN: ("number", "address", "port"),
+    SetId.RANGE_ENDPOINTS: ("number",),
+    SetId.RANGE_CHAINS: ("number",),
 }
 
 
@@ -294,12 +322,13 @@ def _key_fields(name: str) -> tuple[str, ...]:
 
 
 class Layout:
-    """The sets of one family, in the order of their creation."""
+    """The sets of one family, in the order of their creation; of OF_RANGES only those in `extra`."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, extra: Collection[SetId] = ()) -> None:
         self.family = family
         self.ip = "ip" if family is Family.IPV4 else "ip6"
-        self.shapes: dict[str, SetShape] = {str(name): self._shape(str(name)) for name in SetId}
+        names = [name for name in SetId if name not in OF_RANGES or name in extra]
+        self.shapes: dict[str, SetShape] = {str(name): self._shape(str(name)) for name in names}
 
     def _shape(self, name: str) -> SetShape:
         fields = _key_fields(name)
@@ -315,14 +344,16 @@ class Layout:
         data: tuple[str, ...] = ()
         if name in ENDPOINT_MAPS or name == SetId.SESSION_ENDPOINTS:
             kind, data = Packing.DESTINATION, (f"{self.ip} daddr", "th dport")
-        elif name in VERDICT_MAPS:
+        elif name in VERDICT_MAPS or name == SetId.RANGE_CHAINS:
             kind, data = Packing.VERDICT, VERDICT
-        elif name in NUMBER_MAPS or name == SetId.SESSION_SLOTS:
+        elif name in NUMBER_MAPS or name in {SetId.SESSION_SLOTS, SetId.RANGE_ENDPOINTS}:
             kind, data = Packing.NUMBER, (f"{self.ip} daddr",)
         elif name in CLASS_MAPS or name == SetId.SESSION_CLASSES:
             kind, data = Packing.CLASS, ("th dport",)
         elif name == SetId.FIREWALL_ALLOW:
             kind, flags = Packing.INTERVAL, INTERVAL
+        elif name in INTERVALS:
+            kind, flags, data = Packing.INTERVAL, INTERVAL, (f"{self.ip} daddr",) if name in RANGE_MAPS else ()
         spec = SetSpec(name, tuple([words[f] for f in fields]), data, flags)
         return SetShape(spec, tuple(["address" if f == "source" else f for f in fields]), kind)
 
@@ -380,6 +411,11 @@ def service_key(frontend_key: bytes) -> bytes:
     return frontend_key[:-3] + _registers(frontend_key[-3:])
 
 
+def range_key(span: PortRange) -> bytes:
+    """Return the element key of a range of ports: those of its first and its last port."""
+    return service_key(span.key) + service_key(span.key[:-2] + PORT_BYTES[span.last])
+
+
 @lru_cache(maxsize=4096)
 def _registers(tail: bytes) -> bytes:
     """Return protocol and port, each padded to a whole register."""
@@ -418,6 +454,11 @@ class ChainName(NamedTuple):
         """Return whether the chain has a single rule, which picks from a map."""
         return self.treatment.removeprefix("local-") in HASHED
 
+    @property
+    def of_ranges(self) -> bool:
+        """Return whether the chain serves ranges of ports."""
+        return self.treatment.startswith("range-")
+
 
 HASHED: Final = ("maglev", "client-maglev")
 """Names of the treatments that pick an endpoint by a hash, in the order of plan.HashKey."""
@@ -434,6 +475,7 @@ TREATMENTS: Final = (
     "recall",  # a known client
     "local-recall",
     "remember",  # a new client
+    *("range-pick", "range-recall", "range-remember"),  # the same for ranges of ports
     *(f"{treatment}-{word}" for treatment in (*_SEQUENCE, "local") for word in HASHED),
     *HASHED,
 )

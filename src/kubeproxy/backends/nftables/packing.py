@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from kubeproxy.backends.nftables.layout import (
     CLASS_MAPS,
+    INTERVALS,
     PADDING,
     POOL_SETS,
     SHARED,
@@ -88,7 +89,8 @@ def former(delta: Difference[str, bytes, bytes]) -> dict[str, list[bytes]]:
     moved = any(not present.isdisjoint(keys) for keys in _only_removed(delta, _FRONTENDS).values())
     if not moved and _LEADING.isdisjoint(delta.removed):
         return {}
-    return _only_removed(delta, delta.removed.keys() - set(SHARED))
+    # The kernel refuses a range of ports that overlaps a present one.
+    return _only_removed(delta, delta.removed.keys() - {*SHARED, *INTERVALS})
 
 
 def _only_removed(delta: Difference[str, bytes, bytes], names: AbstractSet[str]) -> dict[str, list[bytes]]:
@@ -209,7 +211,7 @@ class Transaction:
             self._verdicts.add(data)
             packed = head + key + tail
         elif kind is _INTERVAL:
-            packed = interval_element(key)
+            packed = interval_element(key, data)
         else:
             packed = self._packers.new[set_id].pack(key, data)
         self._added[set_id].append(packed)
@@ -291,13 +293,13 @@ def groups(
     gained: list[tuple[bytes, ServiceName]] = []
     if placed and len(ordered) > 1:
         for name, plans in ordered:
-            before = [item.plan.frontends for item in placed.get(name, ())]
-            after = [plan.frontends for plan in plans]
+            before = [item.plan.all_frontends for item in placed.get(name, ())]
+            after = [plan.all_frontends for plan in plans]
             if before != after:
-                had = {frontend.key for frontends in before for frontend in frontends}
-                has = {frontend.key for frontends in after for frontend in frontends}
-                lost.update(dict.fromkeys(had - has, name))
-                gained += [(key, name) for key in has - had]
+                had = {frontend for frontends in before for frontend in frontends}
+                has = {frontend for frontends in after for frontend in frontends}
+                lost.update({frontend.handover_key: name for frontend in had - has})
+                gained += [(frontend.handover_key, name) for frontend in has - had]
     together: dict[ServiceName, set[ServiceName]] = {}
     for key, name in gained:
         giver = lost.get(key)

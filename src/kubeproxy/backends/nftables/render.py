@@ -29,10 +29,12 @@ from kubeproxy.backends.nftables.layout import (
     packed_class,
     pool_number,
     protocol_field,
+    range_key,
     service_key,
     slot_bytes,
     slot_counts,
 )
+from kubeproxy.backends.nftables.port_ranges import INTERVAL_OF, chain_of
 from kubeproxy.backends.state import Elements
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Family, Range, merge_ranges
@@ -43,6 +45,7 @@ from kubeproxy.model.plan import (
     Hashing,
     Policy,
     Pool,
+    PortRange,
     ServicePlan,
     ServicePortKey,
     Traffic,
@@ -166,9 +169,10 @@ class MaglevTable(tuple[bytes, ...]):
 
 
 class Placed(NamedTuple):
-    """A plan with the endpoints of its pools in slot order. With affinity it has the number of its pools (else 0), and
-    the numbers of its endpoints. With weights an endpoint has several slots. `ranges` is the number of the Service's
-    list of source ranges, 0 without one. `allowed` are these ranges, which only one plan of the Service has.
+    """A plan with the endpoints of its pools in slot order. With affinity or ranges of ports it has the number of its
+    pools (else 0), and the numbers of its endpoints. With weights an endpoint has several slots. `ranges` is the number
+    of the Service's list of source ranges, 0 without one. `allowed` are these ranges, which only one plan of the
+    Service has.
     """
 
     plan: ServicePlan
@@ -186,7 +190,7 @@ class Placed(NamedTuple):
 
 def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
     """Give each endpoint a slot and the plan a number, and keep the slots and numbers of the earlier placement."""
-    number = ((before.number if before is not None else 0) or numbers.of(plan.key)) if plan.affinity else 0
+    number = ((before.number if before is not None else 0) or numbers.of(plan.key)) if plan.numbered else 0
     cluster, local = slots(plan, Policy.CLUSTER), slots(plan, Policy.LOCAL)
     if plan.balance is not None and plan.balance.hashing is not None:
         return Placed(plan, cluster, local, number)
@@ -328,6 +332,10 @@ def translate(item: Placed, recipient: Recipient) -> None:
     for policy, numbers in item.endpoints.items():
         number = pool_number(item.number, policy, plan.key.family)
         sticky_pool(number, item.pool(policy), numbers, plan.key.protocol, recipient)
+        if plan.port_ranges:
+            _range_pool(number, numbers, plan.affinity, recipient)
+    for span in plan.port_ranges:
+        _range(item, span, recipient)
     if item.allowed:
         number = list_number(item.ranges, plan.key.family)
         for first, last in item.allowed:
@@ -345,6 +353,26 @@ def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Rec
         _forward(item, key, way, recipient)
     if way.unserved is not None:
         recipient.entry(way.unserved, key, b"")
+
+
+def _range_pool(number: bytes, numbers: Mapping[bytes, bytes], affinity: int, recipient: Recipient) -> None:
+    """Pass to a recipient what ranges need besides `sticky_pool`: the addresses of the endpoints, and the chain of
+    session affinity."""
+    for destination, packed in numbers.items():
+        recipient.entry(SetId.RANGE_ENDPOINTS, packed, destination[:-2])
+    if affinity:
+        recipient.entry(SetId.RANGE_CHAINS, number, chain_of(affinity))
+
+
+def _range(item: Placed, span: PortRange, recipient: Recipient) -> None:
+    plan, key, family = item.plan, range_key(span), item.plan.key.family
+    if span.kind is FrontendKind.LOADBALANCER and plan.source_ranges is not None:
+        recipient.entry(SetId.FIREWALL_RANGES, key, list_number(item.ranges, family))
+    way = way_of(span.kind, plan.traffic(span))
+    for _, class_map, _, policy in way.picked:
+        recipient.entry(INTERVAL_OF[class_map], key, pool_number(item.number, policy, family))
+    if way.unserved is not None:
+        recipient.entry(INTERVAL_OF[way.unserved], key, b"")
 
 
 def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
@@ -396,7 +424,7 @@ def own_frontend(numbers: Mapping[bytes, bytes], frontend: bytes) -> Iterator[by
 def pools(item: Placed) -> dict[Policy, Pool]:
     """Return the pools that the frontends of a plan use, in slot order."""
     found = {}
-    for frontend in item.plan.frontends:
+    for frontend in item.plan.all_frontends:
         way = way_of(frontend.kind, item.plan.traffic(frontend))
         found.update({policy: item.pool(policy) for _, _, _, policy in way.picked})
     return found

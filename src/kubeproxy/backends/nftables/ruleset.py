@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final
 
-from kubeproxy.backends.nftables import affinity, failing, forwarding, gone
+from kubeproxy.backends.nftables import affinity, failing, forwarding, gone, port_ranges
 from kubeproxy.backends.nftables.layout import (
     BELOW,
     CLASS_MAPS,
@@ -61,17 +61,23 @@ SOURCE_RANGES: Final = "source-ranges"
 
 
 class Ruleset:
-    """The definition of one family's table for given globals, without the elements of Services."""
+    """The definition of one family's table for given globals, without the elements of Services. `extra` are the sets
+    of OF_RANGES, if a Service has ranges of ports."""
 
-    def __init__(self, family: Family, world: Globals) -> None:
+    def __init__(self, family: Family, world: Globals, extra: tuple[SetId, ...] = ()) -> None:
         ours = world.of(family)
         self.family = family
-        self.layout = Layout(family)
+        self.extra = extra
+        self.layout = Layout(family, extra)
         self._ours = ours if ours is not None else FamilyGlobals()
         self._world = world
         self._mark = f"{world.masquerade_mark:#x}"
         self._resets = RESETS.value(world)
         self._forwarding = FAST_FORWARDING.value(world)
+
+    def having(self, extra: tuple[SetId, ...]) -> Ruleset:
+        """Return the definition with these sets of OF_RANGES."""
+        return self if extra == self.extra else Ruleset(self.family, self._world, extra)
 
     @property
     def name(self) -> str:
@@ -141,7 +147,12 @@ class Ruleset:
         if self._world.ejects:
             beyond = beyond | failing.rules(self.layout)
         sticky = affinity.rules(self.layout, pick_chain(SetId.SESSION_SLOTS))
-        return self._treatments() | self._picking() | sticky | self._checks() | self._on_loopback() | beyond
+        checks = self._checks()
+        if self.extra:
+            pods = self._pods() if self._ours.detector.implemented else ""
+            treatment = port_ranges.Treatment(self._masquerade_cluster(), self._mark_packet, pods)
+            beyond = beyond | port_ranges.rules(self.layout, self._key(False), treatment, checks[SOURCE_RANGES][1:])
+        return self._treatments() | self._picking() | sticky | checks | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that look up a frontend and decide on masquerade and pool.
@@ -288,25 +299,27 @@ class Ruleset:
     def _base_chains(self) -> list[tuple[str, tables.Hook, tuple[str, ...]]]:
         new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
         # A translated packet goes to an endpoint, not to a frontend.
-        checks = (f"{untranslated} service-endpoints-check", f"{untranslated} cluster-ips-check")
+        ranges = port_ranges.JUMPS if self.extra else port_ranges.Jumps()
+        checks = (f"{untranslated} service-endpoints-check", *ranges.refuse, f"{untranslated} cluster-ips-check")
         fast = (forwarding.jump(self._forwarding),) if self._forwarding.protocols else ()
         loopback: tuple[str, ...] = ()
         if self._ours.loopback is not Loopback.NOTHING:
             loopback = (f"{self.layout.ip} daddr {_LOOPBACK[self.family]} {new} localhost-nodeports-check",)
         suspects = failing.checks(self.layout) if self._world.ejects else ()
-        first = (f"{new} firewall-check", *((gone.CHECK,) if self._resets else ()), *suspects)
+        resets = (gone.CHECK,) if self._resets else ()
+        first = (f"{new} firewall-check", *ranges.firewall, *resets, *suspects)
         return [
             ("filter-prerouting-pre-dnat", tables.Hook("filter", 0, -110), first),
             ("filter-output-pre-dnat", tables.Hook("filter", 3, -110), first),
             (
                 "filter-input",
                 tables.Hook("filter", 1, 0),
-                (f"{untranslated} nodeport-endpoints-check", f"{untranslated} service-endpoints-check"),
+                (f"{untranslated} nodeport-endpoints-check", f"{untranslated} service-endpoints-check", *ranges.refuse),
             ),
             ("filter-forward", tables.Hook("filter", 2, 0), (*checks, *fast)),
             ("filter-output", tables.Hook("filter", 3, 0), (*checks, *loopback)),
-            ("nat-prerouting", tables.Hook("nat", 0, -100), ("jump services",)),
-            ("nat-output", tables.Hook("nat", 3, -100), ("jump services",)),
+            ("nat-prerouting", tables.Hook("nat", 0, -100), ("jump services", *ranges.translate)),
+            ("nat-output", tables.Hook("nat", 3, -100), ("jump services", *ranges.translate)),
             ("nat-postrouting", tables.Hook("nat", 4, 100), ("jump masquerading",)),
         ]
 
@@ -411,9 +424,9 @@ def _leads_to(name: ChainName) -> list[ChainName]:
             return [pick]
         case "policy-local":
             return [pick, name._replace(treatment=f"external{suffix}")]
-        case "pick" | "local-pick":
+        case "pick" | "local-pick" | "range-pick":
             recall = name._replace(treatment=treatment.replace("pick", "recall"))
-            return [recall, ChainName(False, "remember", affinity=name.affinity)]
-        case "recall" | "local-recall":
-            return [ChainName(False, "remember", affinity=name.affinity)]
+            return [recall, *_leads_to(recall)]
+        case "recall" | "local-recall" | "range-recall":
+            return [ChainName(False, "range-remember" if name.of_ranges else "remember", affinity=name.affinity)]
     return []

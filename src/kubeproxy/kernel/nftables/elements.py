@@ -108,11 +108,12 @@ def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
     return element[: len(element) - len(verdict) - key_size], verdict
 
 
-def interval_element(key: bytes) -> bytes:
-    """Return an element of a concatenated interval set; `key` is the interval's first key followed by its last key."""
+def interval_element(key: bytes, data: bytes = b"") -> bytes:
+    """Return an element of a concatenated interval set or map; `key` is the interval's first key followed by its last
+    key."""
     half = len(key) // 2
     first, last = _value(nfta.SET_ELEM_KEY, key[:half]), _value(nfta.SET_ELEM_KEY_END, key[half:])
-    return nested(nfta.LIST_ELEM, first, last)
+    return nested(nfta.LIST_ELEM, first, last, _value(nfta.SET_ELEM_DATA, data) if data else b"")
 
 
 def plain_element(key: bytes, data: bytes | RuleVerdict = b"", *more: bytes) -> bytes:

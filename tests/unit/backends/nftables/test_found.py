@@ -12,6 +12,7 @@ from kubeproxy.backends.nftables.layout import (
     ENDPOINT_MAPS,
     FIRST_ENDPOINT,
     NUMBER_MAPS,
+    OF_RANGES,
     SESSION_SETS,
     Layout,
     SetId,
@@ -219,7 +220,7 @@ def test_all_elements_are_read(history):
 
 def everything(placed):
     found = render(placed)
-    return {name: found.get(name, {}) for name in Layout(V4).shapes}
+    return {name: found.get(name, {}) for name in Layout(V4, OF_RANGES).shapes}
 
 
 @given(histories(max_size=1), st.randoms(use_true_random=False))
@@ -245,7 +246,8 @@ def test_recalled_endpoints_move_as_little_as_those_remembered(history):
             if old is None or old.plan.frontends != plan.frontends or old.plan.external != plan.external:
                 continue
             # Endpoints with and without session affinity are in different maps.
-            if old.plan.internal == plan.internal and bool(old.plan.affinity) == bool(plan.affinity):
+            alike = bool(old.plan.affinity) == bool(plan.affinity) and old.plan.port_ranges == plan.port_ranges
+            if old.plan.internal == plan.internal and alike:
                 recalled = recall(plan, everything([old]), Numbers())
                 assert render([place(plan, recalled, Numbers())]) == render([place(plan, old, Numbers())])
 

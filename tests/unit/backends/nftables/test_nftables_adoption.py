@@ -110,7 +110,7 @@ def test_source_ranges_change(ground, earlier, later, how):
 def test_a_port_that_lost_its_load_balancer_address_leaves_the_ranges_of_the_others(ground, losing):
     ports = [ServicePort(port=80, name="a"), ServicePort(port=81, name="b")]
     both = plans_of("a", 1, ports=ports, ingress=["198.51.100.1"], load_balancer_source_ranges=["172.16.0.0/24"])
-    plans = [plan.keeping(plan.frontends[:1]) if at == losing else plan for at, plan in enumerate(both)]
+    plans = [plan.without(plan.frontends[1:]) if at == losing else plan for at, plan in enumerate(both)]
     services = {("default", "a"): tuple(plans)}
     backend = ground.start()
     resync(backend, services)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from kubeproxy.backends.nftables import packing
-from kubeproxy.backends.nftables.layout import SHARED, VERDICT_MAPS, Layout, SetId
+from kubeproxy.backends.nftables.layout import OF_RANGES, SHARED, VERDICT_MAPS, Layout, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.render import render, translate
 from kubeproxy.backends.state import diff
@@ -16,7 +16,7 @@ from kubeproxy.model.addresses import Family
 from support.nftables_plans import placed
 from support.random_plans import histories
 
-NAMES = {name.encode() + b"\0": name for name in Layout(Family.IPV4).shapes}
+NAMES = {name.encode() + b"\0": name for name in Layout(Family.IPV4, OF_RANGES).shapes}
 
 
 def read(parts):
@@ -54,7 +54,9 @@ def verdict(part, start, end):
 
 
 def transaction(family, users=None):
-    return Transaction(Packers(Layout(family)), {set_id: Counter() for set_id in SHARED} if users is None else users)
+    return Transaction(
+        Packers(Layout(family, OF_RANGES)), {set_id: Counter() for set_id in SHARED} if users is None else users
+    )
 
 
 def flat(kind, elements):
@@ -73,7 +75,7 @@ def test_what_is_packed_is_what_was_rendered(history):
     assert sorted(read(subject.messages())) == flat(nfnetlink.NEW_ELEMENT, elements)
     assert subject.elements == sum(map(len, elements.values()))
     assert {str(name).encode() for name in subject.chains()} == {
-        chain for set_id in VERDICT_MAPS for chain in elements.get(set_id, {}).values()
+        chain for set_id in (*VERDICT_MAPS, SetId.RANGE_CHAINS) for chain in elements.get(set_id, {}).values()
     }
 
 
@@ -150,7 +152,7 @@ def test_what_is_shared_is_added_for_the_first_service_and_removed_with_the_last
 
 def test_packed_verdicts_do_not_grow_with_chains_that_were(monkeypatch):
     monkeypatch.setattr(packing, "_VERDICTS", 10)
-    packers = Packers(Layout(Family.IPV4))
+    packers = Packers(Layout(Family.IPV4, OF_RANGES))
     for seconds in range(100):
         packers.verdict(VERDICT_MAPS[0], b"pick-2-%ds" % seconds)
         assert len(packers._verdicts) <= 10

@@ -10,7 +10,15 @@ from msgspec.structs import replace
 
 from kubeproxy.backends.nftables.failing import FAILING
 from kubeproxy.backends.nftables.forwarding import FLOWTABLE
-from kubeproxy.backends.nftables.layout import CLIENTS, HASHED, TREATMENTS, ChainName, SetId, parse_chain_name
+from kubeproxy.backends.nftables.layout import (
+    CLIENTS,
+    HASHED,
+    OF_RANGES,
+    TREATMENTS,
+    ChainName,
+    SetId,
+    parse_chain_name,
+)
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, RESETS, Forwarding
 from kubeproxy.model.addresses import Family
@@ -56,7 +64,7 @@ def everything():
     for loopback in Loopback:
         for addresses in places:
             one = replace(full, ipv4=replace(full.ipv4, nodeport_ips=addresses, loopback=loopback))
-            yield skeleton(Ruleset(Family.IPV4, one), chains)
+            yield skeleton(Ruleset(Family.IPV4, one, OF_RANGES), chains)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +83,7 @@ def test_base_chains_are_those_of_the_go_kube_proxy_and_no_others(text):
 
 def test_no_set_or_chain_of_ours_is_one_that_the_go_kube_proxy_deletes(text):
     sets = {name for keyword in ("set", "map", "flowtable", "counter") for name, _ in made(text, keyword)}
-    assert {CLIENTS, SetId.AFFINITY_SERVICES, "localhost-tcp", FLOWTABLE, FAILING} <= sets
+    assert {CLIENTS, SetId.AFFINITY_SERVICES, "localhost-tcp", FLOWTABLE, FAILING, *OF_RANGES} <= sets
     assert {name for name in sets if DELETED_SETS.match(name)} == {"nodeport-ips"}
     chains = {name for name, _ in made(text, "chain")}
     assert any(parse_chain_name(name) for name in chains)
@@ -89,6 +97,16 @@ def test_a_set_that_both_have_is_of_one_type_and_no_other_name_of_theirs_is_take
     assert not SETS.keys() & maps.keys()
     for name, (key,) in SETS.items():
         assert re.fullmatch(rf"{{ typeof {key} ; (size \d+ ; )?}}", sets[name])
+
+
+def test_after_the_takeover_no_base_chain_leads_to_a_rule_about_ranges(text):
+    rules = made(text, "rule")
+    targets = {chain: set(re.findall(r"(?:jump|goto) (\S+)", rule)) for chain, rule in rules}
+    for chain, rule in rules:
+        targets[chain] |= set(re.findall(r"(?:jump|goto) (\S+)", rule))
+    leading = {chain for chain, others in targets.items() if {"ranges", "range-endpoints-check"} & others}
+    assert leading == {"nat-prerouting", "nat-output", "filter-input", "filter-forward", "filter-output"}
+    assert leading <= EMPTIED
 
 
 def test_only_rules_that_the_go_kube_proxy_removes_refer_to_a_set_that_it_deletes(text):

@@ -1,0 +1,114 @@
+"""Ranges of ports: their chains, the rules by which the base chains reach these, and their elements. Pure.
+
+A table has these chains, rules and sets only while a Service has a range, and no base chain of their own: the Go
+kube-proxy empties the base chains when it takes the table over, and all others are without effect then. A range is an
+interval that leads to the number of its pool; an endpoint is picked as with session affinity, by numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from kubeproxy.backends.nftables.layout import OF_RANGES, ChainName, Layout, SetId
+from kubeproxy.model.plan import ServicePlan
+
+
+class Jumps(NamedTuple):
+    """Rules of base chains; each is in several chains."""
+
+    firewall: tuple[str, ...] = ()  # before translation
+    translate: tuple[str, ...] = ()
+    refuse: tuple[str, ...] = ()  # after the same rule for service ports
+
+
+def needed_sets(services: Iterable[Iterable[ServicePlan]]) -> tuple[SetId, ...]:
+    """Return OF_RANGES if one of these plans has a range of ports, else no set."""
+    return OF_RANGES if any(plan.port_ranges for plans in services for plan in plans) else ()
+
+
+JUMPS: Final = Jumps(
+    ("ct state new jump range-firewall-check",),
+    ("jump ranges",),
+    ("ct state new ct status & dnat == 0 jump range-endpoints-check",),
+)
+
+
+class Treatment(NamedTuple):
+    """The rules that mark packets for masquerade, for a cluster IP and for other addresses; the match for pods, or
+    ''."""
+
+    cluster: tuple[str, ...]
+    external: str
+    pods: str
+
+
+def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the chains of ranges. `key` is the key of a frontend as an nft expression, `sources` are the rules that
+    compare a client with the list of source ranges whose number is in the packet.
+
+    The packet carries the number of the pool, and then that of the endpoint, in place of its destination address. The
+    address of the endpoint is written before the translation, which keeps the port: so it also works if the endpoint is
+    the frontend itself.
+    """
+    ip = layout.ip
+    source, destination = (f"{ip} {end} set ct original {ip} {end}" for end in ("saddr", "daddr"))
+
+    def leading(set_id: SetId, chain: str) -> str:
+        return f"{ip} daddr set {key} map @{set_id} goto {chain}"
+
+    return {
+        "ranges": (
+            leading(SetId.CLUSTER_RANGES, "range-cluster"),
+            leading(SetId.EXTERNAL_RANGES, "range-external"),
+            leading(SetId.POLICY_LOCAL_RANGES, "range-policy-local"),
+        ),
+        "range-cluster": (*treatment.cluster, "goto range-pick"),
+        "range-external": (treatment.external, "goto range-pick"),
+        "range-policy-local": (
+            *((f"{treatment.pods} goto range-pick",) if treatment.pods else ()),
+            "fib saddr type local goto range-external",
+            destination,
+            leading(SetId.LOCAL_RANGES, "range-pick"),
+        ),
+        "range-pick": (f"{ip} daddr vmap @{SetId.RANGE_CHAINS}", "jump session-choose", "goto range-go"),
+        "range-go": (_translated(ip), source, destination),
+        "range-out": (source, f"dnat to {ip} daddr"),
+        "range-firewall-check": (leading(SetId.FIREWALL_RANGES, "range-sources"),),
+        "range-sources": tuple(sources),
+        "range-endpoints-check": (
+            f"{key} @{SetId.NO_LOCAL_ENDPOINT_RANGES} drop",
+            f"{key} @{SetId.NO_ENDPOINT_RANGES} goto refuse",
+        ),
+    }
+
+
+def _translated(ip: str) -> str:
+    """Return the rule that leads a packet to the endpoint whose number it carries, if there is such an endpoint."""
+    return f"{ip} daddr set {ip} daddr map @{SetId.RANGE_ENDPOINTS} goto range-out"
+
+
+def client_rules(ip: str, name: ChainName, known: str, forget: str, onwards: list[str]) -> list[str]:
+    """Return the rules that differ from those of session affinity for service ports: see affinity.client_rules."""
+    if name.treatment == "range-pick":
+        to_recall, to_remember = onwards
+        return [f"{ip} saddr set {ip} daddr", f"{known} {to_recall}", to_remember]
+    return [_translated(ip), f"{ip} daddr set {ip} saddr", forget, *onwards]
+
+
+INTERVAL_OF: Final[Mapping[str, SetId]] = {
+    SetId.CLUSTER_SERVICES: SetId.CLUSTER_RANGES,
+    SetId.EXTERNAL_SERVICES: SetId.EXTERNAL_RANGES,
+    SetId.POLICY_LOCAL_SERVICES: SetId.POLICY_LOCAL_RANGES,
+    SetId.LOCAL_SERVICES: SetId.LOCAL_RANGES,
+    SetId.NO_ENDPOINT_SERVICES: SetId.NO_ENDPOINT_RANGES,
+    SetId.NO_LOCAL_ENDPOINT_SERVICES: SetId.NO_LOCAL_ENDPOINT_RANGES,
+}
+"""The sets of ranges, by the sets with the service ports that are treated equally."""
+
+
+@lru_cache(maxsize=256)
+def chain_of(affinity: int) -> bytes:
+    """Return the packed name of the chain for a pool with session affinity."""
+    return str(ChainName(False, "range-pick", affinity=affinity)).encode()
