@@ -89,6 +89,7 @@ OFFERS: Final = {
     "ranged": Offer("a4 b2", SOURCES | {"type": "LoadBalancer"}, (("outside", "loadbalancer"), ("pod", "cluster"))),
     "hashed": Offer("a1 a4 b3", {}, (("pod", "cluster"),), {"kube-proxy-py/algorithm": "maglev-251"}),
     "weighted": Offer("a2 b1", {}, (("pod", "cluster"),), {"kube-proxy-py/weights": "node-b=50"}),
+    "media": Offer("a1 b1", {}, (("pod", "cluster"),), {"kube-proxy-py/port-ranges": "2990-3010/tcp"}),
     "shrinking": Offer("a4 b3", {}, (("pod", "cluster"),)),
 }
 LASTING: Final = {"plain", "sticky", "sticky-local", "ranged"}
@@ -292,6 +293,9 @@ class Journey:
         loopback = Front("127.0.0.1", self._live.front("plain", "nodeport").port)
         if program != Program(GO, NFT) and not await self._met("node", loopback):
             self.wrong.append(f"{program}: the NodePort of plain is not served on loopback")
+        in_range = await self._met("pod", Front(self._live.front("media").address, 3001))
+        if bool(in_range) is not (program == Program(OURS, NFT)):
+            self.wrong.append(f"{program}: a port of a range is answered by {in_range or 'no pod'}")
         if program.name == OURS:
             code, said = await self._live.ask("verify")
             self.wrong += [f"{program}: verify: {said}"] if code else []
