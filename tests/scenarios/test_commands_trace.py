@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.netns import open_socket_in
+from lab.netns import open_socket_in, run_in
 from lab.proxyprocess import proxy_command
 from support.answers import valid
 from support.live import Front, Live, slice_of
 from support.modes import modes
+from support.tracked_flows import fill, flush, limit
 
 pytestmark = modes("nftables", "iptables-nft", "userspace")
 
@@ -264,6 +265,23 @@ async def test_an_endpoint_without_an_answer_is_distinguished_from_an_answering_
         await live.run("nft", "delete", "table", "inet", "deaf", place="a2")
     assert status == 1, text
     assert re.search(rf"{ends['a1']} answered; {ends['a2']} did not \(\d connections?\)", text), text
+
+
+@pytest.mark.slow("a table of connections that is full")
+async def test_a_full_connection_table_is_the_cause(live: Live) -> None:
+    live.service("crowded", "a1")
+    front, namespace = live.front("crowded"), live.cluster.namespace_of("node")
+    await live.expect(front, {"node": "a1"})
+    run_in(namespace, flush)
+    most = run_in(namespace, limit)
+    assert run_in(namespace, lambda: fill(most + 10)) >= most
+    try:
+        answers = [await live.ask("trace", one, f"{front.address}:80") for one in ("node", live.ips["pod"]["IPv4"])]
+    finally:
+        run_in(namespace, flush)
+    for status, text in answers:
+        assert status == 1, text
+        assert "Verdict: no rule dropped it, but connection tracking is 100% full: " in text, text
 
 
 @pytest.mark.parametrize(("family", "gone"), [("IPv4", "10.244.0.99"), ("IPv6", "fd00:244::99")])

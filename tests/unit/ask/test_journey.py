@@ -103,6 +103,20 @@ def test_a_packet_that_is_not_routed_gets_the_cause_that_why_finds(cause, said):
     assert made.text.startswith(f"no rule dropped it, but it went no further than prerouting: {said}")
 
 
+def test_a_full_connection_table_is_the_cause_of_a_request_without_an_entry():
+    rules = RULES._replace(without_room=lambda: "connection tracking is 100% full. Fix: x")
+    for steps in (marked(1), [*marked(1), *OUT]):
+        made = told(steps, rules=rules, silent="nothing answers ARP")[1]
+        assert (made.passed, made.text) == (
+            False,
+            "no rule dropped it, but connection tracking is 100% full. Fix: x",
+        )
+    made = told(marked(1), OUT, served=[("10.244.0.1:8080", False)], rules=rules)[1]
+    assert "full" not in made.text
+    made = told(marked(1), OUT, marked(2, source=("10.0.0.1", 40001)), served=[("10.244.0.1:8080", True)], rules=rules)
+    assert "; 1 connection got no endpoint, as connection tracking is 100% full. Fix: x (" in made[1].text
+
+
 def test_a_refused_flow_that_the_proxy_does_not_translate_gets_the_reason_of_why():
     rules = RULES._replace(decided=DecidedFlow(unserved="a field is false"))
     refused = Step(2, IP, OWN, "answers-prerouting", 3, "rule", -1, "", headers(VIP, CLIENT)._replace(flags=0x14))

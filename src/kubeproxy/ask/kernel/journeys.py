@@ -56,6 +56,7 @@ class KnownRules(NamedTuple):
     untraced: Callable[[], str] = str  # findings on rules of iptables-legacy; '' without such rules
     legacy: int = 0  # the total number of iptables-legacy rules
     decided: DecidedFlow = UNDECIDED
+    without_room: Callable[[], str] = str  # the finding of a full connection table; '' if it has room
 
 
 class Met(Struct, frozen=True, rename="camel"):

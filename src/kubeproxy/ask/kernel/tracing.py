@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec import Struct
 
 from kubeproxy.ask.checks.checkup import leftovers
+from kubeproxy.ask.checks.node import conntrack_without_room
 from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.kernel import journeys as paths
 from kubeproxy.ask.kernel import verdicts
@@ -81,7 +82,8 @@ def look(
     captured = _listen(packet, limits, opening)
     decision = partial(_decision, mode)
     legacy, rules = _legacy_rules(), _texts(captured.steps, decision)
-    ruleset = paths.KnownRules(rules, captured.base_chains, decision, partial(_untraced, packet, mode), legacy, decided)
+    untraced = partial(_untraced, packet, mode)
+    ruleset = paths.KnownRules(rules, captured.base_chains, decision, untraced, legacy, decided, _without_room)
     found = tuple(paths.journeys(captured.steps, ruleset, captured.table, captured.late))
     served = tuple(sorted(_served(packet, found, before), key=lambda one: not one.answered))
     proxied = (mode is not None and mode.flows_end is FlowsEnd.PROXY) or (serving is not None and serving.relayed)
@@ -224,6 +226,11 @@ def _untraced(packet: Packet, mode: Mode | None) -> str:
         return "; ".join(f"{one.text}. Fix: {one.fix}" for one in leftovers(mode, packet))
     except KubeProxyError as error:
         return f"its rules cannot be read: {error}"
+
+
+def _without_room() -> str:
+    """Return the finding of a full connection table with its fix; '' if the table has room."""
+    return "; ".join(f"{one.text}. Fix: {one.fix}" for one in conntrack_without_room())
 
 
 def _legacy_rules() -> int:

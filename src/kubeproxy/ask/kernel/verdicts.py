@@ -158,10 +158,12 @@ def _became(
         text = "no packet of this flow arrived: let the client send during the trace, or wait longer (--seconds)"
         return Verdict(text, None)
     if any(one.answered for one in served):
-        failed = _failed(found, served)
+        failed = _failed(found, served, ruleset)
         endpoints = [one.endpoint for one in served if one.answered and one.endpoint not in failed]
         made = _answered((endpoints or [one.endpoint for one in served if one.answered])[-1], proxied=proxied)
         return _partly(made, failed, protocol, silent) if failed else made
+    if _without_entry(found, served) and (full := ruleset.without_room()):
+        return Verdict(f"{_undropped(ruleset, 'no rule')}, but {full}", passed=False)
     if silent:
         return Verdict(f"nothing here dropped it, but it did not leave this node: {silent}", passed=False)
     request = next((one for one in reversed(found) if one.direction == "request"), None)
@@ -233,7 +235,14 @@ def _answered(endpoint: str, *, proxied: bool) -> Verdict:
     return Verdict(f"{text}; its own connection to an endpoint is another flow", passed=True)
 
 
-def _failed(found: Sequence[Journey], served: Sequence[TracedReply]) -> dict[str, str]:
+def _without_entry(found: Sequence[Journey], served: Sequence[TracedReply]) -> list[Journey]:
+    """Return the last request of each connection that has no entry in connection tracking."""
+    requests = {one.source: one for one in found if one.direction == "request"}
+    known = {one.source for one in served}
+    return [one for source, one in requests.items() if source not in known]
+
+
+def _failed(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> dict[str, str]:
     """Return the endpoints that refused connections or did not answer them, with a text; '' is the key of connections
     that got no endpoint. Retransmissions belong to one connection.
     """
@@ -243,10 +252,9 @@ def _failed(found: Sequence[Journey], served: Sequence[TracedReply]) -> dict[str
     silent = Counter(one.endpoint for one in served if one.unanswered)
     texts = {end: f"{end} refused it with a reset ({counted(n, 'connection')})" for end, n in refused.items()}
     texts |= {end: f"{end} did not ({counted(n, 'connection')})" for end, n in silent.items()}
-    known = {one.source for one in served}
-    ended = {one.source for one in found if one.direction == "request" and one.last in _BEFORE_ROUTING} - known
-    if ended:
-        texts[""] = f"{counted(len(ended), 'connection')} got no endpoint"
+    if ended := [one for one in _without_entry(found, served) if one.last in _BEFORE_ROUTING]:
+        full = ruleset.without_room()
+        texts[""] = f"{counted(len(ended), 'connection')} got no endpoint{full and f', as {full}'}"
     return texts
 
 
