@@ -19,6 +19,7 @@ from lab.proxyprocess import proxy_command
 from support.answers import valid
 from support.live import Front, Live, slice_of
 from support.modes import modes
+from support.owned import owned_table
 from support.tracked_flows import fill, flush, limit
 
 pytestmark = modes("nftables", "iptables-nft", "userspace")
@@ -523,3 +524,21 @@ async def test_a_flow_to_an_address_that_is_no_endpoint_is_reported_with_its_rem
 
     await live.eventually(reported)
     await live.run("conntrack", "-D", *entry.split())
+
+
+@pytest.mark.slow("a table that another program owns")
+async def test_a_table_that_another_program_owns_is_the_cause_of_untranslated_packets(live: Live) -> None:
+    if live.mode.name != "nftables":
+        return
+    live.service("disowned", "a1")
+    front = live.front("disowned")
+    await live.expect(front, {"node": "a1"})
+    with owned_table(live.proxy.namespace):
+
+        async def reported() -> str:
+            status, text = await live.ask("trace", "node", "default/disowned:80")
+            cause = "no rule translated it to an endpoint of default/disowned: the kernel refuses changes of IPv4: "
+            return "" if (status, cause in text, "chose it" in text) == (1, True, False) else text
+
+        await live.eventually(reported)
+    await live.expect(front, {"node": "a1"})

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask import packets
-from kubeproxy.ask.checks import checkup, ports, routes, strangers, whereabouts
+from kubeproxy.ask.checks import checkup, ports, programming, routes, strangers, whereabouts
 from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, unforwarded, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity, end_of
@@ -217,6 +217,19 @@ def unrouted(asked: Source, explained: Explained) -> str:
         report.look("forwarding", lambda: unforwarded(way) if "forward" in way.hooks else ())
     sure = [one for one in report.findings if one.harm != NOTHING]
     return "; ".join(f"{one.text}. Fix: {one.fix}" for one in sure or report.findings)
+
+
+def untranslated(asked: Source, explained: Explained) -> str:
+    """Return the findings and fixes on changes that the kernel refuses, and on differences between plan and kernel; ''
+    for none.
+    """
+    found: list[Diagnosis] = []
+    with suppress(KubeProxyError, OSError):
+        facts = asked.facts()
+        family = family_of(explained.packet.destination)
+        found += programming.standing([one for one in facts.standings if one.family is family], facts.began)
+        found += present.look(asked, facts, explained) if explained.plan is not None else ()
+    return "; ".join(f"{one.text}. Fix: {one.fix}" for one in found if one.is_wrong)
 
 
 def _untranslated(

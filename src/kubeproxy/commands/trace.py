@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from enum import Enum
 from functools import partial
 
-from kubeproxy.ask.connection import unrouted
+from kubeproxy.ask.connection import unrouted, untranslated
 from kubeproxy.ask.kernel.journeys import UNDECIDED, DecidedFlow
 from kubeproxy.ask.kernel.tracing import SENT, Limits, Opening, Traced, look
 from kubeproxy.ask.kernel.verdicts import Serving
@@ -138,7 +138,7 @@ def decided_of(asked: Source, explained: Explained | None) -> DecidedFlow:
         return UNDECIDED
     unserved = "; ".join(one.text for one in explained.why.steps if not one.passes)
     is_own = explained.why.outcome == Outcome.NOT_OURS.value
-    return DecidedFlow(partial(unrouted, asked, explained), unserved * is_own)
+    return DecidedFlow(partial(unrouted, asked, explained), unserved * is_own, partial(untranslated, asked, explained))
 
 
 def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Explained | None]:

@@ -340,6 +340,15 @@ def test_no_older_entry_is_the_reason_for_the_choice_of_a_new_connection(answere
     assert made.text.endswith("for this new connection; the kernel does not trace iptables-legacy: left: restart")
 
 
+@pytest.mark.parametrize(("cause", "named"), [("", "`kube-proxy verify`"), ("the kernel refuses it", "the kernel ref")])
+def test_a_connection_that_no_rule_translates_is_not_ascribed_to_a_rule(cause, named):
+    rules = RULES._replace(decided=DecidedFlow(untranslated=lambda: cause))
+    made = told(marked(1), OUT, served=[("10.96.0.1:80", False)], serving=WEB, rules=rules)[1]
+    assert made.passed is False
+    assert f"; no rule translated it to an endpoint of default/web: {named}" in made.text
+    assert "chose it" not in made.text
+
+
 def test_a_next_hop_without_an_answer_keeps_the_packet_on_this_node():
     silent = "nothing answers ARP for 10.244.0.77 (FAILED in `ip neighbour`)"
     for served in ([("10.244.0.77:3000", False)], []):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -72,7 +72,8 @@ def verdict(
     if made.passed is False and ruleset.decided.unserved:
         made = Verdict(f"{made.text}; no rule of the proxy translates it: {ruleset.decided.unserved}", passed=False)
     if others is None:
-        strayed = _strayed(served, serving, ruleset, protocol) or _left(found) * (made.passed is False)
+        destinations = {one.destination for one in found if one.direction == "request"}
+        strayed = _strayed(served, serving, ruleset, protocol, destinations) or _left(found) * (made.passed is False)
         untraced = "" if strayed or made.passed is not False else ruleset.untraced()
         return Verdict(made.text + strayed + f"; {_UNTRACED}: {untraced}" * bool(untraced), made.passed)
     table, chosen = others
@@ -111,11 +112,22 @@ def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, st
     return None
 
 
-def _strayed(served: Sequence[TracedReply], serving: Serving | None, ruleset: KnownRules, protocol: int) -> str:
-    """Return a text if a connection leads to an address that is not an endpoint of its Service, else ''."""
+def _strayed(
+    served: Sequence[TracedReply],
+    serving: Serving | None,
+    ruleset: KnownRules,
+    protocol: int,
+    destinations: Container[str],
+) -> str:
+    """Return a text if a connection leads to an address that is not an endpoint of its Service, else ''.
+    `destinations` are those of the requests before any translation.
+    """
     stray = next((one for one in reversed(served) if serving and one.endpoint not in serving.endpoints), None)
     if stray is None or serving is None:
         return ""
+    if stray.endpoint in destinations and not stray.existed:
+        cause = ruleset.decided.untranslated() or "`kube-proxy verify` compares the proxy's rules with the kernel"
+        return f"; no rule translated it to an endpoint of {serving.service}: {cause}"
     what = f"; {stray.endpoint} is no endpoint of {serving.service}, and"
     if not stray.existed:
         untraced = ruleset.untraced()
