@@ -358,3 +358,10 @@ async def test_the_rules_of_a_stopped_proxy_are_compared_with_the_objects(bare: 
     assert (status, text.startswith(served)) == (1, True), text
     status, text = await bare.ask("services", "late", *asked[2:])
     assert (status, " still serve 0 of 1 endpoint of default/late" in text.splitlines()[0]) == (1, True), text
+    if bare.mode.name == "nftables":
+        await bare.nft("flush", "chain", "ip", "kube-proxy", "nat-prerouting")
+    else:
+        await bare.run("iptables-nft", "-t", "nat", "-F", "PREROUTING")
+    status, text = await bare.ask(*asked)
+    lacking = f"  x  {begin} lack a part that all Services need, so default/web may not answer: "
+    assert (status, text.startswith(lacking)) == (1, True), text

@@ -9,6 +9,7 @@ from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel.looks import examiners, look
+from kubeproxy.ask.lines import difference
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.state import Kind
 from kubeproxy.errors import KubeProxyError
@@ -53,8 +54,17 @@ def _compared(asked: Desk, facts: Facts, name: ServiceName | None, flows_end: Fl
     if flows_end is FlowsEnd.PROXY:
         what = f"{begin} lead to its listeners, which are closed, so nothing serves {label}"
         return Diagnosis(Severity.BROKEN, "proxy", what, fix=fix)
-    with examiners(facts, facts.world.families) as kernel:
+    with examiners(facts, {plan.key.family for one in services for plan in one.plans}) as kernel:
         found = look(asked.services, kernel, names).findings
+        everything = look(asked.services, kernel, []).findings if names else found
+    command = " ".join(("kube-proxy verify", *((label,) if name is not None else ())))
+    why = (
+        f"they differ from what the objects and this configuration need; `{command}{asked.flags}` lists the differences"
+    )
+    shared = [difference(*one) for one in everything if one.service is None and one.kind is not Kind.EXTRA]
+    if shared:
+        what = f"{begin} lack a part that all Services need, so {label} may not answer: {shared[0]} (read now)"
+        return Diagnosis(Severity.BROKEN, "proxy", what, why.replace(command, "kube-proxy verify"), fix)
     ends = {
         (one.name, end) for one in services for plan in one.plans for pool in (plan.cluster, plan.local) for end in pool
     }
@@ -68,8 +78,4 @@ def _compared(asked: Desk, facts: Facts, name: ServiceName | None, flows_end: Fl
     if not found:
         why = "changes of Services and endpoints do not get into the kernel"
         return Diagnosis(Severity.UNKNOWN, "proxy", what, why, fix)
-    command = " ".join(("kube-proxy verify", *((label,) if name is not None else ())))
-    why = (
-        f"they differ from what the objects and this configuration need; `{command}{asked.flags}` lists the differences"
-    )
     return Diagnosis(Severity.BROKEN, "proxy", what, why, fix)
