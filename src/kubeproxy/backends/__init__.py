@@ -1,2 +1,2 @@
-"""One folder per proxy mode. A backend only translates plans into kernel objects; `model` defines the meaning of
-Services."""
+"""The proxy modes, one folder per mode. A backend only translates plans into kernel objects; `model` defines the
+meaning of Services."""

@@ -1,5 +1,5 @@
 """Removes leftover iptables rules of a kube-proxy in another mode, which would send connections to deleted endpoints.
-They are removed after our own rules are in place, so that Services work at any time. Chains of kubelet, and chains of
+The rules are removed after our own rules are in place, so that Services always work. Chains of kubelet, and chains of
 other programs with the prefix KUBE-, are not removed. Source: docs/reference.md "Start" 2; kube-proxy v1.36
 CleanupLeftovers of iptables and ipvs mode.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger("kubeproxy.backends")
 IPVS_CHAINS: Final = frozenset(
     {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
 )
-"""Chains that only ipvs mode has."""
+"""The chains that exist only in ipvs mode."""
 CHAINS: Final = IPVS_CHAINS | {
     "KUBE-SERVICES",
     "KUBE-EXTERNAL-SERVICES",
@@ -44,7 +44,7 @@ CHAINS: Final = IPVS_CHAINS | {
     "KUBE-PROXY-CANARY",
 }
 MARK: Final = "KUBE-MARK-MASQ"
-"""A chain of kube-proxy since Kubernetes 1.28; other programs may use it, such as the CNI plugin portmap."""
+"""A chain of kube-proxy that other programs may also use, such as the CNI plugin portmap (since Kubernetes 1.28)."""
 PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
 
 
@@ -69,7 +69,7 @@ _DECISIONS: Final = {
 
 
 def decision(table: str, chain: str) -> str | None:
-    """Return a text about a chain's decision; None if the chain is not a kube-proxy's."""
+    """Return a text about a chain's decision; None if the chain does not belong to a kube-proxy."""
     if table not in _TABLES:
         return None
     key = next((prefix for prefix in PREFIXES if chain.startswith(prefix)), chain)
@@ -79,7 +79,7 @@ def decision(table: str, chain: str) -> str | None:
 
 
 def is_ours(chain: str) -> bool:
-    """Return whether the name of an iptables chain is a kube-proxy's."""
+    """Return whether an iptables chain with this name belongs to a kube-proxy."""
     return chain in CHAINS or chain.startswith(PREFIXES)
 
 
@@ -171,7 +171,7 @@ def _reached(chains: Iterable[str], targets: Mapping[str, Collection[str]]) -> s
 
 
 _OWN_HOOKS: Final = frozenset({"OUTPUT", "POSTROUTING"})
-"""Hooks that translate or filter packets, by whether this node itself sends the packet."""
+"""The hooks that translate or filter a packet, depending on whether this node itself sends it."""
 _HOOKS: Final = frozenset({"PREROUTING", "INPUT", "FORWARD", "POSTROUTING"})
 _DECIDING: Final = frozenset({"DNAT", "REDIRECT", "REJECT", "DROP"})
 
@@ -215,7 +215,8 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
         try:
             commands = xtables.commands(name)
             is_kept = partial(keeps, commands)
-            # iptables-nft-save reads everything again after each change, so during frequent syncs it would not end.
+            # iptables-nft-save starts again after each change of the rules, so during frequent syncs it would never
+            # end.
             if commands.uses_nft and not sets and not _are_unkept(nft_chains(), commands.family, is_kept):
                 continue
             if found := list(owned(xtables.tables(name), is_kept, sets)):
@@ -235,7 +236,7 @@ def _are_unkept(chains: Iterable[RuleChain], family: Family, keeps: Callable[[st
 
 
 class Owned(NamedTuple):
-    """A kube-proxy's chains of a table, and the rules of other chains ("-A ...") that jump to them."""
+    """The chains of a kube-proxy in one table, and the rules of other chains ("-A ...") that jump to them."""
 
     table: str
     chains: Sequence[str]

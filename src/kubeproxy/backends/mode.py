@@ -34,11 +34,12 @@ from kubeproxy.registry import MetricRegistry
 class Depth(Enum):
     """The depth of a backend's search for changes by other programs.
 
-    If the kernel reports no changes by other programs, a search of any depth ends after microseconds.
-    """
+    If no other program has changed anything, and the kernel reports this, a search of any depth takes only
+    microseconds."""
 
     QUICK = "quick"
-    """Find changes that can be found without reading every element: changes of chains, rules and counts."""
+    """Find only changes that can be found without reading every element: changes of chains, rules and numbers of
+    elements."""
     THOROUGH = "thorough"
     """Find all changes; the cost grows with the cluster."""
 
@@ -58,17 +59,19 @@ class Abilities(Struct, frozen=True, kw_only=True):
     """The optional abilities of a backend; None for an ability that the backend lacks."""
 
     at_once: bool = False
-    """Whether the cost of a sync is independent of its size, so that large Services do not wait for each other."""
+    """Whether a large sync costs as much as a small sync, so that large Services need not be written one after the
+    other."""
     programmed: Callable[[], int] | None = None
     """Returns the number of Services that the full sync under way has written so far; safe on any thread."""
     depart: Callable[[Departed, Callable[[bytes], bool]], bool] | None = None
-    """Takes deleted endpoints; the next sync or resync resets their connections.
+    """A function that receives gone endpoints; the next sync or resync resets their connections.
 
     Returns whether there are changes to write. The second argument is a function that returns whether an endpoint
     currently has a packed address.
     """
     ports_of: Callable[[ServicePortKey], Collection[int]] | None = None
-    """Returns the listening ports of this proxy for the connections of a service port. Fast; safe on any thread."""
+    """A function that returns the ports on which this proxy listens for connections of a service port. Fast; safe on
+    any thread."""
     disturbed: Callable[[], bool] | None = None
     """Returns whether another program has changed committed state.
 
@@ -107,7 +110,7 @@ class Backend(Protocol):
         """Do periodic work; called once a second, before an inspection."""
 
     def close(self) -> None:
-        """Close the sockets; the rules stay."""
+        """Close the sockets; the rules are not removed."""
 
 
 Keeps = Callable[[Commands, str, str], bool]
@@ -139,7 +142,7 @@ class Trace(NamedTuple):
     family: Family | None
     catches: Callable[[Packet, bool], bool] = lambda *_: True
     alone: str = "Services that they translate keep the last endpoints that the proxy wrote"
-    """The effect while no proxy runs."""
+    """The effect of the objects while no proxy runs."""
     program: str = ""
     """The iptables command that lists the object, if it consists of chains of iptables."""
 
@@ -175,16 +178,15 @@ def _nothing(*_: object) -> Any:
 class Operations(NamedTuple):
     """The operations of the running mode.
 
-    `check` raises Unsupported, with the missing requirement and its remedy, if this node cannot run the mode.
-    `look` makes the same checks without changing the node, so it detects less. `weigh`: see Weigh. `open` creates the
-    backends, one per family, without Services. `prepare` changes settings that need more than CAP_NET_ADMIN.
+    `check` raises Unsupported, with the missing requirement and its remedy, if this node cannot run the mode. `look`
+    makes the same checks without changing the node, so it detects fewer problems. `weigh`: see Weigh. `open` creates
+    the backends, one per family, without Services. `prepare` changes settings that need more than CAP_NET_ADMIN.
     `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of conntrack;
     --init-only writes all of them, for a proxy with fewer rights. `owns`: see Owns; `commands` returns the iptables
-    commands that the mode uses. `remove_displaced` removes rules of this mode in other places, such as another
-    variant of iptables, and returns its failures. `within` returns the settings without the features that this
-    kernel lacks, and logs the removed features. `examine` creates one examiner per family, for a separate process
-    that cannot write. `rooms` reads the tables with a limit, at a constant cost; it raises ApplyError.
-    """
+    commands that the mode uses. `remove_displaced` removes rules of this mode in other places, such as another variant
+    of iptables, and returns its failures. `within` returns the settings without the features that this kernel lacks,
+    and logs the removed features. `examine` creates one examiner per family, for a separate process that cannot write.
+    `rooms` reads the tables with a limit, at a constant cost; it raises ApplyError."""
 
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     look: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
@@ -207,7 +209,7 @@ class Operations(NamedTuple):
 
 
 class FlowsEnd(Enum):
-    """The destination of clients' connections in connection tracking: the endpoint, or the proxy itself."""
+    """Where connections of clients end, according to connection tracking: at the endpoint, or at the proxy."""
 
     ENDPOINTS = "endpoints"
     PROXY = "proxy"

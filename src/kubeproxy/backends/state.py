@@ -84,10 +84,10 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 State = Mapping[P, Mapping[K, V]]
-"""Maps place to key to value. A value is never None."""
+"""A state: a mapping from place to key to value. A value is never None."""
 
 Elements = dict[str, dict[bytes, bytes]]
-"""The state of a table of nf_tables: set to key to data, b'' in plain sets."""
+"""The state of an nf_tables table: a mapping from set to key to data (b'' in plain sets)."""
 
 
 class Difference(NamedTuple, Generic[P, K, V]):
@@ -128,7 +128,7 @@ class StateWords(Protocol):
     """The texts about the entries of a mode's states. A value is None if its state lacks the entry."""
 
     def owner(self, place: Any, key: Any) -> ServiceName | None:
-        """Return the Service of an entry that no plan desires, None for no Service."""
+        """Return the Service of an entry that no plan desires; None if it belongs to no Service."""
 
     def wording(self, place: Any, key: Any, wanted: Any, present: Any) -> Wording:
         """Return the texts about an entry that differs."""

@@ -60,7 +60,7 @@ class Signed(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The handles of a table, its chains and its rules. Handles are never reused, so each change gives another
+    """The handles of a table, its chains and its rules. Handles are never reused, so each change results in another
     signature."""
 
     header: nfnetlink.TableHeader | None = None
@@ -72,7 +72,7 @@ class Signature(NamedTuple):
 
 
 def signature(table: TableReader, chains: Mapping[str, ListedChain] | None = None) -> Signature:
-    """Return the signature of a table; `chains` saves a read of the chains. Reads every rule."""
+    """Return the signature of a table; If `chains` are given, the chains are not read again. Reads every rule."""
     header, chains = table.header(), table.chains() if chains is None else chains
     rules: dict[str, list[int]] = {name: [] for name in chains}
     for rule in table.rules():

@@ -83,7 +83,7 @@ class IptablesBackend:
     # -- what changed ---------------------------------------------------------------------------------------------
 
     def sync(self, changes: Changes) -> Iterator[int]:
-        """Program changed Services; yield the number of lines after each restore. Raises ApplyError."""
+        """Program changed Services; after each restore, yield the number of its lines. Raises ApplyError."""
         if time.monotonic() >= self._full_due and self._contents.commented:
             yield from self.resync(self._with(changes))
             return
@@ -129,7 +129,8 @@ class IptablesBackend:
     # -- everything -----------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
-        """Write the rules of exactly these plans; yield the number of lines after each restore. Raises ApplyError."""
+        """Write the rules of exactly these plans; after each restore, yield the number of its lines. Raises
+        ApplyError."""
         if self._options.counters is None:
             self._use_counters(make_counters(self._metrics))
         try:
@@ -137,8 +138,7 @@ class IptablesBackend:
         except RestoreError as error:
             if not self._options.counters or "nfacct" not in error.stderr:
                 raise
-            # A kernel may have nfacct counters but not the match of iptables for them
-            # (CONFIG_NETFILTER_XT_MATCH_NFACCT).
+            # A kernel may support nfacct counters, but not iptables' match for them (CONFIG_NETFILTER_XT_MATCH_NFACCT).
             log.warning("Going on without packet counters family=%s error=%r", self.family.label, str(error))
             self._use_counters(False)
             yield from self._write_all(wanted)
@@ -321,8 +321,8 @@ class IptablesBackend:
 
 
 def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapping[str, str]]:
-    """Return the lines to write before the nat table changes, for the filter table, and the lines of both tables for
-    afterwards."""
+    """Return the lines of the filter table to write before the nat table changes, and the lines of both tables to write
+    after that."""
     if not any(table == "filter" for table, _ in delta.lost):
         return lines["filter"], {"nat": lines["nat"]}
     gained = [rules for (table, _), rules in delta.gained.items() if table == "filter"]

@@ -12,7 +12,7 @@ from kubeproxy.backends.iptables.skeleton import Place, RuleSettings
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
 LARGE: Final = 1000
-"""Number of endpoints above which a cluster is large: largeClusterEndpointsThreshold of the Go kube-proxy."""
+"""A cluster with more endpoints counts as large: largeClusterEndpointsThreshold of the Go kube-proxy."""
 
 Plans = tuple[ServicePlan, ...]
 Changes = Sequence[tuple[ServiceName, Plans]]
@@ -21,7 +21,7 @@ OwnChains = Mapping[str, str]
 
 
 class ServiceEntry(NamedTuple):
-    """A Service: its plans and, for each plan, the hash in its chain names and its rules in shared chains."""
+    """A Service: its plans, and for each plan the hash in its chain names and the plan's rules in shared chains."""
 
     plans: Plans
     suffixes: tuple[str, ...]

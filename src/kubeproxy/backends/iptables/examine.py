@@ -102,8 +102,7 @@ class IptablesExaminer(Examiner):
 
     def _shared(self, contents: Contents, tables: Tables, asked: Plans) -> Iterator[Suspect]:
         """Yield missing and surplus rules of shared chains, by chain and Service. The comment of a surplus rule names
-        its Service; if this Service was not requested, the rule is reported without a Service.
-        """
+        its Service; if the caller did not ask about this Service, the rule is reported without a Service."""
         for place in skeleton.SHARED:
             present = list(tables[place[0]].rules.get(place[1], ()))
             if place == skeleton.NAT_SERVICES:

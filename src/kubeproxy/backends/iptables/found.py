@@ -31,7 +31,7 @@ Chains = Mapping[str, Sequence[str]]
 """Chains and their rules, each '-A CHAIN ...' with a newline."""
 
 Printer = Callable[[str, Mapping[str, str]], Chains]
-"""Converts our rules of these chains, and possibly of others, to the form in which iptables-save prints them."""
+"""A function that converts our rules of these chains, and possibly of other chains, to iptables-save's form."""
 
 ReadRules = Callable[[str, str], Sequence[str] | None]
 """Returns the rules of a chain, by table and chain, without newlines; None if the chain does not exist."""
@@ -170,9 +170,8 @@ def shared_suspects(wanted: Mapping[Place, SharedChain], tables: Mapping[str, Fo
 def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
     """Yield the chains of Services that are missing or seem to differ.
 
-    A chain may have comments on endpoints or not, because the cluster may have become large or small after the chain
-    was written.
-    """
+    A chain's rules may have comments about endpoints or not, because the cluster may have become large or small after
+    the chain was written."""
     for name in contents.entries:
         for chain, rules in contents.chains_of(name, contents.commented).items():
             if nat.holds(chain, rules):

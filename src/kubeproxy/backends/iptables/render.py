@@ -1,7 +1,7 @@
 """Converts plans of Services to the text of chains and rules, one service port at a time. Pure.
 
-Rules have the form in which iptables-save prints them, each line ended by a newline. The input of the Go kube-proxy has
-the options in another order, but gives the same rules in the kernel. Source: kube-proxy v1.36
+Rules have the form in which iptables-save prints them, each line ended by a newline. The Go kube-proxy writes the
+options in another order, but the rules in the kernel are the same. Source: kube-proxy v1.36
 pkg/proxy/iptables/proxier.go syncProxyRules.
 """
 
@@ -54,7 +54,7 @@ class _Port:
         return self.svl if traffic.outside.picks_local else self.svc
 
     def match(self, address: str, port: int, words: str) -> str:
-        """Return the match for the packets of a frontend; `words` are the part of the comment after the name."""
+        """Return the match for the packets of a frontend; `words` are the comment's text after the name."""
         label = f'-m comment --comment "{self.text}{words}"'
         return f"-d {address} -p {self.proto} {label} -m {self.proto} --dport {port}"
 

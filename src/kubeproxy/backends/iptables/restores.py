@@ -4,9 +4,8 @@ it searches a sorted list for each chain. So iptables-nft gets a sequence of res
 last the rules that jump to these chains, so that no packet passes an incomplete Service.
 
 Tables are committed one after the other. The filter table rejects packets that the nat table does not translate. So a
-reject rule is added before nat stops translating, and removed after nat translates again. Otherwise conntrack would
-track a packet without translation in the meantime, and the client would get no answer as long as it retries.
-"""
+reject rule is added before nat stops translating, and removed after nat translates again. Otherwise connection tracking
+would, in the meantime, track a packet without translation, and the client would get no answer as long as it retries."""
 
 from __future__ import annotations
 
@@ -49,7 +48,8 @@ def declarations(chains: Iterable[str]) -> str:
 
 
 def one_restore(work: Work) -> Iterator[str]:
-    """Yield the input of a single restore in pieces, as `work.own` is read; nothing if there is no change."""
+    """Yield the input of a single restore in pieces, while `work.own` is being computed; nothing if there is no
+    change."""
     yield from _input(_first(work))
     # iptables would read and write the nat table also for an empty block.
     start, end = f"*nat\n{work.before.get('nat', '')}", ""
@@ -90,7 +90,7 @@ def _first(work: Work) -> dict[str, str]:
 
 
 def _input(tables: Mapping[str, str]) -> Iterator[str]:
-    """Yield the input for these lines by table, nothing if there are none."""
+    """Yield the input of a restore, given lines by table; nothing if there are no lines."""
     if text := "".join([f"*{table}\n{lines}COMMIT\n" for table, lines in tables.items() if lines]):
         yield text
 
@@ -120,8 +120,7 @@ def foundation(table: str, found: FoundTable, settings: skeleton.RuleSettings) -
     """Return the lines that write the chains without rules of Services, if they differ from the found table.
 
     Copies that a killed or refused audit left in the filter table are removed here; copies in the nat table are removed
-    with the chains that belong to no Service. Rules of other programs in kubelet's chain stay.
-    """
+    with the chains that belong to no Service. Rules of other programs in the kubelet's chain are not removed."""
     chains = (skeleton.CANARY, skeleton.KUBELET_FIREWALL) if table == "filter" else (skeleton.CANARY,)
     missing = {chain: "" for chain in chains if chain not in found.chains}
     fixed = {chain: rules.text for (place, chain), rules in skeleton.fixed_chains(settings).items() if place == table}

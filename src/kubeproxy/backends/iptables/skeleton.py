@@ -113,7 +113,7 @@ class RuleSettings(NamedTuple):
 
     @classmethod
     def of(cls, family: Family, world: Globals, options: StartOptions) -> RuleSettings:
-        """Return the settings of a family. Raises ConfigError for an interface name that is invalid in rules."""
+        """Return the settings of a family. Raises ConfigError for an interface name that cannot be used in a rule."""
         ours = world.of(family) or FamilyGlobals()
         return cls(family, options, world.masquerade_mark, ours.nodeport_ips, pods_in_iptables(ours.detector))
 
@@ -159,7 +159,8 @@ def fixed_chains(settings: RuleSettings) -> dict[Place, SharedChain]:
     mark = f"{settings.mark:#x}"
     postrouting = (
         f"-A KUBE-POSTROUTING -m mark ! --mark {mark}/{mark} -j RETURN\n"
-        # The mark is cleared, so that a packet that passes the network stack again is not masqueraded again.
+        # The rule clears the mark, so that a packet that passes the network stack a second time is not masqueraded
+        # again.
         f"-A KUBE-POSTROUTING -j MARK --xor-mark {mark}\n"
         '-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" '
         "-j MASQUERADE --random-fully\n"
@@ -198,7 +199,7 @@ COPY: Final = f"{SEP}AUDIT-"
 """Prefix of the copies of chains that an audit writes: no Service's chain has this prefix."""
 
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567".ljust(256)  # RFC 4648
-_HASHED: Final = 10  # number of used bytes of a digest: 16 characters of five bits
+_HASHED: Final = 10  # the number of bytes of a digest that are used: 16 characters of five bits
 _AT_ONCE: Final = 64
 
 

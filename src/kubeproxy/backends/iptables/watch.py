@@ -1,9 +1,9 @@
-"""Detection of changes by other programs: a cheap check each second, and an occasional audit that reads all rules.
+"""Detects changes by other programs: with a cheap check every second, and with an occasional audit, which reads all
+rules.
 
 nf_tables counts its transactions, and legacy tables have a size and a lock. The watch compares these values with the
-values after our own last change. If they differ, the watch reads the chains, and an audit reads the rules of the
-chains. The Go kube-proxy checks only its canary chain in the mangle table.
-"""
+values after the last change by this program. If they differ, the watch reads the chains, and an audit reads the rules
+of the chains. The Go kube-proxy checks only its canary chain in the mangle table."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ REST: Final = 20.0
 """Pause after an audit, as a multiple of the audit's duration, because an audit reads all rules."""
 FAINT_REST: Final = 200.0
 """Pause if another program took the lock without changing the table's size, as a multiple of an audit's duration. Most
-such programs only list rules.
-"""
+programs that take the lock only list rules."""
 
 
 def _with_jumps(table: str) -> set[str]:
-    """Return the foreign chains that contain rules of ours: built-in chains, and chains of kubelet."""
+    """Return the chains that are not ours but contain our rules: built-in chains, and chains of the kubelet."""
     return {jump.chain for jump in skeleton.JUMPS if jump.table == table} | {skeleton.KUBELET_FIREWALL}
 
 
@@ -109,8 +108,8 @@ class NftWatch:
         self._noted |= changes.chains
 
     def inspect(self) -> ForeignChange | None:
-        """Return a foreign change that can be found without reading all rules; if there is none, reset `touched`.
-        Raises ApplyError."""
+        """Return a change by another program that can be found without reading all rules; if there is none, reset
+        `touched`. Raises ApplyError."""
         self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
         for table in skeleton.CANARY_TABLES if unknown else ():
@@ -128,8 +127,8 @@ class NftWatch:
 
 
 def _concerns(change: ChainChange) -> bool:
-    """Return whether a change may concern us: it is in one of our chains, or a deletion in a built-in chain with a jump
-    of ours."""
+    """Return whether a change may affect us: it is in one of our chains, or it is a deletion in a built-in chain with
+    our jump."""
     if change.table not in skeleton.CANARY_TABLES:
         return False
     if change.deleted and not change.chain.startswith("KUBE-"):
@@ -138,11 +137,10 @@ def _concerns(change: ChainChange) -> bool:
 
 
 class LegacyWatch:
-    """Watches the tables of iptables-legacy by their size and their lock, which do not show the changed chain. Our own
-    changes are made while this process holds the lock, and the sizes are read before and after, so that the difference
-    is ours. (Commands before 1.8.6 always take the lock themselves; a change by another program in the meantime counts
-    as ours.)
-    """
+    """Watches the tables of iptables-legacy by their size and by their lock. These do not show which chain has changed.
+    Our own changes are made while this process holds the lock, and the sizes are read before and after, so that the
+    difference is ours. (Commands before 1.8.6 always take the lock themselves; a change by another program in the
+    meantime counts as ours.)"""
 
     places: frozenset[skeleton.Place] | None = None
 
@@ -233,7 +231,7 @@ class Audit:
         self._took = 0.0
 
     def suspect(self, rest: float, places: frozenset[skeleton.Place] | None = None) -> None:
-        """Request an audit: another program may have changed something in these places, None for any.
+        """Request an audit, because another program may have changed these places (None: any place).
 
         It starts after a pause of `rest` times the duration of the last audit.
         """

@@ -42,7 +42,7 @@ continues with the rest."""
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
-"""The tables that are written before the virtual servers, and those that are written after them."""
+"""The iptables tables that are written before the virtual servers, and the tables that are written after them."""
 
 
 class IpvsBackend:
@@ -127,9 +127,8 @@ class IpvsBackend:
     # -- everything -----------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Plans) -> Iterator[int]:
-        """Make the kernel's state equal to these plans; yield the number of changes after each batch. Writes no correct
-        objects; removes surplus objects last. Raises ApplyError.
-        """
+        """Make the kernel's state equal to these plans; yield the number of changes after each batch. Correct objects
+        are not written again; surplus objects are removed last. Raises ApplyError."""
         kernel = self._kernel
         kernel.prepare()
         kernel.addresses_changed()

@@ -1,9 +1,8 @@
 """Removes the objects of ipvs mode, of this program or of the Go kube-proxy: after a change of mode, and for --cleanup.
 
 This module removes only objects of ipvs mode; leftovers.py removes the chains that iptables mode has as well
-(KUBE-SERVICES, ...). Virtual servers of other programs stay. Virtual servers are ours if they use an address of
-kube-ipvs0 or a port in our NodePort sets.
-"""
+(KUBE-SERVICES, ...). Virtual servers of other programs are not removed. Virtual servers are ours if they use an address
+of kube-ipvs0 or a port in our NodePort sets."""
 
 from __future__ import annotations
 

@@ -3,9 +3,8 @@
 A virtual server has one pool for all clients. If externalTrafficPolicy is Local and this node has endpoints, pods and
 the node itself also get the local pool, because IPVS cannot distinguish sources (as in the Go kube-proxy).
 
-Set entries have a reference count: an entry stays until no Service needs it. A virtual server belongs to one Service. A
-Service with the same address and port takes precedence over a NodePort, in any order of addition.
-"""
+Set entries have a reference count: an entry is removed when no Service needs it. A virtual server belongs to one
+Service. A Service with the same address and port takes precedence over a NodePort, in any order of addition."""
 
 from __future__ import annotations
 
@@ -188,7 +187,8 @@ def _hairpin(plan: ServicePlan) -> set[bytes]:
 
 
 class DesiredChange(NamedTuple):
-    """The effect of changed Services: the former virtual servers, and the set entries to add and to remove."""
+    """The effect of changed Services: the virtual servers before the change, and the set entries to add and to
+    remove."""
 
     servers: Mapping[bytes, Virtual | None]
     added: Mapping[IpsetId, Sequence[SetEntry]]
@@ -242,7 +242,7 @@ class Desired:
         return len(self._entries[set_id])
 
     def owner(self, key: bytes) -> ServiceName | None:
-        """Return the Service of a virtual server; None if it has no Service."""
+        """Return the Service of a virtual server; None if it belongs to no Service."""
         return self._owner.get(key)
 
     def change(self, name: ServiceName, objects: DesiredObjects) -> None:

@@ -28,7 +28,7 @@ Printer = Callable[[Rules], Sequence[str]]
 _SERVERS: Final = "virtual servers"
 _JUMPS: Final = "jumps"
 _RULES: Final = "rules"
-"""Further places of the states. The other places are the interface, the sets, and each virtual server with its real
+"""More places in the states. The other places are the interface, the sets, and each virtual server with its real
 servers."""
 
 _MEANINGS: Final = {
@@ -96,9 +96,8 @@ class IpvsExaminer(Examiner):
         owners: Mapping[bytes, ServiceName],
         servers: Mapping[bytes, ActualServer],
     ) -> tuple[dict[Any, Any], dict[ServiceName | None, dict[Any, Any]]]:
-        """Return the found and the desired virtual servers with their real servers. Omits draining real servers, and
-        real servers of a missing virtual server.
-        """
+        """Return the found and the desired virtual servers with their real servers. Draining real servers, and real
+        servers of a missing virtual server, are omitted."""
         found: dict[Any, Any] = {_SERVERS: {}}
         desired: dict[ServiceName | None, dict[Any, Any]] = {name: {_SERVERS: {}} for name in objects}
         for key, name in owners.items():

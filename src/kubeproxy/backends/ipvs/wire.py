@@ -1,7 +1,6 @@
-"""Access of ipvs mode to the kernel, for one family: IPVS, ipsets and addresses over netlink, rules by iptables.
+"""The access of ipvs mode to the kernel, for one family: IPVS, ipsets and addresses over netlink, rules with iptables.
 
-It only translates; backend.py decides which objects to write.
-"""
+It only executes; backend.py decides which objects to write."""
 
 from __future__ import annotations
 
@@ -169,8 +168,8 @@ class NodeKernel(NodeView, eq=False):
             self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
 
     def _payloads(self, operations: Iterable[ServerStep]) -> Iterator[bytes]:
-        """Yield each operation as a message. Messages of real servers, which are numerous, are built without an
-        intermediate object."""
+        """Yield each operation as a message. Messages about real servers are built without an intermediate object,
+        because there are many."""
         last, name = b"", b""
         for operation in operations:
             verb, key, _, destination, weight = operation
@@ -204,8 +203,8 @@ class NodeKernel(NodeView, eq=False):
         if counts is None:
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif counts.kind != kind:
-            # The kernel refuses to delete a set that a rule uses. That is an error, because only our rules use these
-            # sets.
+            # The kernel refuses to delete a set that a rule uses. A refusal is an error, because only our rules use
+            # these sets.
             self._sets.destroy(name)
             self._sets.create(name, kind, maxelem=MAX_ELEMENTS)
         elif 0 < counts.maxelem < MAX_ELEMENTS:

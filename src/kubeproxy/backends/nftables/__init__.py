@@ -1,4 +1,5 @@
-"""nftables mode: static rules; Services and endpoints are elements of sets and maps, written over netlink."""
+"""nftables mode: static rules; nftables mode: writes Services and endpoints as elements of sets and maps, over
+netlink."""
 
 from typing import Final
 

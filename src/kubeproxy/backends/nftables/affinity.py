@@ -115,11 +115,12 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
 
 
 class NumberMark:
-    """A marker element in the map of clients: its number is at least the largest endpoint number given so far.
+    """A marker element in the map of clients. Its number is at least as large as all endpoint numbers that were ever
+    assigned.
 
-    Clients may have the number of a removed endpoint. A later process reads the mark and gives only larger numbers.
-    The mark is in this map because it must exist as long as the map. It advances by 1,024 numbers at a time.
-    """
+    The mark is needed because clients may still be stored with the number of a removed endpoint. A later process reads
+    the mark, and assigns only larger numbers. The mark is in this map because it must exist as long as the map. It
+    advances by 1,024 numbers at a time."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -166,7 +167,7 @@ class ClientGauges:
         )
         self._limit = registry.gauge(
             "kubeproxy_session_affinity_clients_limit",
-            "Clients that session affinity has room for (not in the Go kube-proxy)",
+            "Maximum number of clients that session affinity can remember (not in the Go kube-proxy)",
             "ip_family",
         )
 

@@ -1,8 +1,7 @@
-"""Found state of our table without the elements of Services: chains, rules, small sets. Reads only.
+"""The found state of our table without the elements of Services: chains, rules, small sets. Reads only.
 
-Used at the start, after a failure, and when another program may have changed the table. Its second part replaces a
-found table with ours: it copies elements of earlier versions, and adds temporary rules.
-"""
+Used at the start, after a failure, and when another program may have changed the table. The second part of the module
+replaces a found table with our table: it copies elements of earlier versions, and adds temporary rules."""
 
 from __future__ import annotations
 
@@ -53,9 +52,9 @@ CONTRADICTIONS: Final = frozenset(
 
 def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> Signature | None:
     """Return the table's signature after our transaction created chains and rules; does not read the table. `reported`
-    are the handles of the first chain and the last rule of that transaction. The kernel counts handles in each table,
-    so the objects between these two have consecutive handles. Returns None if one of the chains existed already,
-    because another program had created it.
+    are the handles of the first chain and the last rule of that transaction. The kernel assigns consecutive handles in
+    a table, so the objects between these two have the handles in between. Returns None if one of the chains existed
+    already, because another program had created it.
     """
     objects = list(nfnetlink.created(made))
     del objects[: [kind for kind, _ in objects].index(nfnetlink.NEW_CHAIN)]
@@ -83,8 +82,8 @@ def attributed(table: str) -> Iterator[None]:
 
 
 NodeSets = dict[str, frozenset[Any]]
-"""State of the node's own sets: SERVICE_CIDRS as edges of address ranges, all other sets as packed elements. Edges are
-(first address, False) and (address after the last address, True).
+"""The state of the node's own sets: SERVICE_CIDRS contains edges of address ranges, other sets contain packed elements.
+Edges are (first address, False) and (address after the last address, True).
 """
 
 
@@ -142,7 +141,7 @@ def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
 
 
 def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes] | None:
-    """Return the messages that change chains, rules and sets to the desired state; [] without a difference. Returns
+    """Return the messages that change chains, rules and sets to the desired state; [] if they do not differ. Returns
     None if a set with elements of Services has a wrong declaration, because its rules and elements must then change
     together.
     """

@@ -254,10 +254,9 @@ class NftablesBackend:
     def resync(self, wanted: Plans) -> Iterator[int]:
         """Make the table contain exactly these Services: adopt our own table, or replace another program's table.
 
-        Yields the number of elements after each transaction. Raises ApplyError. Before anything is compared, recorded
-        changes of other programs are discarded, and the signature is taken. Later changes by other programs are
-        differences.
-        """
+        Yields the number of elements after each transaction. Raises ApplyError. Before the comparison, discard recorded
+        changes of other programs, and take the table's signature. Changes that other programs make after that are
+        differences."""
         self._table.reset_changes()
         with audit.attributed(self._ruleset.name), self._table.not_listening():
             yield from self._compared(wanted)
@@ -441,7 +440,7 @@ class NftablesBackend:
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. The inspection is one short request, unless another program changed the table. If
-        an announcement of the kernel may have been lost, the table is compared to the given depth.
+        an announcement of the kernel may have been lost, the table is compared with the given depth.
         """
         changes = self._table.changes()
         if changes.nothing or changes.nothing_yet:

@@ -1,4 +1,4 @@
-"""New connections by service port and endpoint: counters of the elements of the endpoint maps.
+"""Counts new connections per service port and endpoint, with the counters of elements in the endpoint maps.
 
 Only the first packet of a connection passes the nat chains, so the counter of an element is the number of connections
 to its endpoint. When an element is written again, its counter begins at 0, so the connections after the last read are
@@ -168,8 +168,8 @@ class Counting:
         seen: dict[tuple[str, bytes], ElementCount],
         new: Counts[ServicePortKey],
     ) -> None:
-        """Add the counters of elements to `seen`, and their increase since the earlier pass to `new`. An element with a
-        lower count or another endpoint counts as new.
+        """Store the counters of elements in `seen`, and add their increase since the earlier pass to `new`. An element
+        with a lower count or another endpoint counts as new.
         """
         owners = dict(elements)
         for count in self._read(name, list(owners)) if owners else ():

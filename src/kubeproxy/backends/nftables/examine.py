@@ -340,8 +340,8 @@ def _most_slots(planned: int) -> int:
 
 
 def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dict[bytes, Any], dict[bytes, Any]]:
-    """Remove a pool from the elements of its map; return its found and its desired state if they differ, else two empty
-    states.
+    """Remove a pool from the found and desired elements of its map; return its found and desired state if they differ,
+    else two empty states.
 
     An entry is the number of slots of an endpoint (key: frontend and destination); if these numbers are as desired, an
     entry is the endpoints in slot order (key: frontend). So if one endpoint is removed, only this endpoint differs,

@@ -96,7 +96,7 @@ class Devices:
         self._monitor.close()
 
     def forget(self) -> None:
-        """Forget the added interfaces, so that all interfaces are added again. Adding an interface twice is
+        """Clear the record of added interfaces, so that all interfaces are added again. Adding an interface twice is
         harmless."""
         self._known = {}
         self._look = True

@@ -1,8 +1,8 @@
-"""Found elements of our table, and the slots and numbers of plans in the kernel. Reads only. Most elements are those of
-endpoints; these are read by lookups of keys, for a few hundred Services at a time. All other sets are read by dumps.
-Endpoints are not read by dumps, because the time of a dump grows faster than the set (kernel/nftables/fetch.py), and
-100,000 dumped elements take 30 MB of memory. The class of a frontend or pool gives its possible slots. The kernel's
-number of elements shows whether other elements exist.
+"""Found elements of our table, and the slots and numbers of plans in the kernel. Reads only. Most elements belong to
+endpoints; they are read by key, for a few hundred Services at a time. All other sets are read by dumps. Endpoints are
+not read by dumps, because the time of a dump grows faster than the set (kernel/nftables/fetch.py), and 100,000 dumped
+elements take 30 MB of memory. The class of a frontend or pool determines its possible slots. The kernel's number of
+elements shows whether other elements exist.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
     SetId.LOCAL_NODEPORT_ENDPOINTS: (SetId.LOCAL_NODEPORTS, SetId.LOCAL_AFFINITY_NODEPORTS),
     SetId.SESSION_SLOTS: (SetId.SESSION_CLASSES,),
 }
-"""By each map whose keys end with a slot: the maps of the frontends or pools that have these slots."""
+"""For each map whose keys end with a slot: the maps of the frontends or pools that use these slots."""
 
 _OF_POOLS: Final = (SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS)
 _READ_BY_KEY: Final[Sequence[str]] = (*ENDPOINT_MAPS, *_OF_POOLS)
@@ -241,7 +241,8 @@ class FoundElements:
             # If another program wrote a number twice, the same elements are read twice.
             self.left[of_pools] = {}
         unsure = [name for name, count in self._taken.items() if count + len(self.left[name]) != self._count(name)]
-        # Values: the number of used slots, if the key is a frontend or pool; 1, if it is an endpoint's number.
+        # The value is the number of used slots if the key is a frontend or pool; it is 1 if the key is an endpoint's
+        # number.
         taken: dict[str, dict[bytes, int]] = {str(name): {} for name in _READ_BY_KEY}
         for parts in map(Parts, services) if unsure else ():
             for (name, key), pool in parts.pools.items():

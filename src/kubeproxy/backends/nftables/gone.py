@@ -1,6 +1,6 @@
-"""The set of deleted endpoints: a client that still sends to such an endpoint through a Service gets a reset at once.
+"""The set of gone endpoints: a client that still sends to such an endpoint through a Service gets a reset at once.
 
-Elements time out in the kernel, so the set is not part of the comparison of elements. This module tracks its content to
+The set's elements time out in the kernel, so comparisons of elements ignore this set. This module tracks its content to
 remove an address before a new endpoint uses it. See docs/beyond.md "Resets".
 """
 
@@ -54,10 +54,10 @@ class GoneEndpoints:
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._known: dict[bytes, float] = {}  # key: element; value: time when it expires, in this order
+        self._known: dict[bytes, float] = {}  # by element: the time when it expires; sorted by this time
         self._new: dict[bytes, float] = {}
         self._taken: set[bytes] = set()
-        self._ports: dict[bytes, set[bytes]] = {}  # key: address; value: its keys in _known and _new
+        self._ports: dict[bytes, set[bytes]] = {}  # by address: the address's keys in _known and _new
 
     def note(self, departed: Departed, now: float) -> bool:
         """Record endpoints that are deleted or used again; return whether the set must change."""

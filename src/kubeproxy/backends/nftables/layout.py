@@ -166,7 +166,7 @@ LARGEST_NUMBER: Final = (1 << 30) - 1
 address."""
 
 FIRST_ENDPOINT: Final = 3 << 30
-"""Kernel's value of endpoint number 0; numbers of pools are below it."""
+"""The number in the kernel for endpoint number 0; numbers of pools are smaller."""
 
 SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
 """Sets with elements that several service ports share: an element is removed when no service port uses it."""
@@ -273,7 +273,7 @@ def _error(kinds: tuple[int, ...], counts: tuple[int, ...], slots: tuple[int, ..
 
 
 class Packing(IntEnum):
-    """How the elements of a set are packed."""
+    """The way in which the elements of a set are packed."""
 
     PLAIN = 0
     DESTINATION = 1  # address and port, in whole registers
@@ -359,7 +359,8 @@ class Layout:
 
 
 CLIENTS: Final = "session-clients"
-"""Name of the map of clients with session affinity: hash of the address . number of the pool : that of the endpoint."""
+"""The name of the map of clients with session affinity. Its key is a hash of the address and the number of the pool,
+its value the number of the endpoint."""
 
 POOL_SETS: Final = (*ENDPOINT_MAPS, SetId.SESSION_SLOTS)
 """Maps whose keys end with the slot of a pool."""

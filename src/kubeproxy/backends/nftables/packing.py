@@ -1,7 +1,7 @@
 """Transactions: groups of Services that change together, and elements packed into netlink messages. Pure.
 
-Packing is the hot path of a full sync: C code packs a pool of endpoints as one piece, and at the end the pieces of a
-set are divided into messages.
+Packing is the hot path of a full sync: Compiled code packs a pool of endpoints as one piece, and at the end the pieces
+of a set are divided into messages.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _only_removed(delta: Difference[str, bytes, bytes], names: AbstractSet[str])
 
 
 class _Slots(NamedTuple):
-    """The slots of a pool to remove, and the slots to add with their data. A slot that gets another endpoint is in
-    both."""
+    """The slots of a pool to remove, and the slots to add with their data. A slot that gets another endpoint is in both
+    groups."""
 
     gone: Sequence[bytes]
     come: Sequence[tuple[bytes, bytes]]
@@ -159,7 +159,7 @@ class Packers:
 class Transaction:
     """The removed and added elements of one transaction; `elements` is the number of all these elements.
 
-    render.translate passes new elements to it. Only the first user of a shared element adds it.
+    render.translate passes new elements to it. A shared element is added only by its first user.
     """
 
     def __init__(self, packers: Packers, users: Users, asked: Iterable[tuple[str, bytes]] = ()) -> None:

@@ -58,8 +58,8 @@ _PAD = b"\0\0"  # padding of a two-byte port to a whole register
 
 
 def list_key(key: ServicePortKey) -> ServicePortKey:
-    """Return the key under which the number of a Service's list of source ranges is stored; `key` is that of any of its
-    service ports."""
+    """Return the key under which the number of a Service's list of source ranges is stored; `key` is the key of any of
+    the Service's ports."""
     return key._replace(port_name="", protocol=0)
 
 
@@ -94,14 +94,14 @@ class Numbers:
         return self._endpoints.get(key, _NONE)
 
     def _new_endpoint(self, family: Family) -> bytes:
-        """Return an unused number. Numbers repeat after 2**30 numbers."""
+        """Return an unused number. After 2**30 numbers, the numbers start again."""
         self.last_endpoint = self.last_endpoint % LARGEST_NUMBER + 1
         return endpoint_number(self.last_endpoint, family)
 
     def compare(self, had: Iterable[Placed]) -> None:
         """Begin a comparison with the kernel, with the numbers of the placements before the comparison.
 
-        Numbers from a comparison that failed stay valid.
+        Numbers from a failed comparison remain valid.
         """
         for item in had:
             if item.number:
@@ -137,8 +137,8 @@ class Numbers:
         """Return the packed numbers of a pool's endpoints: the numbers in the kernel, else the numbers before the
         comparison.
 
-        `owner` returns the endpoint that has a number in the kernel, b'' for none. A number belongs to one pool.
-        """
+        `owner` returns the endpoint that has a number in the kernel, b'' for none. Each number belongs to only one
+        pool."""
         mine = {}
         for endpoint, packed in (*found.items(), *self.former_endpoints(key).get(policy, {}).items()):
             number = int.from_bytes(packed, "big")

@@ -81,7 +81,7 @@ class Ruleset:
 
     @property
     def name(self) -> str:
-        """Return the table as nft names it: 'ip kube-proxy' or 'ip6 kube-proxy'."""
+        """Return the name of the table in nft: 'ip kube-proxy' or 'ip6 kube-proxy'."""
         return f"{self.layout.ip} {TABLE}"
 
     def texts(self) -> tuple[object, ...]:
@@ -113,7 +113,7 @@ class Ruleset:
     ) -> list[bytes]:
         """Return the messages that create the table with these elements; `others` replace chains of the same name.
 
-        Rules are last, because the kernel checks each new element against each rule of its map.
+        The rules are at the end, because the kernel checks each new element against each existing rule of its map.
         """
         place, made = (self.family, TABLE), self.definition(chains)
         made = made._replace(chains={**made.chains, **others})

@@ -50,7 +50,7 @@ class KernelTable(TableReader):
         return table
 
     def close(self) -> None:
-        """Close the sockets; the table stays."""
+        """Close the sockets; the table is not removed."""
         for each in (self._others, self._transactions, self._link, self._fetcher):
             each.close()
 
@@ -67,7 +67,7 @@ class KernelTable(TableReader):
                 raise
             raise ApplyError(
                 f"the table {TABLE} of {self.family.label} belongs to another program (flags owner), the one with the"
-                f" netlink port or process id {header.owner}: end that program, and the table goes with it"
+                f" netlink port or process id {header.owner}: end that program; then the kernel removes the table"
             ) from error
         self._others.count_own()
         return handles
@@ -98,7 +98,8 @@ class KernelTable(TableReader):
         return self._others.announced(self.family)
 
     def not_listening(self) -> AbstractContextManager[None]:
-        """Ignore announcements while the `with` body commits: a large commit would announce each of its elements."""
+        """Ignore announcements while the `with` body commits, because for a large commit the kernel announces each
+        element."""
         return self._others.paused(self.generation)
 
     def elements(self, name: str) -> Iterable[Element]:

@@ -34,7 +34,7 @@ Python's default of 5 ms, one connection relays 900 requests a second while the 
 """
 
 ROOM: Final = 256 << 10
-"""Maximum number of bytes to move at a time, and to buffer for one direction when its receiver is slow."""
+"""The maximum number of bytes to move at a time, and to buffer for one direction if its receiver is slow."""
 
 _PIPE: Final = 1 << 20  # larger than ROOM, because a pipe slot of one page may contain only a fragment of a packet
 _EVENTS: Final = 256
@@ -172,7 +172,7 @@ class DataPath:
     # -- the loop's thread ----------------------------------------------------------------------------------------
 
     def watch(self, sock: socket.socket, watched: Watched, events: int) -> None:
-        """Deliver the events of a socket to `watched`. Raises OSError at the system's limit of watches."""
+        """Pass the events of a socket to `watched`. Raises OSError at the system's limit of watches."""
         fd = sock.fileno()
         self._epoll.register(fd, events)
         self._watched[fd] = watched
@@ -182,8 +182,8 @@ class DataPath:
         self._epoll.modify(fd, events)
 
     def release(self, sock: socket.socket) -> None:
-        """Close a socket, watched or not, at the end of the round of events, because its descriptor must not be reused
-        earlier."""
+        """Close a socket, watched or not, at the end of the present round of events, because its descriptor must not be
+        reused before."""
         self._watched.pop(sock.fileno(), None)
         if self._dispatching:
             self._released.append(sock)

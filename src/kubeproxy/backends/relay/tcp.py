@@ -64,7 +64,7 @@ class TcpListener:
         self.path.watch(self.sock, self, EPOLLIN)
         self.path.descriptors.listen(_KIND)
 
-    def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - same signature as UdpListener
+    def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - the signature is that of UdpListener
         """Replace the endpoints. Connections to removed endpoints continue, as in every other mode."""
         self.balancer.retarget(pool, affinity)
 

@@ -194,8 +194,8 @@ class UserspaceBackend:
     # -- changes by other programs -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Open listeners that could not be opened for lack of descriptors, if descriptors are free. The relay's thread
-        ends idle UDP sessions.
+        """Open listeners that could not be opened for lack of descriptors, if descriptors are free. (The relay's thread
+        ends idle UDP sessions.)
         """
         if not (self._waiting and self._listeners.recovered()):
             return

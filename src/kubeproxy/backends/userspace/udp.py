@@ -122,8 +122,7 @@ class UdpListener:
         session = self.mine.get(name)
         if session is not None and session.send(datagram):
             return
-        # The session is new, or its endpoint refused it (an ICMP error): the datagram is sent to each endpoint at most
-        # once.
+        # If the session is new, or its endpoint refused the datagram (an ICMP error), try each endpoint at most once.
         failed: set[bytes] = {session.endpoint} if session is not None else set()
         while (endpoint := self.balancer.pick(client[0], failed)) is not None:
             sock = self._socket()
@@ -204,7 +203,7 @@ class Session(Struct, eq=False):
             except OSError:
                 self.close()  # the endpoint's port is closed: the next datagram goes to another endpoint
                 return
-            with suppress(OSError):  # no buffer space, or no route to the client: lost
+            with suppress(OSError):  # no buffer space, or no route to the client: the datagram is lost
                 self._listener.sock.sendmsg([buffer[:size]], self._control, 0, self._name[0])
             self._owed = max(0, self._owed - 1)
         self._sessions.active(self)
@@ -233,8 +232,8 @@ class Session(Struct, eq=False):
 
 
 class Sessions:
-    """All sessions, ordered by their last use; ends idle sessions. A session that waits for answers may be idle
-    longer."""
+    """All sessions, ordered by their last use; ends idle sessions. A session that waits for answers may be idle for a
+    longer time."""
 
     def __init__(self, path: DataPath) -> None:
         self._path = path
