@@ -135,8 +135,8 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     def validities(self, pair: KeyPair | None) -> dict[str, Validity]:
         """Return the validity of the client certificate ("client") and of the authority that expires last
-        ("authority"). Omits a period that is unknown. `pair` has the same meaning as in `context`. Raises ConfigError.
-        """
+        ("authority"). A period that is unknown is omitted. `pair` has the same meaning as in `context`. Raises
+        ConfigError."""
         authorities = b""
         if not self.insecure:
             authorities = self.ca_data or read_file(self.ca_file, f"{self.cluster_field}.certificate-authority")

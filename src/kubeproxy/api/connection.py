@@ -1,7 +1,6 @@
 """One HTTP/1.1 connection on asyncio: one exchange at a time. Retries and the choice of connections are in http.py.
-data_received passes body bytes on at once, because they delay the effect of an API write. When a connection ends for
-any reason, its exchange ends, so that no caller waits forever.
-"""
+data_received passes body bytes on at once, because a delay here delays the effect of a change at the API server. When a
+connection ends for any reason, its exchange ends, so that no caller waits forever."""
 
 from __future__ import annotations
 
@@ -49,10 +48,9 @@ BytesSink = Callable[[bytes], None]
 
 
 class AnswerProgress:
-    """Deadline of an answer (`until`): within each `timeout` seconds its first byte, its end, or LEAST_PROGRESS more
-    bytes must arrive. A limit on pauses alone would not be enough: a peer that sends one byte a second could block its
-    reader forever.
-    """
+    """The deadline of an answer (`until`): in each period of `timeout` seconds, its first byte, its end, or
+    LEAST_PROGRESS more bytes must arrive. A limit on pauses alone would not be enough: a peer that sends one byte a
+    second could block its reader forever."""
 
     __slots__ = ("_due", "timeout", "until")
 

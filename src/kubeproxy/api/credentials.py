@@ -26,8 +26,8 @@ log = logging.getLogger("kubeproxy.api")
 TOKEN_LIFETIME = 60.0
 """Seconds after which a token file is read again, as in client-go; the kubelet rotates the token long before expiry."""
 
-EXEC_TIMEOUT = 60.0  # seconds an exec plugin may take
-LONGEST = 1 << 20  # bytes an exec plugin may print
+EXEC_TIMEOUT = 60.0  # the maximum number of seconds that an exec plugin may take
+LONGEST = 1 << 20  # the maximum number of bytes that an exec plugin may print
 _READ_AHEAD = 1 << 16  # bytes; asyncio's default
 _END_TIMEOUT = 1.0  # seconds to wait for the end of a killed plugin
 _EXPIRY_MARGIN = 10.0

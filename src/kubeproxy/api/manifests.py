@@ -188,7 +188,7 @@ class ManifestSource:
         return {address: one.metadata.name for one in nodes for address in node_addresses(one)}
 
     def _objects(self) -> list[Object]:
-        """Return the objects of all files. Reads the files if this is not done yet."""
+        """Return the objects of all files. If the files have not been read yet, they are read now."""
         if not self.statuses["services"].synced:
             self.scan()
         return [found for file in self._files.values() for found in file.found.values()]
@@ -233,8 +233,8 @@ class ManifestSource:
         self._trouble.pop(name, None)
         content = read_documents(name, data)
         rejected += content.rejected
-        # The invalid part of a file may be any of its former objects. So these are kept, and a mistake never deletes an
-        # object.
+        # The invalid part of a file may be any of its former objects. So all former objects of the file are kept, and a
+        # mistake never deletes an object.
         last = known.found if known and not content.whole else {}
         self._files[name] = _File(signature, {**last, **content.found})
         for kind in content.ignored - self._ignored:

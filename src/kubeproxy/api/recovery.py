@@ -22,7 +22,7 @@ from kubeproxy.errors import SourceError
 log = logging.getLogger("kubeproxy.api")
 
 _BAD_REQUEST: Final = frozenset((400, 422))
-_RESUMES: Final = 3  # number of consecutive failures after which a list is requested; one fewer for malformed answers
+_RESUMES: Final = 3  # consecutive failures before a list is requested; one less for malformed answers
 
 
 class WatchListSupport:
@@ -66,8 +66,8 @@ class Recovery:
         self._pace = pace
         self._absent = absent
         self._listing = pace.backoff(pace.first)
-        # Backoffs by kind of failure, because lists can succeed between malformed watches, and the first connection
-        # after an outage should be fast.
+        # The backoffs, one per kind of failure, because lists can succeed between malformed watches, and the first
+        # connection after an outage should be fast.
         self._watching = pace.backoff(pace.first)
         self._connecting = pace.backoff(pace.first_connect)
         self._listed_at = float("-inf")
@@ -116,7 +116,7 @@ class Recovery:
         return self._watching.failed()
 
     def internal_error(self) -> float:
-        """Request a list next, after an internal error; return the seconds until the request."""
+        """Handle an internal error: the next request is a list; return the seconds until this request."""
         self.list_needed = True
         return self._listing.failed()
 
@@ -228,11 +228,10 @@ class Recovery:
 
 
 class Silence:
-    """The total seconds for which watches may receive no data before the resource is listed again. An API server sends
-    a bookmark each minute. If bookmarks are missing for minutes, the watch is dead although its connection is open, or
-    the server was restored from a backup and has not reached the watched version. Some servers send no bookmarks, so
-    the limit doubles with each list that silence causes.
-    """
+    """The total number of seconds in which watches may receive no data before the resource is listed again. An API
+    server sends a bookmark each minute. If bookmarks are missing for minutes, the watch is dead although its connection
+    is open, or the server was restored from a backup and has not reached the watched version. Some servers send no
+    bookmarks, so the limit doubles with each list that silence causes."""
 
     def __init__(self, pace: ListPace) -> None:
         self._pace = pace

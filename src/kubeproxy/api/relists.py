@@ -1,4 +1,5 @@
-"""Delivers the new lists of Services and EndpointSlices together if both are requested again, as after 410 Gone."""
+"""Delivers new lists of Services and EndpointSlices together if both are requested again, for example after 410
+Gone."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _OTHER: Final[Mapping[Resource, Resource]] = {"services": "endpointslices", "end
 
 
 class Relists:
-    """Passes events on to a sink. A new list of Services or slices, and the events after it, wait while the changes of
-    the other resource do not arrive, until its list arrives too. With new Services and old slices a renamed port has no
+    """Passes events on to a sink. If the other resource's changes are not arriving, a new list of Services or slices,
+    and the events after it, wait for the other resource's list. With new Services and old slices a renamed port has no
     endpoint, so connections to it would be refused. The Go kube-proxy does not wait.
     """
 

@@ -60,7 +60,7 @@ def targets(node_name: str, proxy_name: str = "") -> tuple[WatchTarget, ...]:
 
 
 class Trouble(Struct):
-    """The present failure of a source, '' for none. It is logged when it changes, and every REPEAT seconds."""
+    """The present failure of a source, '' for none. The failure is logged when it changes, and every REPEAT seconds."""
 
     log: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
@@ -107,7 +107,7 @@ class ResourceStatus(Struct):
     synced: bool = False  # a complete list was delivered at least once
     connected: bool = False  # changes are arriving as they happen
     absent: bool = False  # the resource does not exist or must not be listed; an empty list was delivered
-    last_contact: float = field(default_factory=time.monotonic)  # of the server's last bytes; at first of creation
+    last_contact: float = field(default_factory=time.monotonic)  # the last bytes of the server; initially creation
     resource_version: str = ""
     trouble: str = ""  # the reason why lists and watches fail; also '' if the server is unreachable
 

@@ -32,8 +32,8 @@ log = logging.getLogger("kubeproxy.api")
 
 _IDLE_GRACE = 30.0  # seconds a server may take to end a watch after the requested time
 _BOOKMARKED = 75.0
-"""Seconds of silence after which a watch that fails is taken for dead since its last bytes: an API server sends a
-bookmark each minute, but something between may keep the connection open."""
+"""If a watch fails after more seconds of silence, it counts as dead since its last bytes: an API server sends a
+bookmark every minute, but a device in between may keep the connection open."""
 
 
 class ApiSource:
@@ -305,7 +305,7 @@ def _goes_back(known: str, seen: str) -> bool:
 TOGETHER: Final = 50  # maximum number of Services in one request, which selects slices by label: at most 3 kB of a URL
 
 BURST: Final = 20
-"""Number of requests without delay at the start. Later, at most one request a second is sent."""
+"""The number of requests at the start that are not delayed. Later, at most one request a second is sent."""
 
 TIMEOUT: Final = 5.0
 """Maximum seconds for which the first list of Services waits for zones; without zones a drained zone would get
@@ -407,7 +407,8 @@ class Zones:
                 self._timer.cancel()
 
     async def _try(self, status: ResourceStatus) -> None:
-        """Try once, after a random delay except at the start, because all nodes receive a Service at the same time."""
+        """Try once. Except at the start, wait a random time first, because all nodes receive a Service at the same
+        time."""
         wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - randomness only to spread load
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]
@@ -429,7 +430,7 @@ class Zones:
         await asyncio.sleep(max(self._backoff.failed(), wished))
 
     async def _read(self, names: Sequence[ServiceName], status: ResourceStatus) -> None:
-        """List the slices of Services, at least in the known version, and pass on their zones."""
+        """List the slices of Services, in the known version or a newer one, and pass their zones on."""
         path, namespaces = self._target.path, {namespace for namespace, _ in names}
         if len(namespaces) == 1:
             (namespace,) = namespaces

@@ -1,4 +1,5 @@
-"""Requests of commands to the API server, with the proxy's credentials: names of pods, newest versions of objects."""
+"""Requests that commands send to the API server with the proxy's credentials: for names of pods, and the newest
+versions of objects."""
 
 from __future__ import annotations
 

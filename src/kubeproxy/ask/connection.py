@@ -206,9 +206,8 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
 
 
 def unrouted(asked: Source, explained: Explained) -> str:
-    """Return the findings and fixes on the kernel's routing and forwarding that stop a connection, or else those that
-    may stop it; '' for none.
-    """
+    """Return the findings, with fixes, about routing and forwarding in the kernel that stop a connection; if there are
+    none, the findings that may stop it; else ''."""
     why, report = explained.why, checkup.Checkup([], [])
     with suppress(KubeProxyError, OSError):
         node = replace(checkup.checked(asked, asked.facts()), family=family_of(explained.packet.destination))
@@ -344,8 +343,8 @@ def _probed_for(
 
 def _astray(node: CheckedNode, explained: Explained, why: Why) -> frozenset[str]:
     """Return the endpoints on other nodes that answer a client outside directly, because no pod network of the family
-    is configured, so that this node keeps the client's address. A client on this node is behind another interface than
-    the other nodes.
+    is configured, so that this node keeps the client's address. For a client on this node (a pod) there are none: its
+    interface is not one that leads to other nodes.
     """
     packet = explained.packet
     if packet.source is None or not explained.keeps_outside:

@@ -144,8 +144,8 @@ class Desk:
         return Query(address=address).finds(self.snapshot.planner, name)
 
     def beginning(self, prefix: str) -> list[str]:
-        """Return the completions of a text: NAMESPACE/NAMEs that begin with it or, after a colon, ports of the
-        Service."""
+        """Return the completions of a text: names of Services (NAMESPACE/NAME) that begin with the text, or, after a
+        colon, ports of the Service."""
         name, colon, port = prefix.partition(":")
         if not colon:
             found = ("/".join(name) for name in self.snapshot.planner.services)

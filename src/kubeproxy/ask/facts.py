@@ -37,7 +37,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     services: int
     endpoint_slices: int
     reach: Reach | None  # None if the source is a folder of files
-    began: Mapping[str, float] = {}  # of the present problems, by subject as in Journal.began
+    began: Mapping[str, float] = {}  # when the present problems began, by subject, as in Journal.began
     node: Node | None  # this proxy's Node, None if it never existed
     node_deleted: bool = False  # whether it was deleted while the proxy ran; `node` is then its last state
 

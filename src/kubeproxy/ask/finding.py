@@ -71,13 +71,13 @@ class Diagnosis(Struct, frozen=True):
     since: float = 0.0
     """The time at which the fact began, in seconds since the epoch; 0 if unknown."""
     table: str = ""
-    """The table of the chain that this is about, as in Firewall.where; '' if it is about no chain."""
+    """The table of the chain in the finding, as in Firewall.where; '' if the finding is not about a chain."""
     left_mode: str = ""
     """The mode of the other kube-proxy that left this table; '' for other programs."""
 
     @property
     def is_wrong(self) -> bool:
-        """Return whether this is an error by itself."""
+        """Return whether the finding is an error."""
         return self.severity <= Severity.DEGRADED
 
     @property

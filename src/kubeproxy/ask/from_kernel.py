@@ -1,7 +1,7 @@
 """The answer of `kube-proxy plan --from-kernel`: do present and new rules give all packets the same outcome? The
-present rules may be any kube-proxy's, and are only read. The new rules are the rules of this program for a
-configuration. They are written into an empty network namespace, together with kubelet's rules, and read back.
-"""
+present rules may belong to any kube-proxy; they are only read. The new rules are the rules of this program for a
+configuration. The new rules are written into an empty network namespace, together with the kubelet's rules, and read
+back."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def on_purpose(
 
 
 def _to_itself(witness: Witness) -> str:
-    """Return a text if only masquerading differs and the client is an endpoint that has its address with two ports."""
+    """Return a text if only masquerading differs, and the client is an endpoint whose address is an endpoint with two
+    ports."""
     source = int(ip_address(witness.packet.source))
     one, other = ({each._replace(masquerade=False) for each, _ in shares} for shares in witness[1:])
     own = [each for each in one if each.kind == "translated" and each.address == source]

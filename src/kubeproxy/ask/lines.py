@@ -10,7 +10,7 @@ from kubeproxy.ask.why import Missing, Why
 REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
 
 _SHOWN = 10  # maximum number of endpoints in the text; `-o json` lists all endpoints
-Marked = tuple[Severity, str]  # A line below a heading, printed after the mark of its severity
+Marked = tuple[Severity, str]  # A line below a heading; it is printed after the mark of its severity
 
 
 def difference(

@@ -1,5 +1,4 @@
-"""The answer of `kube-proxy plan`: the changes that another configuration makes for clients (shifts.py) and on this
-node."""
+"""The answer of `kube-proxy plan`: the effects of another configuration on clients (shifts.py) and on this node."""
 
 from __future__ import annotations
 
@@ -165,9 +164,9 @@ def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local
 
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
-    """Return the existing rules of all modes and proxies except the given mode, each with a safe way to remove them.
-    The function assumes that the given mode uses the node's iptables variant; detecting it would write rules in ipvs
-    mode.
+    """Return descriptions of the existing rules of all modes and proxies except the given mode, each with a safe way to
+    remove them. The function assumes that the given mode uses the node's iptables variant; detecting it would write
+    rules in ipvs mode.
     """
     owns = mode.operations().owns
 

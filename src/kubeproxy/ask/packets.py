@@ -1,8 +1,8 @@
 """Computes the packets of one connection at this node's hooks, before and after translation, for checks of other
 programs' rules. Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains with the same
-priority may run before or after it. At the hook output, the interface follows from the route to the original
-destination, even after translation. Source: include/uapi/linux/netfilter_ipv4.h, and net/netfilter/ipvs/ip_vs_core.c,
-of Linux 6.18.
+priority may run before or after the translation. At the hook output, the interface follows from the route to the
+original destination, even after translation. Source: include/uapi/linux/netfilter_ipv4.h, and
+net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ class _Made(NamedTuple):
     def request(
         self, hook: str, after: float, before: float, interfaces: tuple[str | None, str | None] | None = None
     ) -> PassingPacket:
-        """Return the first packet at a hook. By default `interfaces` are the incoming and the outgoing interface of the
-        whole path."""
+        """Return the first packet at a hook. The default of `interfaces` is the incoming and the outgoing interface of
+        the whole path."""
         end = self.end or (self.packet.destination, self.packet.port)
         changed = self.by_rules and self.end is not None
         return self._passing((hook, after, before), self.packet.source, end, interfaces or self.interfaces, changed)

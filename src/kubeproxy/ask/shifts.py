@@ -71,8 +71,8 @@ class ConfiguredNode(NamedTuple):
 
 
 class ClientKind(NamedTuple):
-    """A kind of client: its name, its address (None for this node), the interface of arrival, whether only its
-    connections to itself are compared, and further addresses of this kind.
+    """A kind of client: its name, its address (None for this node), its incoming interface, whether only its
+    connections to itself are compared, and more addresses of this kind.
     """
 
     words: str
@@ -91,7 +91,7 @@ class ClientKind(NamedTuple):
 
 
 class Shift(Struct, frozen=True, rename="camel"):
-    """A change of outcomes that is equal for some Services: of connections from `who` to `where`."""
+    """A change in the outcomes of connections from `who` to `where`, which is the same for several Services."""
 
     where: tuple[str, ...]
     who: tuple[str, ...]
@@ -144,7 +144,7 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
     node are omitted, because a client can use them only if it names an interface.
     """
     found: dict[tuple[str, str, str, str], dict[str, set[int]]] = {}
-    protocols: dict[tuple[str, str], set[int]] = {}  # outcomes of the connections to a Service at a place
+    protocols: dict[tuple[str, str], set[int]] = {}  # the outcomes of connections to a Service at one place
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
     places = {
@@ -250,8 +250,8 @@ def _health_checks(check: HealthCheck, local: Local) -> Iterator[tuple[str, Clie
 
 
 def _itself(plan: ServicePlan, sides: Sequence[ConfiguredNode], away: Collection[bytes]) -> Iterator[ClientKind]:
-    """Yield one endpoint on another node (`away` are such addresses) that is recognised as a pod: this node may send
-    its connection to a NodePort back to it.
+    """Yield one endpoint on another node (`away` are such addresses) that is recognised as a pod, because this node may
+    send its connection to a NodePort back to itself.
     """
     detectors = [(side.planner.world.of(plan.key.family) or FamilyGlobals()).detector for side in sides]
     pods = (one[:-2] for one in plan.cluster if one[:-2] in away)
@@ -322,7 +322,7 @@ def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
 
 
 def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
-    """Return one client for pods that both configurations treat alike."""
+    """Return one client that represents pods for which both configurations have the same result."""
     more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
     first, *others = (pod.address for pod in pods)
     return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", first, others=tuple(others))
@@ -338,7 +338,7 @@ def _pod(words: str, detector: Detector, family: Family) -> ClientKind | None:
 
 
 def _late(network: Range) -> bytes:
-    """Return the second to last address of a network; it is probably not an endpoint's."""
+    """Return the second to last address of a network, which is probably not the address of an endpoint."""
     last = network[1]
     return last[:-1] + bytes((last[-1] & 0xFE,))
 

@@ -383,7 +383,7 @@ class StatePage:
         for count, name in enumerate(merge(*runs), 1):
             yield name
             if count % _RUN == 0:
-                await asyncio.sleep(0)  # skipping Services takes time too
+                await asyncio.sleep(0)  # skipping Services also takes time
 
     async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
         """Write the node, and the Services in the order of their names."""

@@ -216,7 +216,7 @@ def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
 
 
 def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
-    """Return the answer with the field that closes NodePorts on loopback, if the mode serves these by default."""
+    """If the mode serves NodePorts on loopback by default, name the field that turns them off in the answer."""
     config, (*others, last) = snapshot.options.config, made.steps
     family, switch = family_of(packet.destination), config.of_mode.loopback_switch(config)
     if last.field != _NODEPORTS or not is_loopback(packet.destination) or family is not Family.IPV4 or not switch:
@@ -357,8 +357,8 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
 
 
 def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
-    """Yield fixes for a client outside the source ranges; for a pod not its address, which may later belong to another
-    pod."""
+    """Yield fixes for a client outside of the source ranges. For a pod do not propose its address, which may later
+    belong to another pod."""
     if ours is not None and packet.source is not None and ours.detector.holds(packet.source, packet.interface):
         network = ours.detector.value if ours.detector.kind == "network" else "the pod network"
         yield (

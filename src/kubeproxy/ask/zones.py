@@ -1,5 +1,5 @@
-"""Zones of endpoints and Nodes of clients, requested only for answers, because the proxy itself does not need them. A
-caller waits briefly and gets no error; without an answer the zones are unknown.
+"""Requests the zones of endpoints and the Nodes of clients, only for answers, because the proxy itself does not need
+them. A caller waits only briefly, and gets no error: without an answer the zones are unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("kubeproxy.control")
 Zones = Mapping[bytes, str]  # zones of endpoints by packed address, without endpoints whose zone is unknown
 TIMEOUT: Final = 1.0  # maximum seconds that a caller waits for the lock, and then for the answer
 LASTING: Final = 3.0
-"""Seconds for which an answer, or its absence, is reused: an open page asks at each change of a Service."""
+"""Seconds for which an answer, or its absence, is reused, because an open page asks at each change of a Service."""
 MOST: Final = 8  # maximum number of Services with cached zones
 _NODES: Final = ("", "")  # the cache key for the names of Nodes by packed address; other keys are Services
 BURST: Final = 20  # maximum burst of requests from all pages and commands; then one a second

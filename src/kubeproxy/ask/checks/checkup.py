@@ -41,7 +41,7 @@ from kubeproxy.release import build
 from kubeproxy.setup import host, modes
 
 GREETING_PATIENCE = 10.0  # seconds to wait for each step of the API server's answer
-SHORT_PATIENCE = 3.0  # the same, if the answer to the operator does not depend on the API server
+SHORT_PATIENCE = 3.0  # the same timeout, for answers that do not depend on the API server
 
 _OUTRANKED = ("hostnameOverride:", "logging.")  # fields that a flag may set even with a configuration file
 
@@ -164,9 +164,8 @@ def outdated(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
 
 def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
     """Run the checks for a connection that the proxy does not forward: the state of the proxy, leftover rules, and
-    chains of other programs. These surely drop its packets (`passing`) before its answer, or may drop it if the node
-    itself `answers`.
-    """
+    chains of other programs. These chains certainly drop the connection's packets (`passing`), or may drop them if the
+    node itself `answers`."""
     report = look_at_knowledge(node)
     if any(one.about == "api" for one in report.findings):
         report.look("conntrack", nodes.conntrack_without_room)
@@ -354,7 +353,7 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
     # connection.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
-    if len({one.packet.purpose for one in drops if one.verdict == ZONES}) > 1:  # one zone for both directions, perhaps
+    if len({one.packet.purpose for one in drops if one.verdict == ZONES}) > 1:  # perhaps the same zone
         drops = [one for one in drops if one.verdict != ZONES]
     yield from strangers.dropping(drops, node.harm_of, nodes.filtering_bridges(node))
     if any(one.untracks for one in drops):

@@ -12,7 +12,7 @@ from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import STALE, Reach, WatchStanding
 from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Severity, duration
 
-QUIET: Final = 60.0  # maximum normal seconds without a watch; a new list after an error takes less time
+QUIET: Final = 60.0  # seconds without a watch that are normal; a new list after an error takes less time
 SILENT: Final = 20.0  # seconds without bytes from the server after which an answer mentions this, or queries it
 SLOW: Final = 1.0  # seconds for an answer about the server's health above which the server is slow
 SKEW: Final = 30.0
@@ -106,7 +106,7 @@ def _renewal(reach: Reach, trouble: str) -> str:
 
 
 def hopeless(reach: Reach) -> bool:
-    """Return whether waiting is useless, because no list can arrive until an operator corrects the kubeconfig, the
+    """Return whether waiting is useless, because no list can arrive before an operator corrects the kubeconfig, the
     rights or the server."""
     if _fix(reach.trouble) and not any(words in reach.trouble for words in _PASSING):
         return True

@@ -181,8 +181,7 @@ def _lost_by_mark(found: Marking, packet: RoutedPacket, by: str, mark: int, node
 
 def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check whether a strict reverse path filter drops a client's packets that arrive on the interface of their
-    destination. The interface of arrival is unknown if the route to the client uses another uplink.
-    """
+    destination. The incoming interface is unknown if the route to the client uses another uplink."""
     asked = node.packet
     if asked is None or asked.source is None or asked.interface or arrival(node, asked):
         return
@@ -198,7 +197,7 @@ def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
-    """Return the finding for a packet of this node to a Service without a route."""
+    """Return the finding for a packet from this node to a Service to which no route leads."""
     what = f"this node has no route to {unpack(packet.destination)}" + f", {by}" * bool(by)
     why = "the kernel routes its own packets before any rule: programs get an error, as ENETUNREACH"
     fix = (
@@ -223,7 +222,7 @@ def _astray(packet: RoutedPacket, source: str, harm: Harm) -> Diagnosis:
 
 
 def _stopped(packet: RoutedPacket, by: str, harm: Harm, *, is_silent: bool) -> Diagnosis:
-    """Return the finding for a packet without a route, or that a policy-routing rule or a route refuses."""
+    """Return the finding for a packet that has no route, or that a policy routing rule or a route refuses."""
     source, end = unpack(packet.source) if packet.source is not None else "", unpack(packet.destination)
     asked = f"ip route get {end}" + f" from {source}" * bool(source) + f" iif {packet.arrival}" * bool(packet.arrival)
     asked += f" mark {packet.mark:#x}" * bool(packet.mark)

@@ -140,9 +140,8 @@ def bridged(
 def hairpin(bridge: str, ports: Mapping[str, bool], share: float, harm: Harm = NOTHING) -> Iterator[Diagnosis]:
     """Check hairpin mode of the bridge `ports`: without it a bridge does not send a packet back through the port on
     which it arrived, so a pod cannot connect to itself through a Service. `share`: the share of one pod's connections
-    that lead to itself, 0 if all pods are checked. Translated packets stay on a bridge whose packets pass the rules
-    (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c).
-    """
+    that lead to itself, 0 if all pods are checked. If packets on a bridge pass the rules, translated packets do not
+    leave the bridge (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c)."""
     off = [name for name, is_on in ports.items() if not is_on]
     if not off:
         return

@@ -59,7 +59,7 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str, caught: str = 
 
 
 def with_rules(place: str) -> str:
-    """Return a text about rules for the destination of the checked connection; '' for all destinations."""
+    """Return a text about rules for the checked connection's destination; '' if no connection is checked."""
     return f", with rules for {place}" * bool(place)
 
 
@@ -206,7 +206,7 @@ def untracking(
 
 
 def _apart(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagnosis:
-    """Return the finding for packets of one direction that are tracked apart from those of the other direction."""
+    """Return the finding for packets whose direction is tracked in another zone than the opposite direction."""
     one = several[0]
     return Diagnosis(
         severity=Severity.UNKNOWN if one.unordered else Severity.BROKEN,

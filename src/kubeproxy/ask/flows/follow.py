@@ -1,5 +1,5 @@
-"""The answers of `kube-proxy flows`: the open connections of Services; with -f, each beginning and end of a connection,
-with the names of Service and pods.
+"""The answers of `kube-proxy flows`: the open connections of Services; with -f, the beginning and the end of each
+connection, with the names of the Service and the pods.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ class Follower:
 
 
 MOST_SILENT = 1 << 17
-"""Maximum number of stored unanswered connections. Above it, `unanswered` includes connections that have just begun."""
+"""Maximum number of stored unanswered connections. If there are more, `unanswered` includes connections that have just
+begun."""
 
 
 class Cost(Struct, frozen=True, rename="camel"):

@@ -1,6 +1,6 @@
 """Receives events of connection tracking and counts new connections by Service, port and endpoint. Under load it
-receives only a sample of the connections, which limits the CPU time of the process. The kernel filters out all other
-connections.
+receives only a sample of the connections, which limits the CPU time of the process. The kernel does not send events of
+other connections.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class EndpointUse(Struct, frozen=True, rename="camel"):
 
 
 class ClientUse(Struct, frozen=True, rename="camel"):
-    """Connections of one client; the address is 'others' for the clients that share a count."""
+    """The connections of one client. The address is 'others' for all clients that are counted together."""
 
     address: str
     pod: str

@@ -300,12 +300,12 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
 class ProbedFor(NamedTuple):
     """The connection for which probes are made."""
 
-    is_node: bool = True  # whether its packets are like packets of probes
+    is_node: bool = True  # whether the connection's packets have the same path as packets of probes
     own_address: Collection[str] = ()  # the endpoints that receive the client's own address
     blocked: Mapping[str, Drop] = {}  # by endpoint, the chains that surely stop this node's packets
     routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
     away: Mapping[str, str] = {}  # the endpoints on other nodes, with the node
-    here: Mapping[str, str] = {}  # those of them whose address this node itself has, with the interface
+    here: Mapping[str, str] = {}  # the endpoints in `away` whose address this node itself has, with the interface
 
 
 def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnosis]:

@@ -76,7 +76,7 @@ def look(
     opening: Opening | None = None,
 ) -> Traced:
     """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. With `opening` the
-    command sends packets, one a second; without it, it waits for those of the client. Raises KubeProxyError.
+    command sends packets, one per second; otherwise it waits for packets of the client. Raises KubeProxyError.
     """
     before = {entry.entry_id: entry.answered for entry in flows_to(packet)}
     captured = _listen(packet, limits, opening)
@@ -203,8 +203,8 @@ def _served(
     packet: Packet, found: Sequence[paths.Journey], before: Mapping[bytes, bool]
 ) -> Iterator[verdicts.TracedReply]:
     """Yield the conntrack entries of the traced connections. `before` maps each older entry to whether it was answered.
-    An entry keeps this status; so an entry that was answered before is reported as answered only if an answer of its
-    endpoint was traced.
+    An entry keeps the status "answered"; so an entry that was answered before is reported as answered only if a reply
+    of its endpoint was traced.
     """
     clients = {one.source for one in found if one.direction == "request"}
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
