@@ -27,15 +27,15 @@ flags and the configuration of the Go kube-proxy.
 """
 KEPT = ", ".join(f"--{flag.name}" for flag in FLAGS if flag.name in KEPT_WITH_CONFIG and not flag.hidden)
 SIGNALS = {
-    "SIGTERM, SIGINT": "It ends; the rules stay in the kernel, and traffic goes on. A second one ends it at once.",
-    "SIGHUP": "Nothing. A changed configuration file is noticed by itself.",
+    "SIGTERM, SIGINT": "The proxy ends; the rules remain in the kernel. A second signal ends it at once.",
+    "SIGHUP": "No effect. The proxy notices a changed configuration file by itself.",
 }
 PATHS = {
-    "/run/kube-proxy/control.sock": "The socket by which the commands ask the running proxy (--control-socket).",
+    "/run/kube-proxy/control.sock": "The socket over which commands query the running proxy (--control-socket).",
     "/etc/default/kube-proxy": "KUBE_PROXY_FLAGS, further flags for the systemd unit.",
-    "/var/lib/kube-proxy/config.conf": "The configuration that the systemd unit starts it with.",
+    "/var/lib/kube-proxy/config.conf": "The configuration with which the systemd unit starts the proxy.",
 }
-ANSWERS = {"0": "Yes.", "1": "No.", "2": "It could not be told."}
+ANSWERS = {"0": "Yes.", "1": "No.", "2": "The answer is unknown."}
 FILES = {"bash": "kube-proxy.bash", "zsh": "_kube-proxy", "fish": "kube-proxy.fish"}
 """The file of each shell's script."""
 

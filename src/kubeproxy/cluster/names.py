@@ -119,9 +119,8 @@ class Names:
         return f"{namespace}/{name}"
 
     def _get(self, kind: type[T], resource: str, namespace: str, name: str) -> T:
-        """Return an object. Raises NoAnswerError; if there is no such object, the text names the namespace, and those
-        that have an object of this name.
-        """
+        """Return an object. Raises NoAnswerError; if there is no such object, the text names the namespace, and the
+        namespaces that contain an object of this name."""
         where = namespace or self._namespace
         try:
             return self._kubectl.get(kind, resource, name, namespace=where)

@@ -376,7 +376,7 @@ class Engine:
                 self._backlogs[backend.family].other_changes = True
 
     def _set_alarm(self) -> None:
-        """Set a timer for the next change of plans that time alone causes, if there is one."""
+        """If plans will change only because time passes, set a timer for the next such change."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

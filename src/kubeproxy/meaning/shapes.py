@@ -52,7 +52,8 @@ class Unit(NamedTuple):
 
 
 class _IndexedRule(NamedTuple):
-    """A rule with an address or a port in a common chain: the chain, and the number of earlier rules without either."""
+    """The position of a rule with an address or a port in a common chain: the chain, and the number of earlier rules
+    that contain neither."""
 
     chain: str
     before: int

@@ -282,7 +282,7 @@ class Planner:
 
     def _started(self, dirty: dict[ServiceName, None]) -> Iterator[tuple[()]]:
         """Compile dirty Services in steps. Slow Services get SLOW_STEPS steps together, except in the first
-        compilation; those that remain go from `dirty` to `unfinished`, and take turns."""
+        compilation; the others are moved from `dirty` to `unfinished`, and take turns."""
         left = SLOW_STEPS if self.compiled else sys.maxsize
         # Services that have changed in the meantime are compiled again afterwards.
         self._dirty.update(dict.fromkeys(self.unfinished.keys() & dirty.keys()))

@@ -259,7 +259,7 @@ class Companion(Struct):
                 why = await self._once()
             except OSError as error:
                 why = f"cannot be started: {error.strerror}"
-            self.ended(f"the process beside the proxy ({' '.join(self.words[:1])}) {why}; it is tried again")
+            self.ended(f"the proxy's companion process ({' '.join(self.words[:1])}) {why}; it is started again")
             await asyncio.sleep(backoff.failed())
 
     async def _once(self) -> str:
@@ -329,9 +329,9 @@ class FormQuestions(Struct):
             async with asyncio.timeout(QUESTION_SECONDS), self._turn:
                 answer = await self._once(msgspec.json.encode(question))
         except TimeoutError:
-            raise UnansweredError(f"the process beside the proxy took longer than {QUESTION_SECONDS:.0f} s") from None
+            raise UnansweredError(f"the proxy's companion process took longer than {QUESTION_SECONDS:.0f} s") from None
         except OSError as error:
-            raise UnansweredError(f"the process beside the proxy cannot be started: {error.strerror}") from error
+            raise UnansweredError(f"the proxy's companion process cannot be started: {error.strerror}") from error
         if answer.startswith(b'{"error"'):
             raise UnansweredError(msgspec.json.decode(answer)["error"])
         return answer
@@ -344,5 +344,5 @@ class FormQuestions(Struct):
         finally:
             await end(process)
         if process.returncode or not answer:
-            raise UnansweredError(f"the process beside the proxy ended with exit code {process.returncode}")
+            raise UnansweredError(f"the proxy's companion process ended with exit code {process.returncode}")
         return answer

@@ -169,7 +169,7 @@ def _why(request: Request, desk: Desk, ask: Ask) -> Response:
             yield await ask(question)
         except UnansweredError as error:
             why = (await desk.zoned(made)).why
-            unseen = Diagnosis(Severity.UNKNOWN, "node", f"what else decides on this node is not known: {error}")
+            unseen = Diagnosis(Severity.UNKNOWN, "node", f"other causes on this node are not known: {error}")
             answer = {"heading": why.heading, "answer": "unknown" if why.passes else "no", "why": why}
             more = {"findings": [unseen.row()], "fixes": why.fixes, "next": why.next}
             yield msgspec.json.encode(answer | more)

@@ -210,7 +210,7 @@ def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node
     for family in wanted.families:
         first = family is _first(wanted, node)
         if family not in named and (dual_stack or first):
-            why = "the Node's first address is one" if first else "the cluster appears to be dual-stack"
+            why = "the Node's first address is in this family" if first else "the cluster appears to be dual-stack"
             yield (
                 f"nodePortAddresses has no {family.label} network, but {why}: NodePorts answer on all local "
                 f"{family.label} addresses"

@@ -1,4 +1,4 @@
-"""Questions of the page, answered by a process beside the proxy: one at a time, and never for long."""
+"""Questions of the page, answered by a companion process: one at a time, for a limited time."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_one_that_ends_is_started_again(monkeypatch):
         await until(lambda: len(stage.said) >= 2)
 
     play(stage, scene)
-    assert stage.ended[0] == "the process beside the proxy (echo) ended with exit code 3; it is tried again"
+    assert stage.ended[0] == "the proxy's companion process (echo) ended with exit code 3; it is started again"
 
 
 def test_a_process_that_cannot_be_started_is_reported(monkeypatch):

@@ -65,7 +65,7 @@ def test_nodeports_that_answer_more_widely_than_one_may_think(config, addresses,
         ("", [ONE], [], []),
         ("", [ONE], ["10.0.0.0/24", "fd00::/64"], ["no IPv6 network, but the cluster appears to be dual-stack"]),
         ("ipvs: {excludeCIDRs: [10.0.0.0/8, 'fd00::/8']}\n", [ONE], [], ["no IPv6 network, but the cluster"]),
-        ("", [OTHER, ONE], [], ["no IPv6 network, but the Node's first address is one"]),
+        ("", [OTHER, ONE], [], ["no IPv6 network, but the Node's first address is in this family"]),
     ],
 )
 def test_nodeports_of_a_family_that_is_in_use_are_looked_at(config, addresses, networks, told, warnings):

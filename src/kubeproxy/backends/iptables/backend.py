@@ -70,7 +70,7 @@ class IptablesBackend:
         return cls(commands, world, options, metrics, watch(commands), RuleWriter.open(commands))
 
     def close(self) -> None:
-        """Close the sockets; the rules stay."""
+        """Close the sockets; the rules are not removed."""
         self._watch.close()
         self._writer.close()
 

@@ -75,7 +75,7 @@ class IpvsBackend:
         self._examined = 0
 
     def close(self) -> None:
-        """Close the sockets; the rules stay."""
+        """Close the sockets; the rules are not removed."""
         self._kernel.close()
 
     def set_world(self, world: Globals) -> bool:

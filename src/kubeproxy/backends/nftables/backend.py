@@ -91,7 +91,7 @@ class NftablesBackend:
         self._signature = Signature()
 
     def close(self) -> None:
-        """Close the sockets; the rules stay, relayed connections end."""
+        """Close the sockets: the rules are not removed, but relayed connections end."""
         self._table.close()
         self._suspects.close()
         if self._devices is not None:
@@ -181,7 +181,7 @@ class NftablesBackend:
             self._gone.spare(self._transact)
 
     def _reset_gone(self) -> None:
-        """Add endpoints that no Service uses any more to the set of deleted endpoints."""
+        """Add gone endpoints to the set of gone endpoints."""
         if self._gone is not None:
             self._gone.reset(time.monotonic(), self._transact)
 

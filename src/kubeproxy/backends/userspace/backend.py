@@ -79,7 +79,7 @@ class UserspaceBackend:
         return cls(family, world, path, listeners, nfnetlink.Transactions.open(), partial(reachable_addresses, family))
 
     def close(self) -> None:
-        """End all connections and close the sockets; the rules stay."""
+        """End all connections and close the sockets; the rules are not removed."""
         self._path.stop()
         self._transactions.close()
 

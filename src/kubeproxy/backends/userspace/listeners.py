@@ -125,7 +125,7 @@ class Listeners:
         self._assignments.update((name, assignment) for name, assignment in changed.items() if name in self._open)
 
     def drop(self, names: Iterable[ListenerName]) -> None:
-        """Close the given listeners, to which no rule redirects any more."""
+        """Close these listeners; no rule may redirect connections to them."""
         gone = []
         for name in list(names):
             self._assignments.pop(name, None)

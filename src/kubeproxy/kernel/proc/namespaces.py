@@ -133,7 +133,7 @@ def _enter(address: bytes) -> None:
 
 
 def _files() -> Iterator[Path]:
-    """Yield a file of each visible network namespace but that of this process."""
+    """Yield a file of each visible network namespace except this process's namespace."""
     own = Path(PROC, "self/ns/net").stat()
     seen = {own.st_ino}
     named = (path for folder in FOLDERS if folder.is_dir() for path in sorted(folder.iterdir()))
