@@ -81,8 +81,8 @@ and a client outside uses the NodePort of the other node.
 | long UDP | a datagram from a socket that stays open, as a resolver does | when no answer comes within 0.9 s |
 
 Four Services have the same four pods: a plain one, one with session affinity, one with weights and one with a
-Maglev table. A fifth one has slow start, and the pods that the rolling update replaces: they are not ready for
-their last ten seconds, but answer. Its long TCP connections would end with its pods, so there are none. Our proxy
+Maglev table. A fifth Service has slow start. The rolling update replaces its pods, which are not ready for their last
+ten seconds, but answer. The fifth Service gets no long TCP connections, because they would end with its pods. Our proxy
 counts connections on both nodes, resets connections to gone endpoints on one node, and uses fast forwarding on the
 other node if the kernel has flowtables. No other program on the nodes has rules of NAT.
 

@@ -343,9 +343,8 @@ def _probed_for(
 
 def _astray(node: CheckedNode, explained: Explained, why: Why) -> frozenset[str]:
     """Return the endpoints on other nodes that answer a client outside directly, because no pod network of the family
-    is configured, so that this node keeps the client's address. For a client on this node (a pod) there are none: its
-    interface is not one that leads to other nodes.
-    """
+    is configured, so that this node keeps the client's address. A client on this node (a pod) has no such endpoints,
+    because its interface does not lead to other nodes."""
     packet = explained.packet
     if packet.source is None or not explained.keeps_outside:
         return frozenset()

@@ -7,7 +7,7 @@ proxy, to the objects of --manifests or --kubeconfig, and --now is the configura
 With --from-kernel, the rules that any kube-proxy has written are compared with the rules of this program for all
 packets: the result is a proof of equality, or packets with different outcomes. With --shadow, the command repeats this
 comparison while the other kube-proxy runs, until the time is over or Ctrl-C: it prints differences that last longer
-than --grace, and a summary. Exit code 0 then means that only intended differences lasted.
+than --grace, and a summary. With --shadow, exit code 0 means that only intended differences lasted.
 
 Exit code 0: no effect on clients; 1: an effect; 2: unknown, for example if the new configuration is invalid (then all
 its mistakes are printed). Changes nothing."""

@@ -105,7 +105,7 @@ def _elsewhere(packet: Packet, stack: contextlib.ExitStack) -> Opening:
     if packet.protocol not in SENT:
         raise NoAnswerError("only TCP and UDP packets are sent")
     if packet.source_port:
-        raise NoAnswerError(f"its port {packet.source_port} is that of a connection of its own")
+        raise NoAnswerError(f"port {packet.source_port} belongs to a connection of the client")
     try:
         return stack.enter_context(SocketsElsewhere.enter(packet.source or b"")).open
     except Unsupported as error:

@@ -70,7 +70,8 @@ _KEY: Final = struct.Struct("=HHHxx HHHxx HH16s HH2sxx")
 # The attributes after the scheduler, which varies in length: flags and mask, timeout, netmask.
 _TRAITS: Final = struct.Struct("=HHII HHI HH4s")
 _NESTING: Final = struct.Struct("=HH")
-# Attributes of a real server. To add or change one, four more follow: forwarding method, weight, two thresholds.
+# Attributes of a real server. A request to add or change a real server has four more: forwarding method, weight, two
+# thresholds.
 _DESTINATION_KEY: Final = struct.Struct("=HH HH16s HH2sxx HHHxx")
 _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI")
 # The offsets of address and port in each of the two structures.
@@ -325,7 +326,7 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
 class RealServerReader:
     """Reads real servers by the byte layout of the first entry, since a kernel usually sends all entries with one
     layout. This takes a quarter of the time of a walk over the attributes. If an entry has another layout, the reader
-    uses that layout from there on."""
+    uses that layout for the following entries."""
 
     def __init__(self) -> None:
         self._struct = struct.Struct("")

@@ -83,7 +83,7 @@ class CompiledFor(Enum):
 
     @property
     def tcp_flags(self) -> int:
-        """The TCP flags, except ECN's: SYN; in the first reply SYN and ACK."""
+        """The TCP flags of the packet, except ECN's: SYN for a first packet, SYN and ACK for a reply."""
         return 0x12 if self is CompiledFor.ANSWER else 0x02
 
 

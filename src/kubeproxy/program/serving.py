@@ -205,7 +205,8 @@ def user_agent(pid: int, mode: str) -> str:
 
 
 class Neighbours:
-    """Detects other kube-proxies on this node; `say` gets a sentence about each that uses a port of this proxy.
+    """Detects other kube-proxies on this node; `say` is called with a sentence about each kube-proxy that uses a port
+    of this proxy.
 
     A proxy that finds a port in use requests /proxyMode, which every kube-proxy answers, and sends its identity in the
     User-Agent. So both proxies report each other. From another proxy's text only digits and lower-case letters are

@@ -109,8 +109,8 @@ class ProxyHealth(Struct):
         }
         newest = timestamp(max(self._updated.values())) if self._updated else NEVER
         body: dict[str, object] = {
-            # If the proxy is healthy, lastUpdated is the current time. In older releases it was the time of the last
-            # sync.
+            # If the proxy is healthy, lastUpdated is the current time, as in the Go kube-proxy (in older releases: the
+            # time of the last sync).
             "lastUpdated": now if ok else newest,
             "currentTime": now,
             **node,

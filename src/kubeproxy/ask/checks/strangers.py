@@ -232,7 +232,7 @@ def translating(found: Iterable[ForeignTranslation], forwarded: bool) -> Iterato
             severity=severity,
             about="translation",
             what=_translation(one),
-            why=_UNORDERED if one.unordered else "a connection is translated once, by the first rule that does",
+            why=_UNORDERED if one.unordered else "a connection is translated once, by the first matching rule",
             fix=f"leave {target} out of the rules of {one.where} {one.chain}" if forwarded else "",
             harm=MISLEADS if severity is Severity.BROKEN else NOTHING,
             table=one.where,
@@ -321,6 +321,6 @@ def firewalls(
     for where, chains in noted.items():
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)
         what = f"{where} may drop packets too: {shown}"
-        why = "a firewall is nothing wrong; but where a connection hangs, one of its rules may be why"
+        why = "a firewall is no mistake; but if a connection hangs, one of its rules may be the cause"
         fix = "`kube-proxy trace SRC DST:PORT` shows which rule drops a connection"
         yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=where)

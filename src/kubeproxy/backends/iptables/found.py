@@ -66,11 +66,11 @@ class FoundTable(NamedTuple):
         return self.rules.get(chain, ()) if chain in self.chains else None
 
     def has_jump(self, jump: Jump) -> bool:
-        """Return whether the jump exists; True if its chain was not read."""
+        """Return whether the jump exists; True if the jump's chain was not read."""
         return not self.is_asked(jump.chain) or f"-A {jump.rule}\n" in self.rules.get(jump.chain, ())
 
     def holds(self, chain: str, rules: str) -> bool:
-        """Return whether the chain has exactly these rules; True if it was not read."""
+        """Return whether the chain has exactly these rules; True if the chain was not read."""
         return not self.is_asked(chain) or self.numbers.get(chain) == hash(as_saved(rules, self.family))
 
     def holds_shared(self, chain: str, wanted: SharedChain) -> bool:

@@ -28,8 +28,7 @@ Printer = Callable[[Rules], Sequence[str]]
 _SERVERS: Final = "virtual servers"
 _JUMPS: Final = "jumps"
 _RULES: Final = "rules"
-"""More places in the states. The other places are the interface, the sets, and each virtual server with its real
-servers."""
+"""Names of places in the kernel, in addition to the interface, the sets, and each virtual server."""
 
 _MEANINGS: Final = {
     IpsetId.LOOP_BACK: "masqueraded when it connects to itself",

@@ -34,7 +34,7 @@ from kubeproxy.model.plan import Hashing, HashKey
 from kubeproxy.registry import MetricRegistry
 
 AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
-"""Default timeout of a client in milliseconds. The rule that adds a client sets the timeout of the Service instead."""
+"""Default timeout of a map of clients, in milliseconds. The rule that adds a client sets the Service's own timeout."""
 
 AFFINITY_SHARE: Final = 1 << 16
 """Number of different client hashes in one pool. The Go kube-proxy has the same limit for one endpoint."""

@@ -206,7 +206,8 @@ def class_of(count: int) -> int:
 
 
 def tries(size: int) -> int:
-    """Return the number of picks from a class before a pick from the class below, where all slots are in use."""
+    """Return the number of picks from a class, after which the rules pick from the next smaller class, which has no
+    unused slots."""
     most = 1 - (BELOW.get(size, 0) + 1) / size
     return max(1, ceil(log(_MISSED) / log(most))) if most else 1
 

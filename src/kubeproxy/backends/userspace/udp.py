@@ -39,8 +39,8 @@ UNANSWERED: Final = 30.0
 client."""
 
 MOST_UNANSWERED: Final = 4096
-"""Maximum number of sessions that wait longer than udpIdleTimeout, because each uses a port. Above it the oldest
-sessions end."""
+"""Maximum number of sessions that wait longer than udpIdleTimeout, because each uses a port. Above this limit the
+oldest sessions end."""
 
 _NO_DESCRIPTOR: Final = (
     "%s: a datagram was dropped, as the limit of open files leaves room for %d sessions: raise it "

@@ -211,8 +211,9 @@ class Conntrack(Closing):
     ) -> int | None:
         """Delete the stale flows; return their number. Raises ApplyError when the kernel refuses.
 
-        The mappings may change while flows are read. Their state after the read decides, so that no flow is deleted
-        that has become valid. If the mappings are not `certain` then, nothing is deleted, and the result is None."""
+        The mappings may change while flows are read. After the read their newest state is used, so that no flow is
+        deleted that has become valid. If the mappings are not `certain` then, nothing is deleted, and the result is
+        None."""
         if not services and not nodeports:
             return 0
         flows = self.udp_flows(family, services.keys(), nodeports.keys())

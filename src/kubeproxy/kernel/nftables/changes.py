@@ -55,7 +55,8 @@ class ChainChange(NamedTuple):
 
 class Interest(NamedTuple):
     """Selects the changes to report. With `table`: changes of this table in messages that contain `word`. Without
-    `table`: changes of the chains that `concerns` accepts, from messages that contain `word` and from all deletions."""
+    `table`: changes of the chains for which `concerns` returns True: all changes in messages with `word`, and the
+    deletions in other messages."""
 
     word: bytes
     table: str = ""

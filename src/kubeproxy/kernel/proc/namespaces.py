@@ -119,7 +119,7 @@ def _enter(address: bytes) -> None:
                 holders.append((descriptor, _is_linked(here, descriptor)))
             else:
                 os.close(descriptor)
-    # A namespace that this one is not linked with belongs to another node on this machine, or its pod is gone.
+    # A namespace without a link to this namespace belongs to another node on this machine, or its pod is gone.
     chosen = [one for one, linked in holders if linked] or [one for one, _ in holders]
     if len(chosen) == 1:
         _move(chosen[0])
