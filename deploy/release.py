@@ -58,7 +58,7 @@ def tracked(*paths: str) -> dict[str, bytes]:
 
 
 def pack(out: Path, files: Mapping[str, bytes], epoch: int) -> None:
-    """Write a tar.gz whose bytes depend on names, contents and time alone."""
+    """Write a tar.gz whose bytes depend only on names, contents and the time."""
     with (
         out.open("wb") as opened,
         gzip.GzipFile(filename="", fileobj=opened, mode="wb", mtime=0) as packed,
@@ -71,7 +71,8 @@ def pack(out: Path, files: Mapping[str, bytes], epoch: int) -> None:
 
 
 def replaced(text: bytes, values: Mapping[str, str]) -> bytes:
-    """Return a text in which each line that begins with a key ends with its value. Raises RefusedError without one."""
+    """Return a text in which, for each key, the line that begins with the key ends with the key's value. Raises
+    RefusedError without one."""
     for start, value in values.items():
         text, count = re.subn(rb"^%s.*$" % re.escape(start.encode()), f"{start}{value}".encode(), text, flags=re.M)
         if not count:
@@ -80,7 +81,7 @@ def replaced(text: bytes, values: Mapping[str, str]) -> bytes:
 
 
 def image_tag(version: str) -> str:
-    """Return a version as a tag of an image, which has no plus sign."""
+    """Return a version as an image tag, in which no plus sign is allowed."""
     return version.replace("+", "-")
 
 
@@ -120,7 +121,7 @@ def bill(wheel: Path, wheels: Path, epoch: int) -> str:
 
 
 def release(wheels: Path, out: Path, *, everything: bool, tag: str) -> None:
-    """Make the files; those of an earlier call are removed. Raises RefusedError, ValueError, OSError."""
+    """Make the files; the files of an earlier call are removed. Raises RefusedError, ValueError, OSError."""
     build = runpy.run_path(str(ROOT / "src/kubeproxy/release.py"))["build"]()
     if tag and tag != f"v{build.version}":
         raise RefusedError(

@@ -3,8 +3,8 @@
 python3 sbom.py run.lock var/lib/dpkg/status site-packages > kubeproxy.spdx.json
 
 The packages are read from the image and compared with the lock: a package that the lock lacks ends the build.
-deploy/release.py writes the bill of a release's files with the same functions. Standard library
-alone. SOURCE_DATE_EPOCH, if set, is the time that it says; the same input then gives the same bytes.
+deploy/release.py writes the bill of a release's files with the same functions. Standard library alone. If
+SOURCE_DATE_EPOCH is set, it is the time in the document, and the same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def of_debian(status: str) -> Iterator[Part]:
 
 
 def of_pypi(folder: Path, pins: dict[str, str]) -> Iterator[Part]:
-    """Yield the Python packages of a folder, by name. Raises ValueError for one that is not as the lock has it."""
+    """Yield the Python packages of a folder, by name. Raises ValueError for a package whose version differs from the
+    lock."""
     for path in sorted(folder.glob("*.dist-info/METADATA")):
         fields = HeaderParser().parsestr(path.read_text(encoding="utf-8"))
         name, version = normal(fields["Name"]), fields["Version"]

@@ -1,4 +1,4 @@
-"""Cuts a smaller lock out of requirements.lock: the named packages with all that they need, hashes and all.
+"""Prints a part of requirements.lock: the named packages and their dependencies, with versions and hashes.
 
 python deploy/sublock.py msgspec PyYAML httptools > deploy/run.lock
 python deploy/sublock.py hatchling > deploy/build.lock
@@ -19,12 +19,12 @@ LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
 
 
 def normal(name: str) -> str:
-    """A package's name in its normal form (PEP 503)."""
+    """Return a package's name in its normal form (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def entries(lock: str) -> dict[str, str]:
-    """The entries of a lock by name: pin and hashes, without the comments that say who asked."""
+    """Return the entries of a lock by name: version and hashes, without the comments that name the dependents."""
     found: dict[str, str] = {}
     for block in re.split(r"\n(?=\S)", lock):
         lines = [line for line in block.splitlines() if line.strip() and not line.lstrip().startswith("#")]
@@ -34,7 +34,8 @@ def entries(lock: str) -> dict[str, str]:
 
 
 def needed(names: Iterable[str]) -> list[str]:
-    """The packages and what they need in turn, as installed here; extras and markers that do not hold are left out."""
+    """Return the packages and all their dependencies, as installed here, without extras and without dependencies whose
+    markers do not match."""
     found: dict[str, None] = {}
     waiting = [normal(name) for name in names]
     while waiting:
@@ -50,7 +51,7 @@ def needed(names: Iterable[str]) -> list[str]:
 
 
 def cut(names: Iterable[str], lock: str) -> str:
-    """The lock of the named packages alone. Raises KeyError for one that the lock does not have."""
+    """Return the lock of the named packages only. Raises KeyError for a package that is not in the lock."""
     pinned = entries(lock)
     return "".join(pinned[name] for name in needed(names))
 

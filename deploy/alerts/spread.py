@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the copies of kube-proxy.rules.yaml that the chart and kustomize need: neither can read outside its folder.
+"""Writes copies of kube-proxy.rules.yaml for the chart and for kustomize, which cannot read files outside their
+folders.
 
 Run it after each change of the rules, without arguments; a test holds the copies to them.
 """
@@ -22,7 +23,7 @@ spec:
 
 
 def copies() -> dict[Path, str]:
-    """What each copy has to say, by its path."""
+    """Return the content of each copy, by path."""
     text = RULES.read_text(encoding="utf-8")
     groups = text[text.index("groups:") :]
     indented = "".join(f"  {line}" if line.strip() else line for line in groups.splitlines(keepends=True))

@@ -14,14 +14,14 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def bundle(wheel: Path, folder: Path, out: Path) -> None:
-    """Write the archive that installs a node: the installer as its entry point, what it installs, and all wheels."""
+    """Write kube-proxy.pyz: the installer as its entry point, the unit, the writer of manual pages, and all wheels."""
     files = {"__main__.py": HERE / "install.py", "manual.py": HERE / "manual.py"}
     files["kube-proxy.service"] = HERE.parent / "systemd/kube-proxy.service"
     _write(out, files | _wheels(wheel, folder, "*.whl"))
 
 
 def plugin(wheel: Path, folder: Path, out: Path) -> None:
-    """Write the archive that is `kubectl kubeproxy`: its entry point, our wheel, and the one package that it needs."""
+    """Write kubectl-kubeproxy: its entry point, our wheel, and the only package that it needs."""
     _write(out, {"__main__.py": HERE / "plugin.py"} | _wheels(wheel, folder, "msgspec-*.whl"))
 
 

@@ -1,11 +1,11 @@
-"""Installs kube-proxy on this node from the archive that this file is the entry point of, and removes it again.
+"""Installs kube-proxy on this node, or removes it. This file is the entry point of the archive kube-proxy.pyz.
 
     python3 kube-proxy.pyz install        # or uninstall; --root DIR for a system that is not this one's
 
-Everything is put into a folder of its own below /opt/kube-proxy, and outside of it are links alone: a release is there
-whole or not at all, and the one before stays for whoever still runs it. Standard library alone, no pip, no network:
-the archive holds the wheels for each Python and processor, since what is compiled in them cannot run from an archive.
-"""
+Each release has its own folder below /opt/kube-proxy; outside of it there are only links and the systemd unit. So a
+release is installed completely or not at all, and the previous release remains for processes that still run it. The
+installation needs only Python's standard library, no pip and no network: the archive contains the wheels for each
+Python version and processor. The wheels are unpacked, because compiled modules cannot be loaded from an archive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ LINKS = {
     "usr/local/share/zsh/site-functions/_kube-proxy": "share/completion/_kube-proxy",
     "usr/share/fish/vendor_completions.d/kube-proxy.fish": "share/completion/kube-proxy.fish",
 }
-"""Links by their place below the root, and what of the installed release each leads to. Manual pages are added."""
+"""The links, keyed by their path below the root; the values are their targets below the release's folder. links_of adds
+the manual pages."""
 LAUNCHER = """\
 #!{python} -I
 import sys
@@ -42,26 +43,26 @@ sys.exit(main())
 
 
 class RefusedError(Exception):
-    """It cannot be installed, or removed, here; the message says why and what to do."""
+    """The program cannot be installed or removed on this machine; the message states the reason and the fix."""
 
 
 def platform_tag() -> str:
-    """Return the folder of the archive with what this interpreter can load. Raises RefusedError where there is none."""
-    if sys.version_info < (3, 11):  # noqa: UP036 - what is installed is newer than what may start this
-        raise RefusedError(f"Python {platform.python_version()} is older than 3.11: run this with a newer one")
+    """Return the folder in the archive with the wheels for this interpreter. Raises RefusedError if the archive has
+    none."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - an older Python may run this file
+        raise RefusedError(f"Python {platform.python_version()} is older than 3.11: use a newer Python")
     if sys.implementation.name != "cpython" or getattr(sys, "abiflags", ""):
         raise RefusedError(
-            "only the usual CPython is served, neither another implementation nor a debug or free-threaded one"
+            "only the default build of CPython is supported: no other implementation, no debug or free-threaded build"
         )
     if platform.libc_ver()[0] != "glibc":
-        raise RefusedError(
-            "only systems with glibc are served: use the image, or pip, where there is another C library"
-        )
+        raise RefusedError("only systems with glibc are supported: with another C library use the image, or pip")
     return f"cp{sys.version_info[0]}{sys.version_info[1]}-{platform.machine()}"
 
 
 def wheels_of(archive: zipfile.ZipFile, tag: str) -> list[str]:
-    """Return the names of the wheels to install, ours first. Raises RefusedError when this machine has none."""
+    """Return the names of the wheels to install, ours first. Raises RefusedError if the archive has none for this
+    machine."""
     names = sorted(name for name in archive.namelist() if name.endswith(".whl"))
     ours = [name for name in names if name.startswith("wheels/any/")]
     needed = [name for name in names if name.startswith(f"wheels/{tag}/")]
@@ -83,22 +84,23 @@ def release_of(archive: zipfile.ZipFile, wheels: list[str]) -> str:
 
 
 def unpack(wheel: bytes, packages: Path) -> None:
-    """Put a wheel's files where its Python finds them. Raises RefusedError for one that pip alone could install."""
+    """Unpack a wheel into site-packages. Raises RefusedError if only pip could install the wheel."""
     with zipfile.ZipFile(io.BytesIO(wheel)) as opened:
         for name in opened.namelist():
             first = PurePosixPath(name).parts[0]
             if first.endswith(".data") or ".." in PurePosixPath(name).parts or name.startswith("/"):
-                raise RefusedError(f"a wheel has {name}, which has no place here")
+                raise RefusedError(f"a wheel has {name}, which this installer cannot install")
         opened.extractall(packages)
 
 
 def build(archive: zipfile.ZipFile, wheels: list[str], folder: Path, final: str) -> None:
-    """Make a release in `folder`, which will be at the path `final` when it is done."""
+    """Create a release in `folder`, which is later moved to the path `final`."""
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     for script in (folder / "bin").iterdir():
-        if not script.is_symlink():  # activate and the like, which know the folder's name of now
+        if not script.is_symlink():  # scripts such as activate contain the folder's present name
             script.unlink()
-    # The very one that this runs under: an upgrade of the system turns python3 to another, which finds nothing here.
+    # The link leads to the running interpreter, not to python3: after an upgrade of the system python3 may be another
+    # version, which would not find these packages.
     interpreter = folder / "bin/python"
     really = interpreter.resolve()
     interpreter.unlink()
@@ -118,18 +120,18 @@ def build(archive: zipfile.ZipFile, wheels: list[str], folder: Path, final: str)
 
 
 def links_of(release: Path) -> dict[str, str]:
-    """Return the links that a release wants: their place below the root, and what of the release they lead to."""
+    """Return the links to a release: each link's path below the root, and its target below the release's folder."""
     pages = sorted((release / "share/man/man8").glob("*.8"))
     return LINKS | {f"usr/local/share/man/man8/{page.name}": f"share/man/man8/{page.name}" for page in pages}
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a path is a link of ours."""
+    """Return whether a path is a link into /opt/kube-proxy."""
     return path.is_symlink() and str(path.readlink()).startswith(PREFIX + "/")
 
 
 def link(path: Path, target: str) -> None:
-    """Make a link, or change the one that is there, at once."""
+    """Create or replace a link atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -164,14 +166,15 @@ def install(archive: zipfile.ZipFile, root: Path) -> str:
     unit = root / UNIT
     unit.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(release / "share/kube-proxy.service", unit)
-    for old in prefix.iterdir():  # but for the one before: who runs it still loads parts of it
+    for old in prefix.iterdir():  # a running proxy still loads modules of the previous release
         if old.name not in {"current", name, before}:
             shutil.rmtree(old)
     return name
 
 
 def uninstall(root: Path) -> None:
-    """Remove all that install made below `root`. Raises RefusedError where nothing is installed, or it runs."""
+    """Remove everything that `install` created below `root`. Raises RefusedError if nothing is installed, or the proxy
+    runs."""
     prefix = root / PREFIX[1:]
     if not prefix.is_dir():
         raise RefusedError(f"nothing is installed in {prefix}")
@@ -179,9 +182,9 @@ def uninstall(root: Path) -> None:
         state = subprocess.run(["systemctl", "is-active", "kube-proxy"], check=False, capture_output=True, text=True)
         if state.stdout.strip() in {"active", "activating", "reloading"}:
             raise RefusedError(
-                "it runs: systemctl disable --now kube-proxy; then, if Services shall end, kube-proxy --cleanup"
+                "the proxy runs: systemctl disable --now kube-proxy; then kube-proxy --cleanup, to remove its rules too"
             )
-    # Of older releases too, that had others.
+    # Also the links of older releases, which may differ.
     places = {root / place for place in LINKS} | set((root / "usr/local/share/man/man8").glob("kube-proxy*.8"))
     for path in places:
         if is_ours(path):
@@ -191,7 +194,7 @@ def uninstall(root: Path) -> None:
 
 
 def advice(root: Path) -> list[str]:
-    """Return what is still to do, or in the way, on this node."""
+    """Return the remaining steps, and the obstacles, on this node."""
     found = []
     python = Path(sys.executable).resolve()
     if python.is_relative_to("/root") or python.is_relative_to("/home"):
@@ -213,10 +216,10 @@ def main() -> int:
     root = given.root.resolve()
     try:
         if str(root) == "/" and os.geteuid() != 0:
-            raise RefusedError("root is needed to install for all: run it with sudo")
+            raise RefusedError("only root can install for all users: run the command with sudo")
         if given.action == "uninstall":
             uninstall(root)
-            print(f"Removed {PREFIX}, its links and its unit. Rules in the kernel are as they were.")
+            print(f"Removed {PREFIX}, its links and its unit. The rules remain in the kernel.")
             return 0
         with zipfile.ZipFile(Path(__file__).parent) as archive:
             name = install(archive, root)

@@ -1,10 +1,10 @@
-"""Writes what an installation has beside the program: manual pages, and the scripts that complete command lines.
+"""Writes the manual pages, and the scripts that complete command lines.
 
-`python manual.py FOLDER` makes FOLDER/man/man8 and FOLDER/completion, with the kubeproxy of this Python. The pages
-are made of the parsers that --help is printed from; they are in the language of man(7).
+`python manual.py FOLDER` creates FOLDER/man/man8 and FOLDER/completion for the package kubeproxy of this Python. The
+pages are written in the language of man(7), from the same parsers as --help.
 
-Not argparse-manpage (4.8): its pages have no line for whatis(1), run the lines of examples together, and carry the
-date; the sections on files, signals and exit codes stay ours, so that it replaces 40 of these lines.
+argparse-manpage (4.8) is not used: its pages have no line for whatis(1), join the lines of examples, and contain the
+date. It would replace only 40 of these lines, because the sections on files, signals and exit codes would remain.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATHS = {
 }
 ANSWERS = {"0": "Yes.", "1": "No.", "2": "The answer is unknown."}
 FILES = {"bash": "kube-proxy.bash", "zsh": "_kube-proxy", "fish": "kube-proxy.fish"}
-"""The file of each shell's script."""
+"""The name of the completion script for each shell."""
 
 
 def page(name: str) -> str:
@@ -102,14 +102,14 @@ def _sentence(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text in which roff finds nothing that means more to it than letters."""
+    """Return a text with its special characters escaped for roff."""
     marks = {"\\": "\\e", "-": "\\-", "`": "\\(ga", "'": "\\(aq", "…": "..."}
     escaped = text.translate(str.maketrans(marks)).rstrip("\n")
     return "\n".join(f"\\&{line}" if line.startswith(".") else line for line in escaped.splitlines())
 
 
 def write(folder: Path) -> None:
-    """Write all of it below a folder. Raises OSError."""
+    """Write the pages and scripts below a folder. Raises OSError."""
     for name in ("man/man8", "completion"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name in (PROXY, *COMMANDS):

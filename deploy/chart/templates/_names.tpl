@@ -1,16 +1,16 @@
-{{/* The name of everything in a namespace, and the label k8s-app: the release's, with "kube-proxy" in it, as the alerts expect of the job. */}}
+{{/* The name of all objects in a namespace, and the label k8s-app: the release's name; it contains "kube-proxy", because the alerts select the job by this word. */}}
 {{- define "kubeproxy.name" -}}
 {{- $release := .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- contains "kube-proxy" $release | ternary $release (printf "%s-kube-proxy-py" $release) -}}
 {{- end -}}
 
-{{/* The name of what is in no namespace: releases of two namespaces may have one name. No release has a colon in its name. */}}
+{{/* The name of objects without a namespace. Releases in two namespaces may have the same name, so outside kube-system it ends with a colon and the namespace. No release name contains a colon. */}}
 {{- define "kubeproxy.clusterName" -}}
 {{- include "kubeproxy.name" . -}}
 {{- if ne .Release.Namespace "kube-system" }}:{{ .Release.Namespace }}{{ end -}}
 {{- end -}}
 
-{{/* The ConfigMap that is mounted. Ours has a hash of its content in its name, as that of kustomize. */}}
+{{/* The name of the mounted ConfigMap. The name of our ConfigMap contains a hash of its content, as with kustomize. */}}
 {{- define "kubeproxy.configMap" -}}
 {{- if .Values.existingConfigMap -}}
 {{- .Values.existingConfigMap -}}
