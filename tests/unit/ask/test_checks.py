@@ -72,7 +72,7 @@ def test_a_wrong_server_gets_its_fix(trouble, fix, useless):
     assert contact.hopeless(found) is useless
 
 
-@pytest.mark.parametrize(("ends", "fix"), [(0.0, "why it does not renew the token"), (9e9, "the API server does not")])
+@pytest.mark.parametrize(("ends", "fix"), [(0.0, "see in the kubelet's log why"), (9e9, "the API server does not")])
 def test_refused_credentials_that_have_expired_are_renewed(ends, fix):
     refused = watched(connected=False, stale=90, trouble=NOT_ACCEPTED)
     found = replace(reach(refused), certificates={"token": Validity(0.0, ends)})

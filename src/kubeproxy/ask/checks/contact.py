@@ -44,7 +44,7 @@ _RENEWALS: Final = {
     "client": "renew it and have the kubeconfig name the new one; the proxy takes a replaced file up by itself",
     "authority": "rotate the cluster's authority, and put the new one into the kubeconfig beside the old one",
     "server": "renew the API server's certificate (kubeadm certs renew apiserver)",
-    "token": "see in the log of the kubelet why it does not renew the token of this pod, or restart the pod",
+    "token": "see in the kubelet's log why it does not renew the token of this pod, or restart the pod",
 }
 
 
