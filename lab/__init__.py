@@ -1,1 +1,1 @@
-"""A cluster of one node and its neighbours in network namespaces, for the demo, the tests and the benchmarks."""
+"""A cluster in network namespaces, with one node and its neighbours, for the demo, the tests and the benchmarks."""

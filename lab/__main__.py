@@ -1,4 +1,4 @@
-"""python -m lab up | down | status | demo: a cluster to try things on, with kubectl."""
+"""python -m lab up | down | status | demo: a cluster for experiments with kubectl."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOP_WITHIN = 15.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     args = _parser().parse_args(argv)
     try:
         if args.command == "up":
@@ -86,7 +86,7 @@ async def _up(args: argparse.Namespace) -> int:
 
 
 def how_to_use(cluster_id: str, page: str) -> str:
-    """What to type next, and where the proxy's page is, if there is one."""
+    """Return the next commands to type, and the URL of the proxy's page, if it has one."""
     kubeconfig = run_folder(cluster_id) / "kubeconfig"
     inside = f"ip netns exec {PREFIX}{cluster_id}"
     seen = f"  see it:      {page} in a browser\n" if page else ""

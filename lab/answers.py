@@ -1,4 +1,4 @@
-"""The whoami process from the cluster's side: started once, told over its stdin which pods answer."""
+"""Controls the whoami process of a cluster, which answers for pods; commands on its stdin select the pods."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SCRIPT = Path(__file__).with_name("whoami.py")
 
 
 class AnswerError(KubeProxyError):
-    """The whoami process cannot do what it was asked."""
+    """The whoami process cannot carry out a command."""
 
 
 class Answers:
-    """One whoami process. start() first, close() at the end."""
+    """One whoami process. Call start() first, and close() at the end."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -31,9 +31,9 @@ class Answers:
         self._last_id = 0
 
     async def start(self) -> None:
-        """Start the process; about 20 ms."""
+        """Start the process, which takes about 20 ms."""
         pipe = asyncio.subprocess.PIPE
-        # A session of its own: Ctrl-C is for the cluster, which ends this in order.
+        # The process has its own session, so Ctrl-C reaches only the cluster, which then ends the process in order.
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(SCRIPT), stdin=pipe, stdout=pipe, start_new_session=True
         )
@@ -49,7 +49,7 @@ class Answers:
         await self._ask({"do": "open", "uid": uid, "netns": namespace, "pod": pod, "node": node, "ports": ports})
 
     async def close_pod(self, uid: str) -> None:
-        """Answer no more for a pod, and end its connections."""
+        """Stop answering for a pod, and end its connections."""
         await self._ask({"do": "close", "uid": uid})
 
     async def _ask(self, command: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Answers:
         self._waiting.clear()
 
     async def close(self) -> None:
-        """End the process: it goes when its stdin does."""
+        """End the process by closing its stdin."""
         process, self._process = self._process, None
         if process is None:
             return

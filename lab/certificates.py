@@ -1,4 +1,4 @@
-"""A certificate authority of the cluster's own, made with the openssl command: for TLS and client certificates."""
+"""The certificate authority of the cluster, made with the openssl command, for TLS and client certificates."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Certificates:
 
 
 def make_certificates(folder: Path, user: str = "system:kube-proxy", days: int = 2) -> Certificates:
-    """Make an authority, a server certificate and one for `user`, valid for so many days; about 50 ms.
+    """Make an authority, a server certificate and a certificate for `user`, valid for `days`; this takes about 50 ms.
 
-    Raises Unsupported where the openssl command is missing.
+    Raises Unsupported if the openssl command is missing.
     """
     if shutil.which("openssl") is None:
         raise Unsupported("openssl is not installed, which the lab's TLS needs: apt-get install openssl")
@@ -54,7 +54,8 @@ def make_certificates(folder: Path, user: str = "system:kube-proxy", days: int =
 
 
 def make_client(folder: Path, certificate: Path, key: Path, user: str, days: int) -> None:
-    """Make a client's pair by the authority of a folder that make_certificates() filled. Raises Unsupported."""
+    """Make a client's certificate and key, signed by the authority in a folder of make_certificates(). Raises
+    Unsupported."""
     authority = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
     uses = ["-addext", "extendedKeyUsage=clientAuth", "-addext", "basicConstraints=critical,CA:FALSE"]
     _request(key, certificate, f"/CN={user}", [*_new_key(days), *authority, *uses])

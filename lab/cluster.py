@@ -1,4 +1,4 @@
-"""The lab: topology, API server, controllers and kubelets brought up together, and taken down whole.
+"""The lab: starts and stops topology, API server, controllers and kubelets together.
 
 async with LabCluster() as cluster:
     cluster.create(whoami_rc("web", 3))
@@ -51,25 +51,26 @@ Json = dict[str, Any]
 
 
 class NotInTimeError(KubeProxyError):
-    """Something that was waited for did not happen."""
+    """An expected state was not reached in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """How a cluster is made. The id names its namespaces; a random one lets clusters run side by side."""
+    """How a cluster is made. The id is part of the names of its namespaces; with random ids several clusters run at the
+    same time."""
 
     cluster_id: str = field(default_factory=lambda: secrets.token_hex(3))
     server: ServerConfig = field(default_factory=ServerConfig)
     tls: bool = False
     certificate_days: int = 2
     drain: float = 0.2
-    """Seconds that a deleted pod goes on answering, within its grace period."""
+    """Seconds for which a deleted pod continues to answer, within its grace period."""
     host_port: int = 0
-    """The port of the API server on this machine's loopback; 0 takes a free one."""
+    """The port of the API server on this machine's loopback; 0 selects a free port."""
 
 
 class LabCluster:
-    """An async context manager; everything is gone when it ends, however it ends."""
+    """An async context manager; it always removes everything at its end."""
 
     def __init__(self, config: ClusterConfig | None = None) -> None:
         self.config = config or ClusterConfig()
@@ -144,13 +145,13 @@ class LabCluster:
             ),
         ]
         await self.server.start(*(Listener(place, tls) for place in places))
-        # A port that was chosen for us stays the same when the server listens again.
+        # If the kernel chose the port, the server uses the same port when it listens again.
         port = self.server.addresses[0][1]
         places[0] = functools.partial(_listen, "127.0.0.1", port)
         self.server.set_listeners(*(Listener(place, tls) for place in places))
 
     async def _down(self) -> None:
-        """Take everything down; one part that fails does not keep the others up."""
+        """Stop everything; a failure of one part does not prevent the stop of the others."""
         failures: list[BaseException] = []
         steps: list[Callable[[], Any]] = [
             *(f.close for f in self._forwards),
@@ -175,7 +176,7 @@ class LabCluster:
     # the API, without HTTP
 
     def create(self, obj: Json, namespace: str = "") -> Json:
-        """Create an object; returns it as stored. Raises ApiError."""
+        """Create an object; return the stored object. Raises ApiError."""
         return self._complete(obj, self.rest.create(self._resource(obj), obj, namespace).decode())
 
     def update(self, obj: Json) -> Json:
@@ -199,12 +200,12 @@ class LabCluster:
         self.rest.set_scale(by_plural("replicationcontrollers"), {"spec": {"replicas": replicas}}, (namespace, name))
 
     def get(self, plural: str, name: str, namespace: str = "default") -> Json:
-        """An object as it is now. Raises ApiError."""
+        """Return the present object. Raises ApiError."""
         resource = by_plural(plural)
         return self.rest.get(resource, (namespace if resource.namespaced else "", name)).decode()
 
     def select(self, plural: str, selector: str = "", namespace: str | None = None) -> list[Json]:
-        """Objects that a label selector selects. Raises ApiError for a selector that is none."""
+        """Return the objects that match a label selector. Raises ApiError for an invalid selector."""
         chosen = parse_labels(selector)
         records = self.store.records(by_plural(plural).storage, namespace)
         return [r.decode() for r in records if chosen.matches(r.labels)]
@@ -226,7 +227,7 @@ class LabCluster:
         return {"kind": asked["kind"], "apiVersion": asked.get("apiVersion", "v1")} | stored
 
     async def until(self, holds: Callable[[], bool], what: str, timeout: float = 5.0) -> None:
-        """Wait until something holds, looking often. Raises NotInTimeError, naming `what`."""
+        """Wait until a condition is true; check it often. Raises NotInTimeError, naming `what`."""
         deadline = time.monotonic() + timeout
         while not holds():
             if time.monotonic() > deadline:
@@ -236,7 +237,7 @@ class LabCluster:
     async def pods_ready(
         self, selector: str, count: int, namespace: str = "default", timeout: float = 5.0
     ) -> list[Json]:
-        """Wait until exactly `count` selected pods exist, all ready and none ending; returns them."""
+        """Wait until exactly `count` selected pods exist, all ready and none terminating; return them."""
         found: list[Json] = []
 
         def holds() -> bool:
@@ -252,7 +253,7 @@ class LabCluster:
     def namespace_of(self, place: str) -> str:
         """The network namespace of a place: node, outside, pod (a client on node-a), neighbour, or a pod NS/NAME.
 
-        Raises ConfigError for any other.
+        Raises ConfigError for any other place.
         """
         fixed = {
             "node": self.topology.node(NODE_A),
@@ -272,7 +273,8 @@ class LabCluster:
     async def probe(
         self, place: str, proto: str, address: str, port: int, timeout: float = 0.5, source: str | None = None
     ) -> Answer | NoAnswer:
-        """Ask a whoami by tcp or udp from a place; its answer, or "refused", "timeout", "unreachable"."""
+        """Query a whoami server by tcp or udp from a place; return its answer, or "refused", "timeout",
+        "unreachable"."""
         question = functools.partial(ask, proto, address, port, timeout, source)
         return await run_in_async(self.namespace_of(place), question)
 
@@ -291,7 +293,7 @@ class LabCluster:
         return await run_in_async(self.namespace_of(place), questions)
 
     async def exec(self, place: str, argv: Sequence[str], timeout: float = 30.0) -> tuple[int, str, str]:
-        """Run a program in a place; (exit status, stdout, stderr). Raises TimeoutError after killing it."""
+        """Run a program in a place; return (exit status, stdout, stderr). Raises TimeoutError after killing it."""
         pipe = asyncio.subprocess.PIPE
         command = ["ip", "netns", "exec", self.namespace_of(place), *argv]
         process = await asyncio.create_subprocess_exec(
@@ -330,13 +332,13 @@ class LabCluster:
         return proxy
 
     async def launch_proxy(self, argv: Sequence[str], config_file: Path) -> proxyprocess.Proxy:
-        """Run a whole command line of a kube-proxy on node-a, which names its `config_file`; waits for nothing."""
+        """Start a kube-proxy on node-a with a complete command line, which contains its `config_file`; do not wait."""
         proxy = await proxyprocess.launch(self.topology.node(NODE_A), self.folder, argv, config_file)
         self._proxies.append(proxy)
         return proxy
 
     async def page(self) -> str:
-        """Lead a port of this machine's loopback to the page of node-a's proxy; returns its address."""
+        """Forward a port of this machine's loopback to the page of node-a's proxy; return its address."""
         port = proxyprocess.METRICS_PORT
         self._forwards.append(await Forward(self.topology.node(NODE_A), port, port).__aenter__())
         return f"http://127.0.0.1:{self._forwards[-1].port}/ui/"

@@ -1,4 +1,4 @@
-"""Parts of a process that imports everything once, and then forks a process for each start."""
+"""Functions for a process that imports all modules once, and then forks a child for each start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEATH_OF_PARENT, _NAME = 1, 15  # PR_SET_PDEATHSIG and PR_SET_NAME, linux/prctl
 
 
 def import_all(left_out: Iterable[str] = ()) -> None:
-    """Import all modules of the proxy but those with one of these texts in their name."""
+    """Import all modules of the proxy, except those whose name contains one of these texts."""
     import kubeproxy  # noqa: PLC0415 - a mutation may be applied before the first import
 
     for module in pkgutil.walk_packages(kubeproxy.__path__, "kubeproxy."):
@@ -47,7 +47,7 @@ def ended_children() -> Iterator[tuple[int, int]]:
 def begin_anew(
     output: int, errors: int | None, unused: Iterable[int], name: str = "", orphaned: int = signal.SIGKILL
 ) -> None:
-    """Make a forked process like one that was just started, with these descriptors as its outputs (None: the present
+    """Reset a forked process to the state of a new process, with these descriptors as its outputs (None: the present
     standard error). The `unused` ones are closed. It gets the signal `orphaned` when its parent dies.
     """
     libc = ctypes.CDLL(None)

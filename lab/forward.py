@@ -1,4 +1,4 @@
-"""A port of this machine's loopback that leads into a network namespace, as `kubectl port-forward` does into a pod.
+"""Forwards a port of this machine's loopback into a network namespace, as `kubectl port-forward` does into a pod.
 
 The namespace sees a client at its own loopback. Only this machine's own programs reach the port.
 """
@@ -54,8 +54,8 @@ class Forward:
         assert task is not None  # noqa: S101 - asyncio runs this in one
         self._connections.add(task)
         try:
-            # Nobody listens there while a proxy restarts: the connection is closed, as it would be without us. And
-            # asyncio's streams of Python 3.11 take a handler that was cancelled for one that failed.
+            # While a proxy restarts, nothing listens: the connection is closed, as without forwarding. And asyncio's
+            # streams of Python 3.11 take a handler that was cancelled for one that failed.
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await self._lead(reader, writer)
         finally:

@@ -1,4 +1,4 @@
-"""iproute2 by argument lists: many commands in one process, in one namespace."""
+"""Runs commands of iproute2, given as argument lists: many commands in one process and one namespace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LinkError(KubeProxyError):
 def ip_batch(lines: Iterable[str], namespace: str | None = None) -> None:
     """Run `ip` commands (without the word ip) in order, in a namespace; stops at the first that fails. ~3 ms.
 
-    Raises LinkError with what ip said.
+    Raises LinkError with the message of ip.
     """
     text = "\n".join(lines)
     if not text:
@@ -28,6 +28,6 @@ def ip_batch(lines: Iterable[str], namespace: str | None = None) -> None:
 
 
 def processes_in(namespace: str) -> list[int]:
-    """The ids of the processes inside a named namespace."""
+    """Return the ids of the processes in a named namespace."""
     done = subprocess.run(["ip", "netns", "pids", namespace], text=True, capture_output=True, check=False)
     return [int(pid) for pid in done.stdout.split()]

@@ -1,7 +1,7 @@
-"""Work inside named network namespaces of iproute2 (/run/netns) without a process for each piece of it.
+"""Calls functions inside named network namespaces of iproute2 (/run/netns) without a process for each call.
 
-A thread of its own enters the namespace, works and ends: no thread that anyone else uses is ever elsewhere. Sockets
-stay in the namespace in which they were made, so those can be handed out.
+A new thread enters the namespace, calls the function and ends, so no other thread leaves its namespace. A socket stays
+in the namespace in which it was created, so the function can return sockets.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _enter(name: str) -> None:
 
 
 def settle_in(name: str) -> None:
-    """Take this process, which has one thread, into the namespace for good; /sys has its devices then.
+    """Move this process, which must have one thread, into the namespace permanently; /sys then shows its devices.
 
-    That is what `ip netns exec` does. Raises NamespaceError.
+    `ip netns exec` does the same. Raises NamespaceError.
     """
     _enter(name)
     _check(_libc.unshare(CLONE_NEWNS), "making a mount namespace")
@@ -68,7 +68,7 @@ def _in_thread(enter: Callable[[], None], work: Callable[[], _T]) -> _T:
             enter()
             results.append(work())
         except BaseException as e:
-            # Whatever it is, the caller's thread raises it.
+            # The caller's thread raises the same exception.
             errors.append(e)
 
     thread = threading.Thread(target=run, name="netns")
@@ -88,7 +88,7 @@ def run_in(name: str, work: Callable[[], _T]) -> _T:
 
 
 def run_in_new(work: Callable[[], _T]) -> _T:
-    """Call `work` inside a namespace without a name that ends with it; for trying things out."""
+    """Call `work` inside a temporary namespace without a name, for probing the kernel."""
     return _in_thread(lambda: _check(_libc.unshare(CLONE_NEWNET), "making a network namespace"), work)
 
 
@@ -98,17 +98,18 @@ async def run_in_async(name: str, work: Callable[[], _T]) -> _T:
 
 
 def threads_in(name: str, most: int) -> ThreadPoolExecutor:
-    """Threads, so many at most, that stay in the namespace: for who works there often. The caller shuts them down."""
+    """Return an executor with at most this number of threads, which stay in the namespace, for frequent calls. The
+    caller shuts it down."""
     return ThreadPoolExecutor(most, name, _enter, (name,))
 
 
 def open_socket_in(name: str, factory: Callable[[], socket.socket]) -> socket.socket:
-    """A socket that belongs to the namespace, for use from anywhere."""
+    """Return a socket that belongs to the namespace; any thread can use it."""
     return run_in(name, factory)
 
 
 def names(prefix: str) -> list[str]:
-    """The named namespaces whose names start so."""
+    """Return the named namespaces whose names start with a prefix."""
     try:
         return sorted(p.name for p in NETNS.iterdir() if p.name.startswith(prefix))
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Answers for all pods of a cluster: over HTTP and UDP it says which pod was reached, and from where.
+"""Answers for all pods of a cluster over HTTP and UDP with the name of the pod and the address of the client.
 
 GET /echo?msg=TEXT, and the datagram "echo TEXT", are answered with TEXT instead.
 
-Runs as a process of its own with the standard library alone (no imports from this package). Reads commands from
-stdin, a JSON object a line, and answers each on stdout:
+Runs as a separate process with only the standard library (no imports from this package). Reads commands from stdin, a
+JSON object a line, and answers each on stdout:
 
     {"id": 1, "do": "open", "uid": "4f1", "netns": "kd-x-pod1", "pod": "web-abcde", "node": "node-a",
      "ports": [["TCP", 3000]]}
@@ -99,7 +99,7 @@ class Connection:
         self.said = said
 
     def on_readable(self) -> bool:
-        """Read and answer; whether the connection goes on."""
+        """Read and answer a request; return whether the connection stays open."""
         try:
             data = self.sock.recv(65536)
             if not data:
@@ -138,7 +138,7 @@ class Whoami:
             self._register(uid, sock, functools.partial(handler, uid, sock, who))
 
     def close(self, uid: str) -> None:
-        """Answer no more for a pod, and end its connections."""
+        """Stop answering for a pod, and end its connections."""
         for sock in list(self.sockets.pop(uid, ())):
             self.selector.unregister(sock)
             sock.close()
@@ -183,7 +183,7 @@ class Whoami:
             sock.sendmsg([answer], source, 0, peer)
 
     def command(self, line: bytes) -> bytes:
-        """Do what a line asks; the answer to it."""
+        """Carry out the command in a line; return the answer."""
         asked = json.loads(line)
         answer: dict[str, Any] = {"id": asked["id"]}
         try:
@@ -211,7 +211,7 @@ class Whoami:
                 *lines, waiting = (waiting + data).split(b"\n")
                 for line in lines:
                     os.write(answers, self.command(line))
-                # A command may have closed sockets that this round still lists: ask anew.
+                # A command may have closed sockets that this round still lists: poll again.
                 break
 
 

@@ -1,9 +1,9 @@
-"""Which cluster IPs and node ports are taken, and the next free ones.
+"""Allocates cluster IPs and node ports.
 
-The store is the truth: what its Services carry is taken, so a failed or bulk write needs no bookkeeping. Like the
-real allocators, addresses are handed out from the upper part of a range first, so that those chosen by hand (from
-the lower) rarely meet them (KEP-3070, KEP-3668); unlike them in order, so that a demo reads the same each time.
-"""
+The Services in the store determine the used addresses and ports, so a failed or bulk write needs no bookkeeping. Like
+the real allocators, it allocates addresses from the upper part of a range first, so that they rarely conflict with
+addresses from the lower part that users choose (KEP-3070, KEP-3668). Unlike the real allocators it allocates in order,
+so that each demo has the same addresses."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ NodePort = tuple[str, int]
 
 
 def canonical(address: str) -> str:
-    """The one spelling of an IP address; raises ValueError."""
+    """Return an IP address in its canonical form; raises ValueError."""
     return str(ipaddress.ip_address(address))
 
 
 def addresses_of(service: Json) -> list[str]:
-    """The cluster IPs of a Service that occupy the range."""
+    """Return the allocated cluster IPs of a Service."""
     spec = service.get("spec") or {}
     ips = spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else [])
     return [ip for ip in ips if ip and ip != "None"]
 
 
 def node_ports_of(service: Json) -> list[NodePort]:
-    """The node ports of a Service; the health check port counts as TCP."""
+    """Return the node ports of a Service; the health check port counts as TCP."""
     spec = service.get("spec") or {}
     ports = {(p.get("protocol") or "TCP", p["nodePort"]) for p in spec.get("ports") or () if p.get("nodePort")}
     if spec.get("healthCheckNodePort"):
@@ -69,7 +69,7 @@ class Range:
                 yield str(self.network[offset])
 
     def free(self, taken: Counter[str]) -> str | None:
-        """The next address that is not taken, or None when all are."""
+        """Return the next free address, None if there is none."""
         for _ in range(self.network.num_addresses):
             candidate = next(self._next)
             if candidate not in taken:
@@ -78,14 +78,14 @@ class Range:
 
 
 class Allocations:
-    """Follows the store's Services and answers what is free."""
+    """Follows the Services in the store, and allocates free cluster IPs and node ports."""
 
     def __init__(self, store: Store, cidrs: tuple[str, ...]) -> None:
         self.ranges = [Range(ipaddress.ip_network(c)) for c in cidrs]
         self._store = store
         self._addresses: Counter[str] = Counter()
         self._ports: Counter[NodePort] = Counter()
-        # KEP-3668: the lower part of the range is left to ports chosen by hand.
+        # KEP-3668: the lower part of the range is reserved for ports that users choose.
         size = LAST_NODE_PORT - FIRST_NODE_PORT + 1
         self._next_port = FIRST_NODE_PORT + min(max(16, size // 32), 128)
         for record in store.records("services"):
@@ -109,14 +109,14 @@ class Allocations:
         _add(self._ports, node_ports_of(service), by)
 
     def next_address(self, family: str) -> str | None:
-        """A free cluster IP of the family; None when the range is full or the cluster lacks the family."""
+        """Return a free cluster IP of the family; None if the range is full or the cluster lacks the family."""
         for candidates in self.ranges:
             if candidates.family == family and (free := candidates.free(self._addresses)):
                 return free
         return None
 
     def why_not_address(self, address: str) -> str:
-        """Why this address cannot be had, or an empty string when it is free."""
+        """Return the reason why this address cannot be allocated, '' if it is free."""
         ip = ipaddress.ip_address(address)
         if not any(ip in network for network in self._networks()):
             return f"failed to allocate IP {address}: the provided network does not match the current range"
@@ -125,12 +125,13 @@ class Allocations:
         return ""
 
     def _networks(self) -> list[Network]:
-        """Where addresses may be asked for: what is handed out unasked, and ServiceCIDRs of later (KEP-1880)."""
+        """Return the ranges of addresses that users may choose: the range for automatic allocation, and later
+        ServiceCIDRs (KEP-1880)."""
         later = [c for record in self._store.records("servicecidrs") for c in record.decode()["spec"]["cidrs"]]
         return [*(r.network for r in self.ranges), *map(ipaddress.ip_network, later)]
 
     def next_port(self, avoid: set[NodePort]) -> int | None:
-        """A node port that is free for every protocol; None when there is none."""
+        """Return a node port that is free for every protocol; None if there is none."""
         size = LAST_NODE_PORT - FIRST_NODE_PORT + 1
         for _ in range(size):
             port = self._next_port
@@ -140,7 +141,7 @@ class Allocations:
         return None
 
     def why_not_port(self, protocol: str, port: int) -> str:
-        """Why this node port cannot be had, or an empty string when it is free."""
+        """Return the reason why this node port cannot be allocated, '' if it is free."""
         if not FIRST_NODE_PORT <= port <= LAST_NODE_PORT:
             bounds = f"{FIRST_NODE_PORT}-{LAST_NODE_PORT}"
             return f"provided port is not in the valid range. The range of valid ports is {bounds}"

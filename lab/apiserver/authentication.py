@@ -1,4 +1,4 @@
-"""Who asks: bearer tokens and the users that they stand for. Tokens come and go while the server runs."""
+"""Authenticates requests: maps bearer tokens to users. Tokens can be added and revoked while the server runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 
 def service_account(namespace: str, name: str) -> str:
-    """The user that a service account is (serviceaccount.MakeUsername of kube-apiserver)."""
+    """Return the user name of a service account (serviceaccount.MakeUsername of kube-apiserver)."""
     return f"system:serviceaccount:{namespace}:{name}"
 
 
@@ -26,7 +26,7 @@ class Tokens:
         return bool(self._users)
 
     def issue(self, user: str) -> str:
-        """A new token of a user, good until it is ended."""
+        """Return a new token of a user, valid until it is ended."""
         token = secrets.token_urlsafe(32)
         self._users[token] = user
         return token
@@ -36,7 +36,7 @@ class Tokens:
         self._ends[token] = self._clock() + grace
 
     def user_of(self, authorization: str) -> str | None:
-        """The user of an Authorization header, None when it has no good token."""
+        """Return the user of an Authorization header, None without a valid token."""
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         user = self._users.get(token) if scheme.lower() == "bearer" else None

@@ -1,7 +1,7 @@
-"""Who may do what: RBAC as kube-apiserver reads it, and a record of what was granted and what was denied.
+"""Who may do what: RBAC with the rules of kube-apiserver, and a record of granted and denied requests.
 
-Only what is allowed by a role that a binding gives to the user is allowed. Pure. Source: rbac/v1 and
-pkg/registry/rbac/validation of Kubernetes; aggregation and nonResourceURLs are refused rather than passed over.
+A request is allowed only if a role allows it that a binding gives to the user. Pure. Source: rbac/v1 and
+pkg/registry/rbac/validation of Kubernetes; aggregation and nonResourceURLs are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _RULE_FIELDS = {"apiGroups", "resources", "verbs", "resourceNames"}
 
 
 class Request(NamedTuple):
-    """What a user wants to do. `resource` is "nodes" or "nodes/status", the namespace '' for all and for none."""
+    """A request to authorize. `resource` is "nodes" or "nodes/status"; the namespace is '' for all namespaces and for
+    none."""
 
     user: str
     verb: str
@@ -32,7 +33,7 @@ class Request(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """The smallest part of a rule: one verb on one resource of one group, as the rule has it."""
+    """The smallest part of a rule: one verb on one resource of one group, as written in the rule."""
 
     group: str
     resource: str
@@ -43,7 +44,7 @@ class Grant(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    """One role of one user; `namespace` is where it holds, '' everywhere."""
+    """One role of one user; it applies in `namespace`, '' for all namespaces."""
 
     namespace: str
     grants: tuple[tuple[Grant, frozenset[str]], ...]
@@ -53,7 +54,7 @@ class Rbac:
     """Roles and bindings at work. `used` are the grants that allowed something, `denied` the requests that none did."""
 
     def __init__(self, objects: Iterable[Json]) -> None:
-        """Take the objects of rbac.authorization.k8s.io; others are passed over. Raises ConfigError."""
+        """Add the objects of rbac.authorization.k8s.io; other objects are ignored. Raises ConfigError."""
         found = [o for o in objects if str(o.get("apiVersion", "")).startswith("rbac.authorization.k8s.io/")]
         roles = {(o["kind"], _place(o)): o for o in found if o["kind"] in {"Role", "ClusterRole"}}
         self._bound: dict[str, list[_Bound]] = {}
@@ -75,11 +76,11 @@ class Rbac:
             self._bound.setdefault(_user(subject), []).append(bound)
 
     def granted(self, user: str) -> set[Grant]:
-        """All that a user may do."""
+        """Return all grants of a user."""
         return {grant for bound in self._bound.get(user, ()) for grant, _ in bound.grants}
 
     def allows(self, request: Request) -> bool:
-        """Whether a request may be done; it is recorded."""
+        """Return whether a request is allowed; record the request."""
         allowed = False
         for bound in self._bound.get(request.user, ()):
             if bound.namespace in {"", request.namespace}:

@@ -1,4 +1,4 @@
-"""Bodies made to fit the schema: wrong types are refused, unknown fields dropped and reported. Pure.
+"""Adapts bodies of requests to the schema: wrong types are refused, unknown fields are dropped and reported. Pure.
 
 Source: Go's encoding/json errors as a real API server words them; KEP-2885 (server-side field validation).
 """
@@ -17,7 +17,7 @@ from lab.apiserver.status import ApiError, Json, bad_request
 
 
 class FieldValidation(enum.Enum):
-    """What happens about unknown fields."""
+    """The treatment of unknown fields."""
 
     IGNORE = "Ignore"
     WARN = "Warn"
@@ -25,7 +25,7 @@ class FieldValidation(enum.Enum):
 
 
 def json_type(value: object) -> str:
-    """The JSON type of a decoded value, in Go's words."""
+    """Return the JSON type of a decoded value, as Go names it."""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int | float):
@@ -76,7 +76,7 @@ class _Walk:
 
 
 def decode_body(raw: bytes, kind: str) -> Json:
-    """The JSON object of a request's body; raises ApiError 400 in the server's words."""
+    """Return the JSON object in a request's body; raises ApiError 400 with the message of the real server."""
     try:
         value = msgspec.json.decode(raw)
     except msgspec.DecodeError as e:
@@ -91,7 +91,7 @@ def decode_body(raw: bytes, kind: str) -> Json:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: what looks like a time is text."""
+    """Loads YAML like Kubernetes: a value that looks like a time is text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - of the class that it is made from
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
@@ -100,7 +100,7 @@ class _Yaml(yaml.SafeLoader):
 
 
 def decode_yaml(raw: bytes, kind: str) -> Json:
-    """The object of a body in YAML (or JSON, which is YAML); raises ApiError 400."""
+    """Return the object in a body of YAML (or JSON, which is YAML); raises ApiError 400."""
     try:
         value = yaml.load(raw, _Yaml)  # noqa: S506 - a safe loader, below
     except (yaml.YAMLError, UnicodeDecodeError) as e:
@@ -116,7 +116,7 @@ def decode_yaml(raw: bytes, kind: str) -> Json:
 def conform(obj: Json, api_version: str, kind: str, mode: FieldValidation) -> list[str]:
     """Drop unknown fields of `obj` in place and return warnings about them.
 
-    Raises ApiError 400 for another kind than expected, a wrong type anywhere, or (strict) an unknown field.
+    Raises ApiError 400 for an unexpected kind, a wrong type, or (strict) an unknown field.
     """
     for name, expected in (("kind", kind), ("apiVersion", api_version)):
         given = obj.get(name)

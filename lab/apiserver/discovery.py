@@ -1,4 +1,5 @@
-"""What the server says about itself: version, groups, resources (plain and aggregated, which kubectl reads). Pure."""
+"""The server's version and discovery: groups and resources, plain and aggregated; kubectl reads the aggregated form.
+Pure."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def _aggregated_resource(r: Resource) -> Json:
 
 
 def aggregated(groups: tuple[str, ...]) -> Json:
-    """The aggregated discovery (KEP-3352) of the groups; the core group's name is empty."""
+    """Return the aggregated discovery (KEP-3352) of the groups; the core group's name is empty."""
     items = [
         {
             "metadata": {"name": name} if name else {},

@@ -1,4 +1,4 @@
-"""Faults on request: what goes wrong with the API server in the tests that want it to."""
+"""Faults of the API server that tests can cause."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ GARBAGE = b'{"type":"MODIFIED","object":{"kind":\x00\xff]]\n'
 
 @dataclass(slots=True)
 class Faults:
-    """Set the fields at any time; counters count down as they strike. Only `resources` are hit, all when empty."""
+    """The fields can be set at any time. Each fault decreases its counter. Only `resources` are affected; if empty, all
+    resources."""
 
     delay: float = 0.0
     """Seconds before each answer."""
     fail: int = 0
-    """So many requests are answered with `fail_code`."""
+    """Number of requests that are answered with `fail_code`."""
     fail_code: int = 500
     reset: int = 0
-    """So many requests end with a closed connection and no answer."""
+    """Number of requests whose connection is closed without an answer."""
     cut_watch: int = 0
-    """So many watch lines end in their middle, and the connection with them."""
+    """Number of watch lines in the middle of which the connection is closed."""
     garbage_watch: int = 0
-    """So many watch lines are replaced by what is no JSON."""
+    """Number of watch lines that are replaced by invalid JSON."""
     gone: int = 0
-    """So many watch lines (or starting watches) become an ERROR event with code 410."""
+    """Number of watch lines (or starting watches) that are replaced by an ERROR event with code 410."""
     stall_watch: bool = False
-    """Watches stay open and say nothing; what they would have said comes when this ends."""
+    """Watches stay open, but send nothing; the delayed events are sent when this ends."""
     fail_watch_list: bool = False
-    """Streaming lists are refused as a real server without the feature does: code 500 inside a 200 stream."""
+    """Streaming lists are refused as by a real server without the feature: code 500 inside a stream with status 200."""
     resources: list[str] = field(default_factory=list)
 
     def update(self, values: dict[str, Any]) -> None:
-        """Set several by name; raises KeyError for a name that is none, TypeError for a wrong type."""
+        """Set several fields by name; raises KeyError for an unknown name, TypeError for a wrong type."""
         kinds = {f.name: type(getattr(self, f.name)) for f in dataclasses.fields(self)}
         for name, value in values.items():
             kind = kinds[name]
@@ -43,17 +44,17 @@ class Faults:
             setattr(self, name, value)
 
     def hits(self, plural: str) -> bool:
-        """Whether faults strike requests for this resource."""
+        """Return whether faults affect requests for this resource."""
         return not self.resources or plural in self.resources
 
     def take(self, name: str) -> bool:
-        """Count one of `name` down; whether there was one left."""
+        """Decrease the counter `name`; return whether it was above 0."""
         left = getattr(self, name)
         if left > 0:
             setattr(self, name, left - 1)
         return bool(left > 0)
 
     async def wait(self) -> None:
-        """The delay before an answer."""
+        """Wait for the delay before an answer."""
         if self.delay:
             await asyncio.sleep(self.delay)

@@ -1,10 +1,9 @@
-"""Which fields an object has, as sets of paths that managers of fields own (KEP-555). Pure.
+"""The fields of an object as sets of paths, which field managers own (KEP-555). Pure.
 
-A path is a tuple of elements as metadata.managedFields writes them: f:NAME for a field or the key of a map, k:{KEYS}
-for an item of a list that is told apart by keys, v:VALUE for a member of a set. What is applied as a whole (atomic
-lists and maps, what an open struct does not name) is one path, whatever is in it. Checked against recordings of a
-kube-apiserver.
-"""
+A path is a tuple of elements in the form of metadata.managedFields: f:NAME for a field or the key of a map, k:{KEYS}
+for an item of a list with keys, v:VALUE for a member of a set. A value that is applied as a whole (an atomic list or
+map, an unnamed field of an open struct) has one path, whatever its content. Checked against recordings of a
+kube-apiserver."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from lab.apiserver.status import Json
 Path = tuple[str, ...]
 Fields = dict[Path, object]
 
-# What says which object it is, and what the server keeps, is nobody's field.
+# Fields that identify the object, or that the server maintains: no manager owns them.
 _NOBODYS = {
     "name",
     "namespace",
@@ -32,11 +31,11 @@ _NOBODYS = {
 }
 _TOP = {"apiVersion", "kind"}
 _PRESENT = object()
-"""The value of a path that is a container: it is there, and what is in it has paths of its own."""
+"""The value of the path of a container: the container exists, and its content has its own paths."""
 
 
 class Sets(NamedTuple):
-    """The paths of an object: `leaves` with their values, `items` of lists, `containers` (all the others)."""
+    """The paths of an object: `leaves` with their values, `items` of lists, and `containers`, the other paths."""
 
     leaves: Fields
     items: set[Path]
@@ -44,17 +43,17 @@ class Sets(NamedTuple):
 
     @property
     def applied(self) -> set[Path]:
-        """What whoever applies this object owns."""
+        """Return the paths that the manager owns who applies this object."""
         return {*self.leaves, *self.items}
 
     @property
     def everything(self) -> Fields:
-        """All paths, with the values of leaves."""
+        """Return all paths, with the values of leaves."""
         return {**dict.fromkeys((*self.items, *self.containers), _PRESENT), **self.leaves}
 
 
 def paths_of(obj: Json, kind: Struct) -> Sets:
-    """The paths of an object; those of its metadata that are nobody's are left out."""
+    """Return the paths of an object, without the metadata that no manager owns."""
     sets = Sets({}, set(), set())
     for name, value in obj.items():
         if name not in _TOP:
@@ -86,7 +85,7 @@ def _walk(path: Path, value: Any, type_: Type | None, sets: Sets) -> None:
 
 
 def element(item: Any, type_: ListOf) -> str:
-    """The element of a path that names an item of a list."""
+    """Return the path element of an item of a list."""
     if type_.is_set:
         return "v:" + _json(item)
     defaults = {"protocol": "TCP"}
@@ -116,7 +115,7 @@ def encoded(paths: Iterable[Path]) -> Json:
 
 
 def _pruned(tree: Json) -> Json:
-    """Without the dot of what has nothing below: an empty map says the same."""
+    """Return the tree with each {".": {}} replaced by an empty map, which has the same meaning."""
     return {
         name: {} if node.keys() == {"."} else _pruned(node) if name != "." else {}
         for name, node in sorted(tree.items())
@@ -135,7 +134,7 @@ def decoded(fields: Json, path: Path = ()) -> Iterator[Path]:
 
 
 def shown(path: Path) -> str:
-    """A path as messages have it: .spec.ports[port=80,protocol="TCP"].targetPort."""
+    """Return a path in the form of messages: .spec.ports[port=80,protocol="TCP"].targetPort."""
     text = ""
     for part in path:
         kind, _, rest = part.partition(":")

@@ -1,8 +1,8 @@
-"""What a field of an API object may be: scalars, lists, maps and structs, and how each of them merges.
+"""The types of the fields of API objects: scalars, lists, maps and structs, with their rules for merging.
 
-The tables of schema.py are made of these; here is no kind. How values merge is said twice, as in Kubernetes' own types:
-`merge_key` for strategic merge patches, keys, sets and atomic values for server-side apply (KEP-555).
-"""
+The tables in schema.py use these types; this module contains no kind. Each type has two rules for merging, as in the
+types of Kubernetes: `merge_key` for strategic merge patches, keys, sets and atomic values for server-side apply
+(KEP-555)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A JSON scalar: `go` is the Go type that error messages name, `json` the JSON types that it takes."""
+    """A JSON scalar: `go` is the Go type in error messages, `json` the accepted JSON types."""
 
     go: str
     json: tuple[str, ...]
@@ -19,10 +19,10 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list. `keys` name the fields that tell its items apart; without them it is one value, unless `is_set`.
+    """A list. `keys` are the fields that identify an item; without keys the list is one value, unless `is_set`.
 
-    `merge_key` is the one by which a strategic merge patch finds items, where it merges them at all. `is_required`:
-    Go writes an empty list as null, so that the field is always there.
+    `merge_key` is the field by which a strategic merge patch finds items, if it merges them. `is_required`: Go writes
+    an empty list as null, so that the field always exists.
     """
 
     item: Type
@@ -39,7 +39,7 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class MapOf:
-    """A map from strings; `is_atomic`: replaced as a whole by whoever applies it."""
+    """A map from strings; `is_atomic`: an apply replaces the whole value."""
 
     item: Type
     is_atomic: bool = False
@@ -52,9 +52,9 @@ class MapOf:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """An object with named fields; `is_open` keeps fields that are not named.
+    """An object with named fields; `is_open`: unnamed fields are kept.
 
-    `is_pointer`: in Go it may be missing, where other structs are empty at least. `is_atomic` as for maps.
+    `is_pointer`: in Go the struct may be missing; other structs are then empty. `is_atomic` as for maps.
     """
 
     go: str
@@ -85,5 +85,6 @@ def named(go: str) -> Scalar:
 
 
 def list_map(item: Struct, *keys: str, merge_key: str = "", is_required: bool = False) -> ListOf:
-    """A list whose items are told apart by keys; the first of them is also that of strategic merge patches."""
+    """Return a list whose items are identified by keys; the first key is also the merge key of strategic merge
+    patches."""
     return ListOf(item, merge_key or keys[0], keys, is_required=is_required)

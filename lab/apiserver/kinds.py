@@ -1,7 +1,7 @@
-"""Defaults and rules of every kind but Service: what a create or an update makes of the body, in place.
+"""Defaults and validation of every kind except Service, applied to the body of a create or update in place.
 
-Source: the strategies and validation of core/v1, discovery.k8s.io/v1 and networking.k8s.io/v1, as far as the
-lab's users meet them, and the recordings.
+Source: the recordings, and those strategies and validations of core/v1, discovery.k8s.io/v1 and networking.k8s.io/v1
+that users of the lab need.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lab.apiserver.service_rules import BAD_IP, PORT_RANGE, PROTOCOLS
 from lab.apiserver.status import FieldErrors, Json
 
 Check = Callable[[Json, Json | None, FieldErrors], None]
-"""Takes the new object, the stored one (None on create) and where to put what is wrong."""
+"""A function of the new object, the stored object (None on create), and the list to which it appends errors."""
 
 NODE_INFO = (
     "machineID",
@@ -55,7 +55,7 @@ def _node(obj: Json, old: Json | None, errors: FieldErrors) -> None:
             why = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"
             errors.invalid(f"spec.podCIDRs[{i}]", cidr, why)
     if old is None:
-        # The TaintNodesByCondition admission plugin: a node is not ready until its kubelet says so.
+        # The TaintNodesByCondition admission plugin: a node is not ready until its kubelet reports it as ready.
         taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
         taints = spec.setdefault("taints", [])
         if taint not in taints:

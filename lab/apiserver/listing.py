@@ -1,4 +1,5 @@
-"""Lists: which objects at which version, in pages. No sockets. Source: KEP-365 (paging), KEP-2523 (version match)."""
+"""Answers list requests: selects the objects and the version, in pages. No sockets. Source: KEP-365 (paging), KEP-2523
+(version match)."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def _continued(store: Store, resource: Resource, namespace: str | None, token: s
 
 
 def list_page(store: Store, resource: Resource, namespace: str | None, options: ListOptions) -> Page:
-    """The objects that the options ask for. Raises ApiError 400, 410 or 504."""
+    """Return the objects that match the options. Raises ApiError 400, 410 or 504."""
     if options.token:
         revision, records = _continued(store, resource, namespace, options.token)
     else:
@@ -58,7 +59,7 @@ def list_page(store: Store, resource: Resource, namespace: str | None, options: 
     if options.selective:
         records = [r for r in records if options.selects(r)]
     metadata: Json = {"resourceVersion": str(revision)}
-    # A list at version 0 is served from the watch cache, which knows no pages.
+    # A list at version 0 is served from the watch cache, which has no pages.
     if options.limit and len(records) > options.limit and options.revision != 0:
         rest = len(records) - options.limit
         records = records[: options.limit]
@@ -69,7 +70,8 @@ def list_page(store: Store, resource: Resource, namespace: str | None, options: 
 
 
 def page_body(resource: Resource, page: Page, metadata: bytes) -> bytes:
-    """The JSON of a list; `metadata` is the encoded metadata. Costs a join: objects are kept encoded."""
+    """The JSON of a list; `metadata` is the encoded metadata. This only joins strings, because objects are stored
+    encoded."""
     if resource.group == "events.k8s.io":
         header = len(f'{{"kind":"{resource.kind}","apiVersion":"{resource.api_version}",')
         items = b",".join(b"{" + render(resource, r)[header:] for r in page.records)

@@ -1,9 +1,9 @@
-"""Who owns which fields of an object (metadata.managedFields), and what follows from it for server-side apply. Pure.
+"""The owners of an object's fields (metadata.managedFields), and server-side apply. Pure.
 
-Whoever writes a value owns its path; an apply that would change another's path is a conflict, and what its manager no
-longer names goes, unless it is another's too. Source: KEP-555 and structured-merge-diff, as far as kubectl meets them;
-versions are not converted, as every kind here has one.
-"""
+The manager that writes a value owns its path. An apply that would change another manager's path is a conflict. A path
+that the manager no longer applies is removed, unless another manager also owns it. Source: KEP-555 and
+structured-merge-diff, as far as kubectl needs them; versions are not converted, because every kind here has one
+version."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lab.apiserver.status import Json, apply_conflict
 
 
 class Operation(enum.StrEnum):
-    """How a manager came to own fields."""
+    """The operation by which a manager owns fields."""
 
     APPLY = "Apply"
     UPDATE = "Update"
 
 
 class Manager(NamedTuple):
-    """Who owns fields; the same name has fields of its own for each operation, version and subresource."""
+    """A field manager; a name has separate fields for each operation, version and subresource."""
 
     name: str
     operation: Operation
@@ -43,7 +43,7 @@ class _Owned(NamedTuple):
 
 
 class Owners:
-    """The managers of one object. `entries` are metadata.managedFields; `now` is the time of changes of them."""
+    """The managers of one object. `entries` are metadata.managedFields; `now` is the time of their changes."""
 
     def __init__(self, entries: Iterable[Json], now: str) -> None:
         self._now = now
@@ -63,23 +63,23 @@ class Owners:
         return self._owned[manager].paths if manager in self._owned else frozenset()
 
     def of_others(self, manager: Manager) -> Iterator[tuple[Manager, frozenset[Path]]]:
-        """What the other managers own."""
+        """Return the paths that the other managers own."""
         return ((other, owned.paths) for other, owned in self._owned.items() if other != manager)
 
     def write(self, manager: Manager, written: set[Path], gone: set[Path]) -> None:
-        """A manager changed these paths and removed those: the former are its own now, the latter nobody's."""
+        """A manager changed and removed paths: it now owns the changed paths, and no manager owns the removed paths."""
         for other, paths in tuple(self.of_others(manager)):
             self._set(other, paths - written - gone)
         self._set(manager, (self.paths(manager) | written) - gone)
 
     def apply(self, manager: Manager, applied: set[Path], gone: set[Path]) -> None:
-        """A manager applied these paths, which are all that it owns then; those that went are nobody's."""
+        """A manager applied these paths, and now owns no others; no manager owns the removed paths."""
         for other, paths in tuple(self.of_others(manager)):
             self._set(other, paths - gone)
         self._set(manager, frozenset(applied))
 
     def take(self, conflicts: Mapping[Manager, frozenset[Path]]) -> None:
-        """Take paths from their managers, who did not give way."""
+        """Take paths from the managers that own them, for a forced apply."""
         for manager, paths in conflicts.items():
             self._set(manager, self.paths(manager) - paths)
 
@@ -90,7 +90,7 @@ class Owners:
             self._owned[manager] = _Owned(paths, self._now)
 
     def entries(self) -> list[Json]:
-        """metadata.managedFields: those who apply first, then by age."""
+        """Return metadata.managedFields: first the managers that apply, then by age."""
         ordered = sorted(self._owned.items(), key=lambda item: (item[0].operation, item[1].time, item[0]))
         return [_entry(manager, owned) for manager, owned in ordered]
 
@@ -108,9 +108,9 @@ def _entry(manager: Manager, owned: _Owned) -> Json:
 
 
 def apply_to(live: Json, config: Json, kind: Struct, owners: Owners, manager: Manager, *, force: bool) -> Json:
-    """A copy of the live object with a configuration applied; `owners` are those of the result then.
+    """Return a copy of the live object with a configuration applied; afterwards `owners` are the owners of the result.
 
-    Raises ApiError 409 that names the other managers whose values would change, unless `force` takes their fields over.
+    Raises ApiError 409 with the other managers whose values would change, unless `force` takes over their fields.
     """
     applied = paths_of(config, kind).applied
     result: Json = _merged(live, config, kind)
@@ -155,7 +155,7 @@ def _merged(live: Any, config: Any, type_: Type | None) -> Any:
 
 
 def _merged_list(live: list[Any], config: list[Any], type_: ListOf) -> list[Any]:
-    """The configuration's items in its order; each of the others stays before the one that it was before."""
+    """Return the configuration's items in its order; each other item stays before the item that it preceded."""
     there = {element(item, type_): item for item in live}
     wanted = [element(item, type_) for item in config]
     waiting = list(there)
@@ -170,7 +170,7 @@ def _merged_list(live: list[Any], config: list[Any], type_: ListOf) -> list[Any]
 
 
 def _remove(obj: Any, path: Path, type_: Type) -> None:
-    """Remove what a path names; nothing when it is not there."""
+    """Remove the value at a path, if it exists."""
     holder: Any = obj
     for part in path[:-1]:
         holder, found = _step(holder, part, type_)

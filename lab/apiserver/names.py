@@ -1,4 +1,4 @@
-"""Names as Kubernetes allows them. Pure. Source: apimachinery's util/validation (RFC 1035, 1123, 6335)."""
+"""Checks of names with the rules of Kubernetes. Pure. Source: apimachinery's util/validation (RFC 1035, 1123, 6335)."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def dns_label(name: str) -> bool:
 
 
 def dns_1035(name: str) -> bool:
-    """RFC 1035 label, as Service names."""
+    """Return whether a name is an RFC 1035 label, like names of Services."""
     return _LABEL_1035.fullmatch(name) is not None
 
 
 def dns_subdomain(name: str) -> bool:
-    """RFC 1123 subdomain, as most names."""
+    """Return whether a name is an RFC 1123 subdomain, like most names."""
     return len(name) <= 253 and _SUBDOMAIN.fullmatch(name) is not None
 
 
 def port_name_error(name: str) -> str:
-    """Why this is no port name (RFC 6335), or an empty string."""
+    """Return the reason why this is no port name (RFC 6335), '' for a valid name."""
     if not 1 <= len(name) <= 15:
         return "must be no more than 15 characters"
     if not _PORT_NAME.fullmatch(name):
@@ -55,5 +55,6 @@ def port_name_error(name: str) -> str:
 
 
 def generated(prefix: str) -> str:
-    """A name from metadata.generateName: the prefix, cut to fit, and five letters that spell no words."""
+    """Return a name from metadata.generateName: the shortened prefix, and five letters without vowels, which form no
+    words."""
     return prefix[:58] + "".join(random.choices(_SUFFIX_LETTERS, k=5))

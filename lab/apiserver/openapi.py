@@ -1,8 +1,8 @@
-"""OpenAPI of the kinds that are served, as versions 2 and 3, made from the tables of schema.py. Pure.
+"""OpenAPI versions 2 and 3 of the served kinds, made from the tables of schema.py. Pure.
 
-kubectl up to 1.28 needs version 2 for `apply` and `explain`, in protobuf (openapi_protobuf.py); later ones ask version
-3, and version 2 where that leaves something open. Both say how fields are patched and applied (x-kubernetes-*). What
-open structs do not name is not here either.
+kubectl up to 1.28 needs version 2 in protobuf for `apply` and `explain` (openapi_protobuf.py); later releases request
+version 3, and version 2 if version 3 is not sufficient. Both versions contain the rules for patching and applying
+fields (x-kubernetes-*). Unnamed fields of open structs are not included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lab.apiserver.resources import GROUPS, RESOURCES, Resource, of_group
 from lab.apiserver.schema import KINDS
 from lab.apiserver.status import Json
 
-# By these kubectl knows that the server validates fields, applies, and can be asked without effect.
+# From these parameters kubectl detects that the server supports field validation, apply and dry run.
 _WRITE = ("dryRun", "fieldManager", "fieldValidation")
 _PARAMETERS = {"get": (), "post": _WRITE, "put": _WRITE, "patch": (*_WRITE, "force"), "delete": ("dryRun",)}
 _META = {"ObjectMeta", "OwnerReference", "ManagedFieldsEntry"}
@@ -24,7 +24,7 @@ _TIMES = {"v1.Time", "v1.MicroTime"}
 
 
 def base(group: str) -> str:
-    """The path of a group's version without a leading slash: api/v1, apis/GROUP/v1."""
+    """Return the path of a group's version without a leading slash: api/v1, apis/GROUP/v1."""
     return f"apis/{group}/v1" if group else "api/v1"
 
 
@@ -95,7 +95,8 @@ def _gvk(resource: Resource) -> Json:
 
 
 def _define(definitions: Json, resource: Resource, at: str) -> str:
-    """Add the kind of a resource, and what it refers to, to definitions; return its name there."""
+    """Add the kind of a resource, and the structs that it refers to, to definitions; return the name of the kind's
+    definition."""
     package = f"io.k8s.api.{resource.group.partition('.')[0] or 'core'}.{resource.version}"
     struct = KINDS[resource.api_version, resource.kind]
     name = _Definitions(definitions, package, at).of(struct)
@@ -104,7 +105,7 @@ def _define(definitions: Json, resource: Resource, at: str) -> str:
 
 
 class _Definitions:
-    """Puts structs into definitions, each once. `at` is where references point to."""
+    """Adds structs to definitions, each once. `at` is the prefix of references."""
 
     def __init__(self, definitions: Json, package: str, at: str) -> None:
         self._definitions = definitions
@@ -112,7 +113,7 @@ class _Definitions:
         self._at = at
 
     def of(self, struct: Struct) -> str:
-        """The name of a struct's definition, which is added if it is new."""
+        """Return the name of a struct's definition; add the definition if it is new."""
         short = struct.go.rpartition(".")[2]
         package = "io.k8s.apimachinery.pkg.apis.meta.v1" if short in _META else self._package
         name = f"{package}.{short}"

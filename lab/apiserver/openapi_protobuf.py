@@ -1,7 +1,7 @@
-"""OpenAPI version 2 in protobuf, as kubectl asks for it: gnostic's openapi.v2.Document. Pure.
+"""OpenAPI version 2 in protobuf for kubectl: gnostic's openapi.v2.Document. Pure.
 
-The tables say of each message which field of the JSON form has which number (openapiv2/OpenAPIv2.proto of gnostic);
-fields that the lab's document does not have are not in them.
+For each message a table maps the fields of the JSON form to their numbers (openapiv2/OpenAPIv2.proto of gnostic),
+without fields that the lab's document lacks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 from lab.apiserver.status import Json
 
 CONTENT_TYPE = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
-"""As client-go asks since Kubernetes 1.25; before that it was spec.v2@v1.0."""
+"""The media type of client-go since Kubernetes 1.25; earlier releases use spec.v2@v1.0."""
 
 Encode = Callable[[Any], bytes]
 
 
 def document(openapi: Json) -> bytes:
-    """The protobuf form of a version 2 document."""
+    """Return the protobuf form of a version 2 document."""
     return _message(_DOCUMENT)(openapi)
 
 
@@ -34,7 +34,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, payload: bytes) -> bytes:
-    """A field of wire type 2: strings and messages, which is all that there is here."""
+    """Return a field of wire type 2 (strings and messages); no other wire type is needed."""
     return _varint(number << 3 | 2) + _varint(len(payload)) + payload
 
 
@@ -43,7 +43,7 @@ def _text(value: str) -> bytes:
 
 
 def _wrapped(number: int, encode: Encode) -> Encode:
-    """A message with one field, as the choices of a oneof are."""
+    """Return a message with one field, such as a choice of a oneof."""
     return lambda value: _field(number, encode(value))
 
 
@@ -61,14 +61,15 @@ class _Repeated:
 
 
 def _named(number: int, encode: Encode) -> Encode:
-    """A map as a list of entries, 1 the name and 2 the value, in field `number`."""
+    """Return a map as a list of entries in field `number`: 1 is the name, 2 the value."""
     return lambda value: b"".join(
         _field(number, _field(1, key.encode()) + _field(2, encode(item))) for key, item in value.items()
     )
 
 
 def _message(fields: dict[str, tuple[int, Encode]], extensions: int = 0) -> Encode:
-    """A message by its table; what begins with x- goes into the field of extensions, as YAML (JSON is)."""
+    """Return a message, encoded with its table; fields that begin with x- become extensions in YAML (of which JSON is a
+    part)."""
 
     def encode(value: Json) -> bytes:
         parts: list[bytes] = []

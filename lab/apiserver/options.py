@@ -1,4 +1,4 @@
-"""The query of a list or watch, read and checked. Pure. Source: metav1.ListOptions and the recordings."""
+"""Parses and validates the query of a list or watch. Pure. Source: metav1.ListOptions and the recordings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.apiserver.store import Record
 
 @dataclass(frozen=True, slots=True)
 class ListOptions:
-    """What a list or watch asks for. `revision` is None when none was given."""
+    """The options of a list or watch. `revision` is None if the query has none."""
 
     labels: Selector = EVERYTHING
     fields: Selector = EVERYTHING
@@ -32,11 +32,11 @@ class ListOptions:
 
     @property
     def selective(self) -> bool:
-        """Whether a selector is given."""
+        """Return whether a selector is given."""
         return bool(self.labels.predicates or self.fields.predicates)
 
     def selects(self, record: Record) -> bool:
-        """Whether the object is asked for."""
+        """Return whether the object matches the options."""
         return self.labels.matches(record.labels) and self.fields.matches(record.fields)
 
 
@@ -60,7 +60,7 @@ def _flag(query: Mapping[str, str], name: str) -> bool | None:
 
 
 def verb_of(method: str, query: Mapping[str, str], name: str) -> str:
-    """The verb of a request, as rules of RBAC name it; `name` is the object's, '' for none."""
+    """Return the verb of a request, as named in RBAC rules; `name` is the name of the object, '' for none."""
     if method in {"GET", "HEAD"}:
         if name:
             return "get"
@@ -71,7 +71,7 @@ def verb_of(method: str, query: Mapping[str, str], name: str) -> str:
 
 
 def parse_options(query: Mapping[str, str], resource: Resource) -> ListOptions:
-    """Read a query; raises ApiError 400 (500 for the resourceVersion of a watch, as recorded)."""
+    """Parse a query; raises ApiError 400 (500 for the resourceVersion of a watch, as recorded)."""
     watch = bool(_flag(query, "watch"))
     text = query.get("resourceVersion", "")
     if text and not re.fullmatch(r"\d{1,19}", text):
@@ -128,7 +128,8 @@ def _check(options: ListOptions) -> None:
 
 
 def continue_token(revision: int, after: str) -> str:
-    """The token for the page after the object at path `after` ("/namespace/name"); -1 asks for no certain revision."""
+    """Return the token for the page after the object at path `after` ("/namespace/name"); -1 stands for any
+    revision."""
     raw = msgspec.json.encode({"v": "meta.k8s.io/v1", "rv": revision, "start": after + "\0"})
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 

@@ -1,7 +1,7 @@
-"""What a write makes of metadata.managedFields: which paths it wrote, and who that was.
+"""Updates metadata.managedFields after a write: determines the written paths and the manager.
 
-Writes inside the lab (controllers, tests) name nobody: objects that only they touch have no managers, as nobody applies
-them; what they change in an object that has some is theirs.
+Writes inside the lab (by controllers and tests) have no manager: an object with only such writes has no managers,
+because nothing applies it. If the object has managers, such a write owns the fields that it changes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _ALLOCATED = {
     "Namespace": ("finalizers",),
     "Node": ("taints",),
 }
-"""Fields of spec that the server fills in after it has taken the body: the writer's only if the body had them."""
+"""Fields of spec that the server fills in after it has read the body; the writer owns them only if the body had
+them."""
 
 
 class Writer(NamedTuple):
-    """Who writes: fieldManager of the query, or the name of the client's program."""
+    """Return the manager of a write: fieldManager of the query, or the name of the client's program."""
 
     name: str
     operation: Operation = Operation.UPDATE
@@ -35,7 +36,7 @@ LAB = Writer("lab")
 
 
 class Write(NamedTuple):
-    """One write of an object of a resource; `given` are the paths of the body as the client sent it."""
+    """One write of an object of a resource; `given` are the paths in the body that the client sent."""
 
     resource: Resource
     subresource: str
@@ -44,11 +45,11 @@ class Write(NamedTuple):
 
     @property
     def manager(self) -> Manager:
-        """The manager that the writer is."""
+        """The manager that writes."""
         return Manager(self.writer.name, self.writer.operation, self.resource.api_version, self.subresource)
 
     def entries(self, old: Json | None, new: Json, entries: list[Json], now: str) -> list[Json]:
-        """metadata.managedFields after the write; `entries` are those before it."""
+        """metadata.managedFields after the write; `entries` are the managed fields before the write."""
         owners = Owners(entries, now)
         if self.writer.operation is Operation.APPLY:
             owners.apply(self.manager, {path for path in self.given.applied if self._counts(path)}, set())
@@ -73,7 +74,7 @@ def _is_allocated(kind: str, path: Path) -> bool:
 
 
 def kind_of(resource: Resource) -> Struct:
-    """The fields of a resource's objects."""
+    """Return the field types of a resource's objects."""
     return KINDS[resource.api_version, resource.kind]
 
 

@@ -1,7 +1,7 @@
 """The three patch formats: JSON patch (RFC 6902), JSON merge patch (RFC 7386), strategic merge patch. Pure.
 
-The strategic kind is as far as kubectl's patches go: lists of objects merge by the schema's key, and the directives
-$patch, $setElementOrder, $deleteFromPrimitiveList and $retainKeys are obeyed.
+Of strategic merge patches it supports the parts that kubectl uses: lists of objects merge by the schema's key, and the
+directives $patch, $setElementOrder, $deleteFromPrimitiveList and $retainKeys are obeyed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
-"""Not one of those here: what is applied depends on who owns what (managers.py)."""
+"""The format of an apply, which this module does not implement, because the result depends on the owners of fields
+(managers.py)."""
 FORMATS = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH)
 
 
@@ -40,7 +41,7 @@ def apply_patch(kind: tuple[str, str], current: Json, patch: Any, content_type: 
 
 
 def merge(current: Any, patch: Any) -> Any:
-    """RFC 7386: null removes, objects merge, everything else replaces."""
+    """RFC 7386: null removes a member, objects merge, other values are replaced."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     result = dict(current) if isinstance(current, dict) else {}
@@ -93,7 +94,7 @@ def _merge_value(current: Any, patch: Any, type_: Type | None, order: list[Any] 
 
 def _find(items: list[Json], key: str, wanted: Json) -> int | None:
     found = [i for i, item in enumerate(items) if item.get(key) == wanted.get(key)]
-    # Ports of one number and different protocols: upstream merges them into one; telling them apart is safer.
+    # Upstream merges ports with the same number and different protocols into one port; here they stay separate.
     exact = [i for i in found if items[i].get("protocol") == wanted.get("protocol", "TCP")]
     return next(iter(exact or found), None)
 

@@ -11,7 +11,8 @@ from lab.apiserver.store import Key
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a path names: a resource, in a namespace (empty: all, or none), maybe one object and a part of it."""
+    """The target of a URL path: a resource, its namespace ('' for all namespaces or none), and optionally an object and
+    a subresource."""
 
     resource: Resource
     namespace: str
@@ -20,17 +21,17 @@ class Target:
 
     @property
     def key(self) -> Key:
-        """The object's key in the store."""
+        """Return the object's key in the store."""
         return (self.namespace if self.resource.namespaced else "", self.name)
 
     @property
     def scope(self) -> str | None:
-        """The namespace to list, or None for all."""
+        """Return the namespace to list, None for all."""
         return self.namespace or None
 
 
 def parse_path(path: str) -> Target | None:
-    """The target of a path; None when it is no resource's path at all. Raises ApiError 404 for an unknown one.
+    """The target of a path; None if it is not the path of a resource. Raises ApiError 404 for an unknown resource.
 
     /api/v1/[namespaces/NS/]PLURAL[/NAME[/SUBRESOURCE]], /apis/GROUP/v1/...
     """

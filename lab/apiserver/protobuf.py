@@ -1,7 +1,8 @@
-"""Protobuf bodies of the few kinds that Go clients send so (`kubectl create`, the events of kube-proxy). Pure.
+"""Decodes protobuf bodies of the few kinds that Go clients send in protobuf (`kubectl create`, the events of
+kube-proxy). Pure.
 
-Only read, never written: a client that sends protobuf also takes JSON. Field numbers are those of generated.proto in
-k8s.io/api and apimachinery 1.36; fields that are not in the tables are passed over.
+Answers are never protobuf, because a client that sends protobuf also accepts JSON. Field numbers are those of
+generated.proto in k8s.io/api and apimachinery 1.36; fields that are not in the tables are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Scalar = Literal["string", "int", "bool", "time", "micro", "int-or-string"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: its JSON name and what it is; lists gather what repeats, maps are from strings to strings or bytes."""
+    """One field: its JSON name and its type; a repeated field is a list, a map is from strings to strings or bytes."""
 
     name: str
     kind: Scalar | Literal["message", "map", "bytes-map"]
@@ -35,7 +36,7 @@ Message = dict[int, Field]
 
 
 def _fields(text: str, kind: Scalar = "string") -> Message:
-    """Fields from "number name" pairs; a trailing * makes a list."""
+    """Return fields from pairs "number name"; a name with a trailing * is a list."""
     pairs = [p.split() for p in text.split(",")]
     return {int(n): Field(name.rstrip("*"), kind, is_list=name.endswith("*")) for n, name in pairs}
 

@@ -1,6 +1,6 @@
 """The resources that the server knows: names, scope, verbs, subresources and selectable fields.
 
-A table and its lookups; behaviour is elsewhere. Source: the discovery of a real kube-apiserver 1.36.
+Contains only a table and its lookups. Source: the discovery of a real kube-apiserver 1.36.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ META_FIELDS = ("metadata.name", "metadata.namespace")
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One resource of one API version; `storage` names the objects (two versions may share them)."""
+    """One resource of one API version; `storage` is the key of the stored objects (two versions may share it)."""
 
     plural: str
     singular: str
@@ -31,17 +31,17 @@ class Resource:
 
     @property
     def storage(self) -> str:
-        """The name under which the objects are kept."""
+        """Return the key under which the objects are stored."""
         return self.plural
 
     @property
     def api_version(self) -> str:
-        """What objects carry as apiVersion."""
+        """Return the apiVersion of the objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def all_fields(self) -> tuple[str, ...]:
-        """Every field that a fieldSelector may name."""
+        """Return the fields that a fieldSelector may contain."""
         return META_FIELDS + self.fields
 
 
@@ -119,17 +119,17 @@ _BY_KIND = {(r.api_version, r.kind): r for r in RESOURCES}
 
 
 def by_path(group: str, version: str, plural: str) -> Resource | None:
-    """The resource of a URL, or None."""
+    """Return the resource of a URL, or None."""
     return _BY_PATH.get((group, version, plural))
 
 
 def by_kind(api_version: str, kind: str) -> Resource | None:
-    """The resource of an object's apiVersion and kind, or None."""
+    """Return the resource of an object's apiVersion and kind, or None."""
     return _BY_KIND.get((api_version, kind))
 
 
 def by_plural(plural: str) -> Resource:
-    """The first resource of that plural name; raises KeyError."""
+    """Return the first resource with a plural name; raises KeyError."""
     for resource in RESOURCES:
         if resource.plural == plural:
             return resource
@@ -137,5 +137,5 @@ def by_plural(plural: str) -> Resource:
 
 
 def of_group(group: str) -> list[Resource]:
-    """The resources of an API group, in the order of discovery."""
+    """Return the resources of an API group, in the order of discovery."""
     return sorted((r for r in RESOURCES if r.group == group), key=lambda r: r.plural)

@@ -1,7 +1,7 @@
-"""What each verb does to the store: metadata, defaults, validation, versions, graceful deletion. No sockets.
+"""Implements the verbs on the store: metadata, defaults, validation, versions, graceful deletion. No sockets.
 
-The HTTP server calls it with decoded bodies, the lab's controllers directly. All methods are synchronous, so
-that a read, its checks and the write are one step.
+The HTTP server calls the methods with decoded bodies; the lab's controllers call them directly. All methods are
+synchronous, so a read, its checks and the write are atomic.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _KEPT_METADATA = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGrac
 
 
 def timestamp() -> str:
-    """Now, as metadata.creationTimestamp has it."""
+    """Return the present time in the format of metadata.creationTimestamp."""
     return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def render(resource: Resource, record: Record) -> bytes:
-    """The JSON of one object in the version of `resource`."""
+    """Return the JSON of one object in the version of `resource`."""
     raw = record.raw
     if resource.group == "events.k8s.io":
         raw = msgspec.json.encode(from_core(record.decode()))
@@ -52,7 +52,7 @@ def render(resource: Resource, record: Record) -> bytes:
 
 
 def type_header(resource: Resource) -> bytes:
-    """The start of an object's JSON, up to its first own field."""
+    """Return the start of an object's JSON, up to the first field after kind and apiVersion."""
     return f'{{"kind":"{resource.kind}","apiVersion":"{resource.api_version}",'.encode()
 
 
@@ -66,7 +66,8 @@ class Rest:
         self._services = ServiceStrategy(self.allocations)
 
     def create_system_objects(self) -> None:
-        """What a kube-apiserver makes itself: the namespaces, the ServiceCIDR and the Service of the API."""
+        """Create the objects that a kube-apiserver creates itself: the namespaces, the ServiceCIDR and the Service of
+        the API."""
         for name in ("default", "kube-node-lease", "kube-public", "kube-system"):
             self.create(_NAMESPACES, {"metadata": {"name": name}})
         cidrs = by_plural("servicecidrs")
@@ -84,7 +85,7 @@ class Rest:
         self.create(by_plural("services"), service, "default", writer=_APISERVER)
 
     def _make_ready(self, cidrs: Resource) -> None:
-        """What the controller of ServiceCIDRs applies; the empty reason is what Go makes of none."""
+        """The status that the controller of ServiceCIDRs applies; Go encodes a missing reason as an empty text."""
         cidr = self.get(cidrs, ("", "kubernetes")).decode()
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": timestamp()}
         ready["message"] = "Kubernetes default Service CIDR is ready"
@@ -95,7 +96,7 @@ class Rest:
     # reading
 
     def get(self, resource: Resource, key: Key) -> Record:
-        """The object, or ApiError 404."""
+        """Return the object; raises ApiError 404."""
         record = self.store.get(resource.storage, key)
         if record is None:
             raise status.not_found(resource.plural, resource.group, key[1])
@@ -151,9 +152,9 @@ class Rest:
         dry_run: bool = False,
         writer: Writer | None = None,
     ) -> Record:
-        """Replace an object (or its status) by a body; returns what is stored then.
+        """Replace an object (or its status) with a body; return the stored object.
 
-        What an apply made of managedFields comes in the body, as its writer knows it; other writers' are taken over.
+        After an apply the body contains the new managedFields; for other writes they are computed.
         """
         record = self.get(resource, key)
         old = record.decode()
@@ -200,7 +201,7 @@ class Rest:
         *,
         dry_run: bool = False,
     ) -> Record:
-        """Apply a patch in one of patching.FORMATS; returns what is stored then."""
+        """Apply a patch in one of patching.FORMATS; return the stored object."""
         record = self.get(resource, key)
         current = msgspec.json.decode(render(resource, record))
         patched = apply_patch((resource.api_version, resource.kind), current, patch, content_type)
@@ -217,9 +218,9 @@ class Rest:
         force: bool = False,
         dry_run: bool = False,
     ) -> tuple[Record, bool]:
-        """Apply a configuration as a manager of that name; returns what is stored then, and whether it was created.
+        """Apply a configuration as a manager with that name; return the stored object, and whether it was created.
 
-        Raises ApiError 409 when others own a field that would change, unless `force`.
+        Raises ApiError 409 if other managers own a field that would change, unless `force`.
         """
         writer = Writer(name, Operation.APPLY)
         metadata = config["metadata"] = config.get("metadata") or {}
@@ -242,7 +243,8 @@ class Rest:
         return self.update(resource, result, key, subresource, dry_run=dry_run, writer=writer), False
 
     def delete(self, resource: Resource, key: Key, options: Json | None = None) -> Record:
-        """Delete an object, or begin to: pods end after their grace, finalizers hold, namespaces empty first."""
+        """Delete an object, or begin its deletion: a pod is deleted after its grace period, an object with finalizers
+        after the last is removed, a namespace after its content."""
         options = options or {}
         record = self.get(resource, key)
         obj = record.decode()
@@ -267,7 +269,7 @@ class Rest:
     # scale (autoscaling/v1)
 
     def get_scale(self, resource: Resource, key: Key) -> Json:
-        """The Scale of a ReplicationController."""
+        """Return the Scale of a ReplicationController."""
         obj = self.get(resource, key).decode()
         wanted = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
         selector = ",".join(f"{k}={v}" for k, v in sorted((obj["spec"].get("selector") or {}).items()))
@@ -280,7 +282,7 @@ class Rest:
         }
 
     def set_scale(self, resource: Resource, scale: Json, key: Key) -> Json:
-        """Take spec.replicas of a Scale over; returns the Scale as it is then."""
+        """Set the replicas of a ReplicationController from a Scale; return the new Scale."""
         obj = self.get(resource, key).decode()
         obj["spec"]["replicas"] = (scale.get("spec") or {}).get("replicas") or 0
         obj["metadata"]["resourceVersion"] = (scale.get("metadata") or {}).get("resourceVersion") or ""
@@ -341,7 +343,8 @@ class Rest:
 
     @staticmethod
     def _merge_parts(resource: Resource, obj: Json, old: Json, subresource: str) -> Json:
-        """What of a body counts: a status write changes the status alone, any other write all but the status."""
+        """Return the object to store: a write of the status changes only the status, any other write everything except
+        the status."""
         if subresource == "status":
             new = copy.deepcopy(old)
             new["status"] = obj.get("status") or {}
@@ -393,7 +396,7 @@ class Rest:
 
 
 def _is_held(new: Json, old: Json) -> bool:
-    """Whether something still keeps a deleted object: a finalizer, or a pod's grace."""
+    """Return whether a deleted object must still exist: it has a finalizer, or a pod's grace period is not over."""
     if new["metadata"].get("finalizers"):
         return True
     graceful = (old["metadata"].get("deletionGracePeriodSeconds") or 0) > 0
@@ -401,5 +404,5 @@ def _is_held(new: Json, old: Json) -> bool:
 
 
 def _generation_counts(new: Json, old: Json) -> bool:
-    """The generation counts changes of what is asked for, not of metadata or status."""
+    """The generation counts changes of the desired state, not of metadata or status."""
     return any(new.get(k) != old.get(k) for k in {*new, *old} - {"metadata", "status", "kind", "apiVersion"})

@@ -1,7 +1,8 @@
-"""The fields of each kind: for refusing wrong JSON, dropping unknown fields, patches, server-side apply and OpenAPI.
+"""The fields of each kind, for the validation of JSON, the removal of unknown fields, patches, server-side apply and
+OpenAPI.
 
-Tables only; what they are made of is in fieldtypes.py. Open structs keep what they do not name (a Pod has hundreds of
-fields that nothing here reads). Source: core/v1, discovery.k8s.io/v1, networking.k8s.io/v1, events.k8s.io/v1.
+Contains only tables; their types are in fieldtypes.py. Open structs keep unnamed fields (a Pod has hundreds of fields
+that nothing here reads). Source: core/v1, discovery.k8s.io/v1, networking.k8s.io/v1, events.k8s.io/v1.
 """
 
 from __future__ import annotations

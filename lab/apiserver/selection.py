@@ -1,4 +1,4 @@
-"""Label and field selectors: parsed once, matched often. Pure.
+"""Label and field selectors, each parsed once. Pure.
 
 Source: apimachinery's labels.Parse (=, ==, !=, in, notin, exists, !exists, gt, lt) and fields.ParseSelector.
 """
@@ -28,12 +28,12 @@ _TERM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """All predicates must hold; none select everything."""
+    """A selector: all predicates must hold; without predicates it matches everything."""
 
     predicates: tuple[Predicate, ...] = ()
 
     def matches(self, values: Labels) -> bool:
-        """Whether labels (or fields) are selected."""
+        """Return whether labels (or fields) match."""
         return all(p(values) for p in self.predicates)
 
 
@@ -87,7 +87,7 @@ def parse_labels(text: str) -> Selector:
 
 
 def from_map(selector: Labels) -> Selector:
-    """The equality selector of a Service or ReplicationController."""
+    """Return the equality selector of a Service or ReplicationController."""
     return Selector(tuple(_set_term(k, "in", frozenset({v})) for k, v in selector.items()))
 
 

@@ -1,7 +1,8 @@
-"""The HTTP side: paths to resources, methods to verbs, bodies in and out, authentication, faults.
+"""The HTTP server: maps paths to resources and methods to verbs, decodes and encodes bodies, authenticates, causes
+faults.
 
-Semantics live in rest, listing and watching. The server listens on sockets that it is given ways to open, so that
-one server can be reached in several network namespaces.
+Semantics live in rest, listing and watching. The caller provides functions that open the listening sockets, so one
+server can be reached in several network namespaces.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ log = logging.getLogger("lab.apiserver")
 
 MAX_BODY = 64 * 1024 * 1024
 ACCEPTING = 4
-"""Turns of the event loop from a connection that the kernel has accepted to one that can be dropped."""
+"""Number of turns of the event loop after which an accepted connection has a transport, so that it can be closed."""
 SERVICE_CIDRS = ("10.96.0.0/16", "fd00:10:96::/112")
 
 
 class Listener(NamedTuple):
-    """How to open one listening socket, and the TLS to speak on it (None: plain HTTP)."""
+    """A function that opens one listening socket, and its TLS context (None: plain HTTP)."""
 
     open: Callable[[], socket.socket]
     tls: ssl.SSLContext | None = None
@@ -46,9 +47,9 @@ class Listener(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What a server is made with. `tokens` maps bearer tokens to users; none means that nobody is asked.
+    """The settings of a server. `tokens` maps bearer tokens to users; without tokens requests are not authenticated.
 
-    With `rbac` everybody is asked, and may only do what it grants.
+    With `rbac` every request is authenticated and authorized.
     """
 
     service_cidrs: tuple[str, ...] = SERVICE_CIDRS
@@ -61,15 +62,15 @@ class ServerConfig:
 
 
 def loopback(port: int = 0) -> socket.socket:
-    """A listening socket on 127.0.0.1."""
+    """Return a listening socket on 127.0.0.1."""
     return socket.create_server(("127.0.0.1", port), backlog=256)
 
 
 async def _accept_no_more(servers: Sequence[asyncio.Server]) -> None:
-    """Have every connection that the kernel has accepted be one that can be dropped.
+    """Wait until every accepted connection has a transport, so that it can be closed.
 
-    asyncio loses those whose server is closed before it made their transport (3.11): a client would wait for ever.
-    """
+    If a server is closed before that, asyncio of Python 3.11 never closes the connection, and its client waits for
+    ever."""
     for server in servers:
         for listening in server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
@@ -78,7 +79,7 @@ async def _accept_no_more(servers: Sequence[asyncio.Server]) -> None:
 
 
 class ApiServer:
-    """The API server: `store` and `rest` for use in the process, HTTP after start()."""
+    """The API server: The API server: `store` and `rest` can be used in this process; HTTP works after start()."""
 
     def __init__(self, config: ServerConfig | None = None) -> None:
         self.config = config or ServerConfig()
@@ -105,7 +106,7 @@ class ApiServer:
         await self.listen()
 
     def set_listeners(self, *listeners: Listener) -> None:
-        """What the next listen() opens."""
+        """Set the listeners that the next listen() opens."""
         self._listeners = list(listeners)
 
     async def listen(self) -> None:
@@ -152,7 +153,7 @@ class ApiServer:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Where it listens: (address, port) of each socket."""
+        """Return (address, port) of each listening socket."""
         return [s.getsockname()[:2] for server in self._servers for s in server.sockets]
 
     # requests
@@ -174,7 +175,7 @@ class ApiServer:
             return response
 
     async def _strike(self, request: web.Request, plural: str) -> web.Response | None:
-        """The faults that hit a request before it is looked at; an answer when it ends there."""
+        """Cause the faults that precede the handling of a request; return an answer if a fault ends the request."""
         if not self.faults.hits(plural):
             return None
         await self.faults.wait()
@@ -214,7 +215,8 @@ class ApiServer:
 
     def _not_a_resource(self, request: web.Request) -> web.Response:
         path = request.path.rstrip("/")
-        # Its v2beta1, all that kubectl up to 1.29 knows, is gone: those get the lists of each group.
+        # The server no longer supports v2beta1, so kubectl up to 1.29, which supports nothing newer, gets the lists of
+        # each group.
         wants_aggregated = wants(request, "APIGroupDiscoveryList", "v2")
         if path in {"/healthz", "/livez", "/readyz"}:
             return web.Response(text="ok")

@@ -1,4 +1,4 @@
-"""What a Service's fields become before validation: defaults, IP families, and what an update carries over. Pure.
+"""Completes a Service's fields before validation: defaults, IP families, and values that an update keeps. Pure.
 
 Source: SetDefaults_Service, the service REST storage's initIPFamilyFields, patchAllocatedValues and
 dropTypeDependentFields (KEP-563 dual-stack), and the recordings.
@@ -16,7 +16,7 @@ DUAL_POLICIES = ("PreferDualStack", "RequireDualStack")
 
 
 def needs_cluster_ip(spec: Json) -> bool:
-    """ExternalName is the one type without."""
+    """Return whether a Service has cluster IPs: all types except ExternalName do."""
     return spec.get("type") != EXTERNAL_NAME
 
 
@@ -26,7 +26,7 @@ def is_headless(spec: Json) -> bool:
 
 
 def needs_node_ports(spec: Json) -> bool:
-    """NodePort, and LoadBalancer unless it waives them."""
+    """Return whether a Service has node ports: type NodePort, and LoadBalancer unless it disables them."""
     if spec.get("type") == NODE_PORT:
         return True
     return spec.get("type") == LOAD_BALANCER and spec.get("allocateLoadBalancerNodePorts") is not False
@@ -43,7 +43,7 @@ def externally_accessible(spec: Json) -> bool:
 
 
 def set_defaults(service: Json) -> None:
-    """Fill in what the API defaults, in place; the values given are left as they are."""
+    """Set the API's defaults in place; given values are not changed."""
     spec = service.setdefault("spec", {})
     for name in [k for k, v in spec.items() if v is None or v in ("", [])]:
         del spec[name]
@@ -76,7 +76,7 @@ def set_defaults(service: Json) -> None:
 
 
 def sync_cluster_ips(spec: Json, old: Json | None) -> None:
-    """Make clusterIP and clusterIPs agree where only one of them was given or changed."""
+    """Make clusterIP and clusterIPs equal if only one of them was given or changed."""
     first, all_ = spec.get("clusterIP"), spec.get("clusterIPs")
     if old is not None and all_ == old.get("clusterIPs") and first != old.get("clusterIP"):
         all_ = [first] if first else None
@@ -96,7 +96,7 @@ def _set(spec: Json, name: str, value: Any) -> None:
 
 
 def family_of(address: str) -> str:
-    """IPv4 or IPv6; an empty string for what is no address."""
+    """Return IPv4 or IPv6; '' if the text is no address."""
     try:
         return f"IPv{ipaddress.ip_address(address).version}"
     except ValueError:
@@ -104,7 +104,7 @@ def family_of(address: str) -> str:
 
 
 def init_families(spec: Json, families: tuple[str, ...], errors: FieldErrors) -> None:
-    """Settle ipFamilies and ipFamilyPolicy from what was given and the cluster's `families`."""
+    """Set ipFamilies and ipFamilyPolicy from the given values and the cluster's `families`."""
     if not needs_cluster_ip(spec):
         return
     ips = [ip for ip in spec.get("clusterIPs") or () if ip != "None"]
@@ -142,7 +142,7 @@ def init_families(spec: Json, families: tuple[str, ...], errors: FieldErrors) ->
 
 
 def carry_over(spec: Json, old: Json) -> None:
-    """An update that leaves out allocated values keeps them (PUT by hand, replace)."""
+    """Keep allocated values that an update omits (a manual PUT, kubectl replace)."""
     if needs_cluster_ip(spec) and needs_cluster_ip(old):
         if not spec.get("clusterIP") and not spec.get("clusterIPs"):
             _set(spec, "clusterIP", old.get("clusterIP"))
@@ -165,7 +165,7 @@ def carry_over(spec: Json, old: Json) -> None:
 
 
 def drop_dependents(spec: Json, old: Json) -> None:
-    """A changed type sheds the fields that only the old type had, where the writer left them as they were."""
+    """After a change of type, remove fields that only the old type has, if the writer did not change them."""
     if needs_cluster_ip(old) and not needs_cluster_ip(spec):
         for name in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy"):
             if spec.get(name) == old.get(name):
@@ -190,7 +190,8 @@ def _drop_if_same(spec: Json, old: Json, name: str) -> None:
 
 
 def resize_families(spec: Json, old: Json) -> None:
-    """A policy that changed to one stack gives up the second address; to two, asks for it (KEP-563)."""
+    """If the policy changed to single-stack, release the second address; if it changed to dual-stack, request one
+    (KEP-563)."""
     if not needs_cluster_ip(spec) or spec.get("ipFamilyPolicy") == old.get("ipFamilyPolicy"):
         return
     if spec.get("ipFamilyPolicy") == "SingleStack":

@@ -1,6 +1,6 @@
-"""What makes a Service invalid. Pure; allocation conflicts are found elsewhere.
+"""Validates Services. Pure; allocation conflicts are found elsewhere.
 
-Source: ValidateService and ValidateServiceUpdate of Kubernetes 1.36, worded as recorded.
+Source: ValidateService and ValidateServiceUpdate of Kubernetes 1.36, with the recorded messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BAD_IP = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
 
 
 def check_port(path: str, value: object, errors: FieldErrors) -> None:
-    """A port number, or (for targetPort) a port's name."""
+    """Check a port number, or (for targetPort) a port's name."""
     if isinstance(value, str):
         why = port_name_error(value)
         if why:
@@ -48,7 +48,7 @@ def _is_ip(value: str) -> bool:
 
 
 def check_service(service: Json, errors: FieldErrors) -> None:
-    """All rules that need nothing but the Service itself."""
+    """Return the errors of all rules that need only the Service itself."""
     spec = service["spec"]
     if spec["type"] not in TYPES:
         errors.unsupported("spec.type", spec["type"], TYPES)
@@ -173,7 +173,7 @@ def _check_load_balancer(spec: Json, errors: FieldErrors) -> None:
 
 
 def check_update(new: Json, old: Json, errors: FieldErrors) -> None:
-    """Rules about what may change. Cluster IPs are set once, except when ExternalName comes or goes."""
+    """Validates updates. Cluster IPs cannot change, except in a change to or from type ExternalName."""
     spec, before = new["spec"], old["spec"]
     if not needs_cluster_ip(spec) or not needs_cluster_ip(before):
         return

@@ -1,4 +1,4 @@
-"""A Service on its way into the store: fields settled, rules checked, addresses and ports allocated."""
+"""Prepares a Service for the store: completes fields, checks rules, allocates addresses and ports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lab.apiserver.status import ApiError, FieldErrors, Json
 
 
 class ServiceStrategy:
-    """How Services are created and updated; gives back the finished object in place or raises ApiError 422."""
+    """Creates and updates Services: completes the object in place, or raises ApiError 422."""
 
     def __init__(self, allocations: Allocations) -> None:
         self._allocations = allocations
@@ -27,7 +27,7 @@ class ServiceStrategy:
         self._raise(service, errors)
 
     def update(self, service: Json, old: Json) -> None:
-        """Finish a changed Service; `old` is what is stored."""
+        """Finish a changed Service; `old` is the stored object."""
         fields.set_defaults(service)
         spec, before = service["spec"], old["spec"]
         fields.carry_over(spec, before)
@@ -56,7 +56,7 @@ class ServiceStrategy:
             spec["clusterIP"], spec["clusterIPs"] = "None", ["None"]
         held = {
             (p["protocol"], p["nodePort"]) for p in before.get("ports") or () if p.get("nodePort")
-        }  # what this Service has, it may keep
+        }  # the Service keeps its own addresses and ports
         if before.get("healthCheckNodePort"):
             held.add(("TCP", before["healthCheckNodePort"]))
         self._allocate_ports(spec, held, errors)
@@ -104,7 +104,7 @@ class ServiceStrategy:
             errors.invalid("spec.healthCheckNodePort", wanted, why)
 
     def _shared_port(self, port: Json, ports: list[Json], mine: set[NodePort]) -> int:
-        """Ports of one number and different protocols get one node port (DNS: 53 UDP and TCP)."""
+        """Ports with the same number and different protocols get the same node port (DNS: 53 UDP and TCP)."""
         for other in ports:
             shared = other.get("nodePort")
             if shared and other["port"] == port["port"] and (port["protocol"], shared) not in mine:

@@ -1,6 +1,6 @@
-"""Failures as the API words them: a Status object with code, reason, message and causes.
+"""Failures in the form of the API: a Status object with code, reason, message and causes.
 
-Every refusal of the server is an ApiError from here; nothing else decides wording. Source: apimachinery's
+Every refusal of the server is an ApiError from this module, which contains all messages. Source: apimachinery's
 api/errors and util/validation/field, checked against recordings.
 """
 
@@ -38,7 +38,7 @@ def go_value(value: object) -> str:
 
 @dataclass(slots=True)
 class FieldErrors:
-    """Collects what is wrong with one object; the paths are the API's (spec.ports[0].port)."""
+    """Collects the errors of one object, with paths as in the API (spec.ports[0].port)."""
 
     causes: list[Json] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class FieldErrors:
         self.causes.append({"reason": reason, "message": message, "field": path})
 
     def invalid(self, path: str, value: object, detail: str) -> None:
-        """The value is of the right type and wrong."""
+        """The value has the right type, but is invalid."""
         self._add("FieldValueInvalid", path, f"Invalid value: {go_value(value)}: {detail}")
 
     def required(self, path: str, detail: str = "") -> None:
@@ -54,12 +54,12 @@ class FieldErrors:
         self._add("FieldValueRequired", path, "Required value" + (f": {detail}" if detail else ""))
 
     def unsupported(self, path: str, value: object, allowed: tuple[str, ...]) -> None:
-        """The value is none of an enumeration."""
+        """The value is not in an enumeration."""
         names = ", ".join(go_value(a) for a in sorted(allowed))
         self._add("FieldValueNotSupported", path, f"Unsupported value: {go_value(value)}: supported values: {names}")
 
     def duplicate(self, path: str, value: object) -> None:
-        """The value was given before."""
+        """The value is a duplicate."""
         self._add("FieldValueDuplicate", path, f"Duplicate value: {go_value(value)}")
 
     def forbidden(self, path: str, detail: str) -> None:
@@ -71,7 +71,7 @@ class FieldErrors:
         self._add("FieldValueTooMany", path, f"Too many: {count}: must have at most {most} items")
 
     def raise_if_any(self, kind: str, group: str, name: str) -> None:
-        """Raise the 422 answer when anything was collected."""
+        """Raise ApiError 422 if there are errors."""
         if self.causes:
             raise invalid(kind, group, name, self.causes)
 

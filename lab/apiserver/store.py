@@ -1,8 +1,8 @@
-"""The objects, their history and who hears of changes: a small etcd and watch cache in one, in memory.
+"""A small etcd and watch cache in memory: the objects, their history, and the listeners for changes.
 
-Objects are kept as JSON bytes, encoded once, so that lists and watches of thousands cost joins and not encodes;
-decode() gives the caller a copy of its own. One resourceVersion counts all writes. Nothing here validates.
-Not for several threads: everything happens in the event loop's.
+Objects are stored as JSON bytes, encoded once, so that long lists and many watches only join bytes; decode() returns a
+new copy. One resourceVersion counts all writes. Nothing here validates. Only the thread of the event loop may use the
+store.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Record:
         self.fields = fields
 
     def decode(self) -> Json:
-        """A fresh copy of the object, without kind and apiVersion."""
+        """Return a new copy of the object, without kind and apiVersion."""
         obj: Json = _DECODER.decode(self.raw)
         return obj
 
 
 class Change(NamedTuple):
-    """One write: `new` is the object after it (its last state where deleted), `old` before it."""
+    """One write: `new` is the object after the change (after a deletion its last state), `old` the object before."""
 
     revision: int
     type: EventType
@@ -84,11 +84,11 @@ class Store:
     # reading
 
     def get(self, storage: str, key: Key) -> Record | None:
-        """The object as it is now, or None."""
+        """Return the present object, or None."""
         return self._objects.get(storage, {}).get(key)
 
     def records(self, storage: str, namespace: str | None = None) -> list[Record]:
-        """All objects in the order of their keys; of one namespace where one is named."""
+        """Return all objects, or the objects of a namespace, in the order of their keys."""
         objects = self._objects.get(storage, {})
         keys = self._sorted.get(storage)
         if keys is None or len(keys) != len(objects):
@@ -100,13 +100,13 @@ class Store:
         return [objects[k] for k in keys[first:last]]
 
     def count(self, storage: str) -> int:
-        """How many objects there are."""
+        """Return the number of objects."""
         return len(self._objects.get(storage, {}))
 
     def records_at(self, storage: str, revision: int, namespace: str | None = None) -> list[Record] | None:
-        """The objects as they were at `revision`, or None when the history no longer reaches back.
+        """Return the objects at `revision`; None if the history begins later.
 
-        Raises ApiError 504 for a revision that has not happened.
+        Raises ApiError 504 for a revision in the future.
         """
         if revision > self.revision:
             raise too_large(revision, self.revision)
@@ -123,7 +123,7 @@ class Store:
         return [state[k] for k in sorted(state) if namespace is None or k[0] == namespace]
 
     def changes_since(self, storage: str, revision: int) -> list[Change] | None:
-        """The changes after `revision`, oldest first, or None when some are forgotten."""
+        """Return the changes after `revision`, oldest first; None if the history lacks some."""
         if revision < self.compacted(storage):
             return None
         found: list[Change] = []
@@ -135,13 +135,13 @@ class Store:
         return found
 
     def compacted(self, storage: str) -> int:
-        """Changes up to and with this revision are forgotten."""
+        """Changes up to and including this revision are no longer in the history."""
         return self._compacted.get(storage, 0)
 
     # hearing
 
     def subscribe(self, storage: str, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with each change, inside the write. Returns what ends it."""
+        """Call `listener` with each change, during the write. Returns what ends it."""
         listeners = self._listeners.setdefault(storage, [])
         listeners.append(listener)
 
@@ -154,7 +154,7 @@ class Store:
     # writing
 
     def put(self, storage: str, obj: Json) -> Record:
-        """Create or replace an object as given, without any check; sets its resourceVersion in place."""
+        """Create or replace an object without any check; set its resourceVersion in place."""
         self.revision += 1
         record = self._record(storage, obj)
         objects = self._objects.setdefault(storage, {})
@@ -166,7 +166,7 @@ class Store:
         return record
 
     def put_many(self, storage: str, objs: Iterable[Json]) -> int:
-        """Put many objects; returns how many. For loading benchmarks: about 10 us an object."""
+        """Store many objects; return their number. For loading benchmarks: about 10 us an object."""
         self._sorted.pop(storage, None)
         count = 0
         for obj in objs:
@@ -175,9 +175,9 @@ class Store:
         return count
 
     def remove(self, storage: str, key: Key, last: Json | None = None) -> Record:
-        """Delete an object; `last` replaces its final state. Returns that state with the revision of the delete.
+        """Delete an object; `last` replaces its final state. Returns the final state with the revision of the deletion.
 
-        Raises KeyError when there is none.
+        Raises KeyError if the object does not exist.
         """
         old = self._objects[storage].pop(key)
         self.revision += 1
@@ -189,7 +189,7 @@ class Store:
         return record
 
     def compact(self) -> None:
-        """Forget all history: older watches and pages end with 410."""
+        """Delete the history: older watches and pages end with 410."""
         for storage in {*self._objects, *self._log}:
             self._log.pop(storage, None)
             self._compacted[storage] = self.revision

@@ -1,4 +1,4 @@
-"""Objects as rows: what `kubectl get` prints (Accept: ...;as=Table). Pure.
+"""Returns objects as rows, which `kubectl get` prints (Accept: ...;as=Table). Pure.
 
 Columns and cells follow the printers of Kubernetes 1.36 (pkg/printers/internalversion).
 """
@@ -32,7 +32,7 @@ _DURATIONS = (
 
 
 def human_duration(seconds: float) -> str:
-    """A duration as kubectl shows ages (duration.HumanDuration)."""
+    """Return a duration in kubectl's format of ages (duration.HumanDuration)."""
     s = max(0, int(seconds))
     if s < 120:
         return f"{s}s"
@@ -44,7 +44,7 @@ def human_duration(seconds: float) -> str:
 
 
 def age(moment: str | None) -> str:
-    """How long ago an API timestamp was."""
+    """Return the time since an API timestamp."""
     if not moment:
         return "<unknown>"
     then = dt.datetime.fromisoformat(moment)
@@ -175,7 +175,8 @@ def _service_cidr(obj: Json) -> list[Any]:
 
 
 def _columns(text: str) -> list[Json]:
-    """Columns from their names: a trailing + is shown with -o wide only, a trailing # is a number."""
+    """Return columns from their names: a name with a trailing + is shown only with -o wide, a name with a trailing # is
+    a number."""
     found: list[Json] = []
     for name in text.split("|"):
         kind = "integer" if name.endswith("#") else "string"

@@ -1,4 +1,4 @@
-"""The verbs over HTTP: a request's query and body in, the answer's bytes out."""
+"""The verbs over HTTP: turns a request's query and body into the bytes of the answer."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Verbs:
         return self._object(request, target, record, 200, warnings)
 
     async def _apply(self, request: web.Request, target: Target) -> web.Response:
-        """Server-side apply. The two versions of Event share their objects, so that nobody owns fields in one."""
+        """Server-side apply. The two versions of Event share their objects, so their fields have no managers."""
         resource = target.resource
         if resource.kind == "Event":
             raise status.unsupported_media_type(APPLY_PATCH, FORMATS)
@@ -248,7 +248,7 @@ def _validation(request: web.Request) -> FieldValidation:
 
 
 def _writer(request: web.Request) -> Writer:
-    """Who writes: the fieldManager of the query, else the client's program (curl/7.88 is curl)."""
+    """Return the manager of a write: fieldManager of the query, else the client's program (curl for curl/7.88)."""
     agent = request.headers.get("User-Agent", "").partition("/")[0]
     return Writer((request.query.get("fieldManager") or agent or "unknown")[:128])
 

@@ -1,7 +1,7 @@
-"""Watches: one stream of events for one request, written as they happen.
+"""Watches: each request gets a stream of events.
 
-A watch and its backlog begin in one step, so that no event is lost or sent twice. Source: the watch cache of
-kube-apiserver 1.36, KEP-3157 (streaming lists), KEP-956 (bookmarks) and the recordings.
+The watch begins in the same step in which its backlog is queued, so no event is lost or sent twice. Source: the watch
+cache of kube-apiserver 1.36, KEP-3157 (streaming lists), KEP-956 (bookmarks) and the recordings.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ _BARE: dict[str, Json] = {
     "ReplicationController": {"spec": {}, "status": {"replicas": 0}},
 }
 STALL_CHECK = 0.02
-"""Seconds between looks at whether a stall has ended."""
+"""Seconds between checks whether a stall has ended."""
 _NO_WATCH_LIST = (
     "a watch stream was requested by the client but the required storage feature RequestWatchProgress is disabled"
 )
 
 
 def event_line(kind: str, body: bytes) -> bytes:
-    """One line of a watch stream."""
+    """Return one line of a watch stream."""
     return b'{"type":"' + kind.encode() + b'","object":' + body + b"}\n"
 
 
 def error_line(error: ApiError) -> bytes:
-    """An ERROR event; the stream ends after it."""
+    """Return an ERROR event, after which the stream ends."""
     return event_line("ERROR", msgspec.json.encode(error.body))
 
 
 def as_seen(change: Change, options: ListOptions, namespace: str | None) -> EventType | None:
-    """What a change is to a watch with selectors: objects come and go as they enter and leave the selection."""
+    """Return the event for a watch with selectors: an object that begins to match is added, an object that no longer
+    matches is deleted."""
     if namespace is not None and change.new.key[0] != namespace:
         return None
     if not options.selective:
@@ -86,11 +87,11 @@ class Watch:
         self._unsubscribe: Callable[[], None] = lambda: None
 
     def as_table(self, include: str) -> None:
-        """Send rows instead of objects."""
+        """Whether to send rows instead of objects."""
         self._include = include
 
     def begin(self) -> None:
-        """Queue the backlog and hear every change from here on. Errors become an ERROR event."""
+        """Queue the backlog, and from now on every change. Errors become an ERROR event."""
         try:
             self._pending.extend(self._backlog())
         except ApiError as e:
@@ -101,7 +102,7 @@ class Watch:
             self._woken.set()
 
     def stop(self) -> None:
-        """End the stream after what is queued."""
+        """End the stream after the queued events."""
         self._is_over = True
         self._woken.set()
 
@@ -152,7 +153,7 @@ class Watch:
         return event_line("BOOKMARK", msgspec.json.encode(header | _BARE.get(self._resource.kind, {})))
 
     async def run(self, response: web.StreamResponse, bookmark_period: float) -> None:
-        """Write events until the timeout, stop() or an error ends it. The connection's errors are the caller's."""
+        """Write events until the timeout, stop() or an error ends it. The caller handles errors of the connection."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._options.timeout or random.uniform(1800, 3600))
         bookmark = loop.time() + bookmark_period
@@ -179,7 +180,7 @@ class Watch:
         self._unsubscribe()
 
     async def _flush(self, response: web.StreamResponse) -> bool:
-        """Write what is queued; whether the stream goes on."""
+        """Write the queued events; return whether the stream continues."""
         if self._faults.stall_watch and self._faults.hits(self._resource.plural) and not self._is_over:
             return True
         lines, self._pending = self._pending, []

@@ -1,4 +1,4 @@
-"""The loop that all controllers share: dirty keys, looked at once each in the next turn of the event loop."""
+"""The base of all controllers: each dirty key is synced once, in the next turn of the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("lab.controllers")
 
 
 class Controller:
-    """Subclasses subscribe in start() and implement sync(). All in the event loop's thread."""
+    """Subclasses subscribe in start() and implement sync(). Everything runs in the thread of the event loop."""
 
     def __init__(self, rest: Rest) -> None:
         self.rest = rest
@@ -24,11 +24,11 @@ class Controller:
         self._unsubscribe: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Subscribe, and look at everything that exists."""
+        """Subscribe, and mark everything that exists."""
         raise AssertionError("a controller says what it watches")
 
     def sync(self, key: Key) -> None:
-        """Make what is into what should be, for one key."""
+        """Bring the objects of one key into the desired state."""
         raise AssertionError(f"a controller says what it does about {key}")
 
     def stop(self) -> None:
@@ -45,19 +45,19 @@ class Controller:
             mark(record.key)
 
     def mark(self, key: Key) -> None:
-        """Look at this key in the next turn."""
+        """Sync this key in the next turn."""
         self._dirty[key] = None
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self.run_pending)
 
     def run_pending(self) -> None:
-        """Look at every dirty key now."""
+        """Sync every dirty key now."""
         self._is_scheduled = False
         dirty, self._dirty = self._dirty, {}
         for key in dirty:
             try:
                 self.sync(key)
             except ApiError as e:
-                # What made it fail (a namespace that ends, say) marks the key again when it changes.
+                # When the cause of the failure changes (such as a terminating namespace), the key is marked again.
                 log.warning("sync failed controller=%s key=%s/%s err=%s", type(self).__name__, *key, e)

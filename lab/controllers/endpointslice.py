@@ -1,4 +1,4 @@
-"""The EndpointSlice controller: watches Services, pods and nodes, writes what slices.py plans."""
+"""The EndpointSlice controller: watches Services, pods and nodes, and writes the slices that slices.py plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SLICES = by_plural("endpointslices")
 
 
 def trigger_time() -> str:
-    """Now, as the trigger time annotation has it."""
+    """Return the present time in the format of the trigger time annotation."""
     return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

@@ -1,4 +1,4 @@
-"""Services of type LoadBalancer get addresses from ranges that the outside sends to node-a."""
+"""Gives Services of type LoadBalancer addresses from ranges that the host outside routes to node-a."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SERVICES = by_plural("services")
 
 
 def ingress_of(service: Json) -> list[str]:
-    """The load balancer addresses of a Service."""
+    """Return the load balancer addresses of a Service."""
     ingress = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress") or ()
     return [i["ip"] for i in ingress if i.get("ip")]
 
 
 def first_free(cidr: str, taken: Iterable[str]) -> str | None:
-    """The lowest address of a range that is not taken, skipping the network's own."""
+    """Return the lowest free address of a range, without the address of the network."""
     used = set(taken)
     network = ipaddress.ip_network(cidr)
     for offset in range(1, min(network.num_addresses - 1, 65536)):
@@ -32,7 +32,7 @@ def first_free(cidr: str, taken: Iterable[str]) -> str | None:
 
 
 class LoadBalancers(Controller):
-    """Writes status.loadBalancer. Services with a loadBalancerClass are left to others."""
+    """Writes status.loadBalancer. Other controllers handle Services with a loadBalancerClass."""
 
     def __init__(self, rest: Rest, ranges: dict[str, str]) -> None:
         super().__init__(rest)
@@ -46,7 +46,7 @@ class LoadBalancers(Controller):
         self.follow("services", self.mark)
 
     def sync(self, key: Key) -> None:
-        """Give one Service its addresses, one for each of its IP families."""
+        """Give a Service one address for each of its IP families."""
         record = self.store.get("services", key)
         if record is None or record.fields["spec.type"] != "LoadBalancer":
             self._assigned.pop(key, None)

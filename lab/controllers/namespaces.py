@@ -1,4 +1,4 @@
-"""Namespaces that end: their contents are deleted first, then they are."""
+"""Deletes the content of terminating namespaces, then the namespaces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NamespaceController(Controller):
         return record is not None and record.fields["status.phase"] == "Terminating"
 
     def sync(self, key: Key) -> None:
-        """Delete what is left of an ending namespace."""
+        """Delete the remaining content of a terminating namespace."""
         if not self._is_ending(key):
             return
         left = 0
@@ -42,6 +42,6 @@ class NamespaceController(Controller):
             self.store.remove("namespaces", key)
 
     def mark_if_empty(self, key: Key) -> None:
-        """Look once more when nothing is left that will say so itself."""
+        """Sync once more if no further deletion will mark the namespace."""
         if not any(self.store.records(r.storage, key[1]) for r in _CONTENTS):
             self.mark(key)

@@ -1,4 +1,5 @@
-"""ReplicationControllers: as many pods as they ask for, and none of those that are gone."""
+"""ReplicationControllers: creates and deletes pods until their number is as specified, and deletes the pods of deleted
+ones."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _RCS = by_plural("replicationcontrollers")
 
 
 def pod_of(controller: Json) -> Json:
-    """A new pod from the template."""
+    """Return a new pod from the template."""
     metadata = controller["metadata"]
     template = copy.deepcopy(controller["spec"]["template"])
     owner = {
@@ -34,7 +35,8 @@ def pod_of(controller: Json) -> Json:
 
 
 def surplus(pods: list[Json], count: int) -> list[Json]:
-    """Which pods to give up: those not ready first, then from the fuller node, then the youngest."""
+    """Return the pods to delete: first pods that are not ready, then pods of the node with more pods, then the
+    youngest."""
     left = list(pods)
     chosen: list[Json] = []
     for _ in range(count):
@@ -87,7 +89,7 @@ class ReplicationManager(Controller):
         self._write_status(key, controller, active)
 
     def _collect(self, key: Key, pods: list[Json]) -> None:
-        """The pods of a deleted ReplicationController go too, unless they were orphaned."""
+        """Delete the pods of a deleted ReplicationController, unless they were orphaned."""
         for pod in pods:
             owners = pod["metadata"].get("ownerReferences") or ()
             owned = any(o.get("kind") == "ReplicationController" and o.get("name") == key[1] for o in owners)

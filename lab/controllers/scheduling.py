@@ -1,4 +1,5 @@
-"""Pods without a node get one: the ready node that fits and has the fewest pods of the same owner, then of all."""
+"""Assigns pods to nodes: selects the ready and suitable node with the fewest pods of the same owner, then with the
+fewest pods."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ Json = dict[str, Any]
 
 
 def owner_of(pod: Json) -> str:
-    """The uid of a pod's controller, or an empty string."""
+    """Return the uid of a pod's controller, or ''."""
     for owner in pod["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
             return str(owner["uid"])
@@ -53,7 +54,7 @@ class Scheduler(Controller):
     """Writes spec.nodeName."""
 
     def start(self) -> None:
-        """Follow pods, and nodes for the pods that wait for one."""
+        """Follow pods, and also nodes, for pods without a node."""
         self.follow("pods", self.mark)
         self.follow("nodes", lambda _key: self._mark_waiting())
 

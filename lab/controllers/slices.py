@@ -1,4 +1,4 @@
-"""What EndpointSlices a Service should have, from its pods, and the least writes that get there. Pure.
+"""Computes the EndpointSlices of a Service from its pods, and the fewest writes that produce them. Pure.
 
 Source: the EndpointSlice controller of Kubernetes 1.36 (k8s.io/endpointslice), KEP-752, KEP-1672, KEP-2433, KEP-3015.
 """
@@ -19,17 +19,18 @@ HEADLESS_LABEL = "service.kubernetes.io/headless"
 TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"
 
 PortKey = tuple[tuple[str, str, int | None, str], ...]
-"""The ports of a slice: (name, protocol, number, appProtocol)."""
+"""The ports of a slice, each (name, protocol, number, appProtocol)."""
 
 
 def lasting_containers(pod: Json) -> list[Json]:
-    """The containers of a pod that go on running: its own, and init containers that are restarted (sidecars)."""
+    """Return the containers of a pod that keep running: its containers, and init containers that are restarted
+    (sidecars)."""
     sidecars = [c for c in pod["spec"].get("initContainers") or () if c.get("restartPolicy") == "Always"]
     return [*(pod["spec"].get("containers") or ()), *sidecars]
 
 
 def target_port(service_port: Json, pod: Json) -> int | None:
-    """The number of a pod's port that a Service's port leads to; None when the pod has none of that name."""
+    """The number of a pod's port that a Service's port leads to; None if the pod has no port with that name."""
     target = service_port.get("targetPort", service_port["port"])
     if isinstance(target, int):
         return target
@@ -64,7 +65,7 @@ def hints_of(service: Json, endpoint: Json) -> Json | None:
 
 
 def endpoint_of(service: Json, pod: Json, address: str, zone: str) -> Json:
-    """The endpoint that a pod is."""
+    """Return the endpoint of a pod."""
     metadata = pod["metadata"]
     terminating = bool(metadata.get("deletionTimestamp"))
     serving = condition(pod, "Ready") == "True"
@@ -88,7 +89,7 @@ def endpoint_of(service: Json, pod: Json, address: str, zone: str) -> Json:
 
 
 def pod_addresses(pod: Json, family: str) -> list[str]:
-    """The addresses of a pod in a family, IPv4 or IPv6."""
+    """Return the addresses of a pod in a family, IPv4 or IPv6."""
     ips = [p["ip"] for p in (pod.get("status") or {}).get("podIPs") or ()]
     return [ip for ip in ips if (":" in ip) == (family == "IPv6")]
 
@@ -98,7 +99,7 @@ Wanted = dict[tuple[str, PortKey], dict[str, Json]]
 
 
 def wanted_endpoints(service: Json, pods: list[Json], zones: dict[str, str]) -> Wanted:
-    """All endpoints that a Service should have. `zones` are the nodes' zones by name."""
+    """Return all desired endpoints of a Service. `zones` are the nodes' zones by name."""
     wanted: Wanted = {}
     for family in service["spec"].get("ipFamilies") or ():
         for pod in pods:
@@ -115,7 +116,7 @@ def wanted_endpoints(service: Json, pods: list[Json], zones: dict[str, str]) -> 
 
 @dataclass(slots=True)
 class Writes:
-    """What to write: new slices (without names), changed ones, and those to delete."""
+    """The writes: new slices (without names), changed slices, and slices to delete."""
 
     create: list[Json] = field(default_factory=list)
     update: list[Json] = field(default_factory=list)
@@ -173,7 +174,8 @@ def _new_slice(service: Json, group: tuple[str, PortKey], endpoints: list[Json])
 
 
 def plan_writes(service: Json, existing: list[Json], wanted: Wanted) -> Writes:
-    """The writes from `existing` slices to `wanted` endpoints: an endpoint stays in the slice that has it."""
+    """Return the writes that turn `existing` slices into slices of the `wanted` endpoints: an endpoint stays in its
+    slice."""
     writes = Writes()
     groups: dict[tuple[str, PortKey], list[Json]] = {}
     for slice_ in existing:
@@ -199,7 +201,7 @@ def _plan_group(
             endpoints.append(missing.pop(next(iter(missing))))
     has_any = any(endpoints for _, endpoints in kept) or bool(missing)
     for i, (slice_, endpoints) in enumerate(kept):
-        # A Service without endpoints keeps one empty slice, so that its family and ports stay known.
+        # A Service without endpoints keeps one empty slice, which contains its family and ports.
         if not endpoints and (has_any or i > 0):
             writes.delete.append(slice_)
         elif endpoints != (slice_.get("endpoints") or []) or labels_of(service) != slice_["metadata"].get("labels"):
