@@ -1,4 +1,4 @@
-"""Proof by machines: random histories of a cluster, and of what goes wrong around a proxy, judged by a model.
+"""Random histories of a cluster, with faults around the proxy; a model checks the results.
 
-Uses the lab and what the tests share (`support`); docs/reliability.md says what is tried. Not in the wheel.
-"""
+Uses the lab and the shared code of the tests (`support`); docs/reliability.md describes the histories. Not in the
+wheel."""

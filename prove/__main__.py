@@ -18,16 +18,16 @@ from support.modes import GUEST, translate_bridged_packets
 
 MODES = ("nftables", "iptables-nft", "iptables-legacy", "userspace")
 IPVS = "ipvs"
-"""Runs in a guest, which is slow: only where it is asked for."""
+"""Modes that run in a guest, which is slow; they run only on request."""
 GUEST_SECONDS = 3600.0
 WORLDS = 1 if GUEST else 4 * (os.cpu_count() or 1)
-"""Side by side: each waits two thirds of the time."""
+"""Number of worlds that run in parallel: each waits two thirds of the time."""
 MUTATED = 5
-"""Worlds for a mutation: each begins with another aimed sequence."""
+"""Number of worlds for a mutation; each begins with a different aimed sequence."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; return the exit code: 0 when nothing was found."""
+    """Run the program; return the exit code: 0 if no fault was found."""
     given = _parse(argv)
     if given.mode == IPVS and not GUEST:
         return _in_guest(sys.argv[1:] if argv is None else argv)
@@ -39,11 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _until_told(given: argparse.Namespace) -> int:
-    """Run, or take everything down when told to end."""
+    """Run; after SIGTERM or SIGINT remove everything."""
     work, loop = asyncio.create_task(_run(given)), asyncio.get_running_loop()
 
     def end() -> None:
-        """Once: who is told again while everything is taken down would leave it."""
+        """Only the first signal counts: a second signal would interrupt the removal."""
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lambda: None)
         work.cancel()

@@ -1,8 +1,8 @@
-"""Sequences of steps that aim at faults which random steps rarely meet. Their objects have names and addresses of
-their own, so no random step changes them.
+"""Sequences of steps that aim at faults which random steps rarely meet. Their objects have separate names and
+addresses, so no random step changes them.
 
-Every second history of a world begins with one of them, in turn. Only the steps of the sequence judge, because a quiet
-moment costs several times as much.
+Every second history of a world begins with one of these sequences, in turn. Only the steps of the sequence check the
+result, because a quiet moment costs several times as much.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NODEPORT_NETWORKS = ["192.168.0.0/16", "fd00:100::/64"]
 _IPS = {"IPv4": "10.96.201.{}", "IPv6": "fd00:10:96::c9{:02x}"}
 _AFFINITY = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 10800}}}
 _PODS = "a1", "a2", "a3", "b1", "b2", "b3"
-"""Endpoints in the order of their addresses: the last ones move to other slots when the first ones go."""
+"""Endpoints in the order of their addresses: when the first endpoints are removed, the last move to other slots."""
 _SETTLED: Step = ("settled",)
 
 
@@ -27,14 +27,15 @@ class Aimed(Objects):
     """Adds such sequences to the steps so far."""
 
     def _aim(self, seed: str) -> None:
-        """Add the sequence whose turn it is; a seed ends with the numbers of world and history."""
+        """Add the next sequence; a seed ends with the numbers of world and history."""
         world, history = [0, 0, *map(int, re.findall(r"\d+", seed))][-2:]
         sequences = self._clients, self._late_flows, self._node_address, self._balancers, self._exchange
         if history % 2 == 0:
             sequences[(world + history // 2) % len(sequences)]()
 
     def _clients(self) -> None:
-        """Clients with session affinity ask while endpoints go, the proxy starts again and another Service comes."""
+        """Clients with session affinity send requests while endpoints are removed, the proxy restarts and another
+        Service is added."""
         first, second = f"sticky{self._next()}", f"sticky{self._next()}"
         ask: Step = ("ask", first)
         self.made += [*self._aimed(first, "TCP", _AFFINITY), *_endpoints(first, "TCP", *_PODS), _SETTLED, ask]
@@ -44,7 +45,7 @@ class Aimed(Objects):
         self.made.append(("ask", second))
 
     def _late_flows(self) -> None:
-        """UDP packets that are under way while their endpoint goes."""
+        """UDP packets are on their way while their endpoint is removed."""
         name = f"late{self._next()}"
         service, *_ = made = self._aimed(name, "UDP", {})
         self.made += [*made, *_endpoints(name, "UDP", "a1", "a2", "a3"), _SETTLED]
@@ -60,8 +61,8 @@ class Aimed(Objects):
         self.made += [("node_address", NODE_ADDRESS, False)] if self.random.random() < 0.5 else []
 
     def _balancers(self) -> None:
-        """A health check port has the number of endpoints that are ready. The load balancer of another Service, whose
-        only source range cannot be read, admits nobody.
+        """A health check port answers with the number of ready endpoints. Another Service's load balancer, whose only
+        source range is invalid, admits no client.
         """
         ready, port = f"health{self._next()}", 31900 + self._next() % 90
         closed, address = f"closed{self._next()}", f"203.0.113.{101 + self._next() % 150}"
@@ -77,7 +78,7 @@ class Aimed(Objects):
         self.made += [("health", port, 1), ("closed", closed, address)]
 
     def _exchange(self) -> None:
-        """Two Services with the same endpoints, or without any, exchange their addresses in one sync."""
+        """Two Services with the same endpoints, or without endpoints, exchange their addresses in one sync."""
         names = f"twin{self._next()}", f"twin{self._next()}"
         endpoints = self.random.choice(((), ("a1",), ("a1", "b1")))
         (one,), (two,) = twins = [self._aimed(name, "TCP", {}) for name in names]

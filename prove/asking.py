@@ -1,7 +1,8 @@
-"""Clients that ask Services all the time, each question noted, and figures of how many failed and for how long.
+"""Clients that send requests to Services all the time; each request is recorded. Also computes how many failed, and for
+how long.
 
-New TCP connections and UDP flows, each from another port, and those that stay open. A question has failed when nothing
-answers in time, or an endpoint of another Service does.
+New TCP connections and UDP flows, each from a new port, and open connections and flows. A request has failed if no
+answer arrives in time, or an endpoint of another Service answers.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from support.modes import GUEST
 from support.traffic import connected, question
 
 EVERY: Final = 2.0 if GUEST else 0.1
-"""Seconds between two questions of a client."""
+"""Seconds between two requests of a client."""
 
 TIMEOUT: Final = 0.9
-"""Seconds for a new connection or a question of UDP: the kernel sends a lost SYN again after one."""
+"""Timeout in seconds of a new connection or a UDP request: the kernel repeats a lost SYN after one second."""
 
 LOST: Final = 5.0
-"""Seconds without an answer after which a connection that was open is given up: TCP sends lost packets again."""
+"""Seconds without an answer after which an open connection has failed: TCP repeats lost packets."""
 
 PORTS: Final = range(33000, 60000)
 KINDS: Final = ("new TCP", "long TCP", "new UDP", "long UDP")
 
 
 class Client(NamedTuple):
-    """Who asks which front of a Service how, and the pods that may answer; `kind` is one of KINDS."""
+    """A client: its place, the frontend of a Service, its kind of requests, and the pods that may answer; `kind` is one
+    of KINDS."""
 
     namespace: str
     place: str
@@ -46,12 +48,12 @@ class Client(NamedTuple):
 
     @property
     def lasts(self) -> bool:
-        """Whether its connection stays open."""
+        """Return whether its connection stays open."""
         return self.kind.startswith("long")
 
     @property
     def protocol(self) -> str:
-        """By which it asks: tcp or udp."""
+        """Return the protocol of its requests: tcp or udp."""
         return self.kind.rpartition(" ")[2].lower()
 
     def __str__(self) -> str:
@@ -59,7 +61,7 @@ class Client(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One question: when it was asked and over, in seconds of one clock; why it failed, '' when it did not."""
+    """One request: its beginning and end, in seconds of one clock; the reason of its failure, '' for success."""
 
     at: float
     over: float
@@ -67,7 +69,7 @@ class Asked(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """How many questions there were and failed; the longest time in which a client had no answer, in seconds."""
+    """The number of requests and of failed requests; the longest time without an answer for any client, in seconds."""
 
     asked: int
     failed: int
@@ -78,7 +80,7 @@ class Figures(NamedTuple):
 
 
 def figures(clients: Iterable[Sequence[Asked]], begin: float, end: float) -> Figures:
-    """Return what became of the questions asked between two times; a gap counts where it overlaps with these."""
+    """Return the results of the requests between two times; a gap counts if it overlaps this interval."""
     asked = failed = 0
     gap = 0.0
     for questions in clients:
@@ -93,9 +95,9 @@ def figures(clients: Iterable[Sequence[Asked]], begin: float, end: float) -> Fig
 
 
 class Crowd:
-    """A context manager: clients in threads of their own, which ask from its beginning to its end.
+    """A context manager: runs each client in a thread, from its beginning to its end.
 
-    `ask` sends one question on a socket and returns the pod that answered; it raises OSError.
+    `ask` sends one request on a socket and returns the pod that answered; it raises OSError.
     """
 
     def __init__(self, clients: Iterable[Client], ask: Callable[[socket.socket], str] = question) -> None:
@@ -117,7 +119,7 @@ class Crowd:
             thread.join()
 
     def figures(self, kind: str, begin: float, end: float) -> Figures:
-        """Return those of the clients of a kind."""
+        """Return the results of the clients of a kind."""
         return figures([list(asked) for client, asked in self.asked.items() if client.kind == kind], begin, end)
 
     def failures(self, begin: float, end: float) -> list[str]:

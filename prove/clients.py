@@ -1,6 +1,6 @@
 """Clients of the sequences in aimed.py: those with session affinity, flows that begin late, a new address of the node.
 
-The expected answers come from the objects of the API server and from earlier answers, not from the planner.
+The expected answers are derived from the objects of the API server and from earlier answers, not from the planner.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from prove.world import STEADY, World
 from support import tracked_flows
 
 SEARCHES = "kubeproxy_conntrack_reconciler_sync_duration_seconds"
-"""Metric of the proxy's searches for stale flows."""
+"""The metric that counts the proxy's searches for stale flows."""
 POD = "a4"
-"""A pod that asks in addition to the usual places."""
+"""A pod that is a client, in addition to the usual places."""
 ANSWERS = 3.0
 """Seconds for an answer."""
 
 
 async def sticky(world: World, name: str) -> list[str]:
-    """Ask a Service from each place; return which clients left an endpoint that still serves, or reached another
-    Service's endpoint. Remembers the answers.
+    """Send requests to a Service from each place; return the clients that changed from an endpoint that still serves,
+    or reached another Service's endpoint. Remembers the answers.
     """
     service = world.store.get("services", ("default", name))
     if service is None:
@@ -56,7 +56,7 @@ async def sticky(world: World, name: str) -> list[str]:
 
 
 def ready(world: World, name: str) -> Iterator[str]:
-    """Yield the addresses of a Service's ready endpoints, as its slices have them."""
+    """Yield the addresses of a Service's ready endpoints from its slices."""
     for record in world.store.records("endpointslices"):
         if record.labels.get("kubernetes.io/service-name") == name:
             for endpoint in record.decode()["endpoints"]:
@@ -65,9 +65,9 @@ def ready(world: World, name: str) -> Iterator[str]:
 
 
 async def late(world: World, made: Json, address: str, pod: str) -> list[str]:
-    """Write a slice without a pod; when the proxy has searched for stale flows, a flow from port 80 of an address to
-    the pod begins. A judge finds it if it stays. The flow is deleted if it may be too late for the second search.
-    """
+    """Write a slice without a pod; after the proxy's search for stale flows, begin a flow from port 80 of an address to
+    the pod. If the flow remains, a judge finds it. If the flow may have begun too late for the second search, it is
+    deleted."""
     if not world.launched:
         return []
     flow, server = (("192.168.100.1", 40000), (address, 80)), (world.live.ips[pod]["IPv4"], 3000)
@@ -86,19 +86,20 @@ async def late(world: World, made: Json, address: str, pod: str) -> list[str]:
         certain, refused = False, 0
     if not certain:
         await world.inside("node", functools.partial(tracked_flows.end, *flow))
-    # The flow of the step before remains where the search under test is missing.
+    # Without the tested search the flow of the previous step remains.
     return [] if refused in {0, errno.EEXIST} else [f"no flow could be made: {os.strerror(refused)}"]
 
 
 async def _searches(world: World) -> tuple[float, float]:
-    """Return how many searches for stale flows have ended, and how many seconds they took. Raises OSError."""
+    """Return the number of finished searches for stale flows, and their duration in seconds. Raises OSError."""
     series = (f'{SEARCHES}_{part}{{ip_family="IPv4"}}' for part in ("count", "sum"))
     count, seconds = [await world.live.metric(one) for one in series]
     return count, seconds
 
 
 async def health(world: World, port: int, count: int) -> list[str]:
-    """Ask a health check port until it has a number of ready endpoints in both families; return what it has instead."""
+    """Query a health check port until it answers with a number of ready endpoints in both families; return the
+    differences."""
     specs = [record.decode()["spec"] for record in world.store.records("services")]
     wrong, until = ["not asked"], time.monotonic() + 2 * ANSWERS
     if port not in [spec.get("healthCheckNodePort") for spec in specs if isinstance(spec, dict)]:
@@ -115,14 +116,14 @@ async def health(world: World, port: int, count: int) -> list[str]:
 
 
 def miscounted(address: str, port: int, count: int, seconds: float) -> list[str]:
-    """Return the complaint that a health check port does not have this number of endpoints. Raises OSError."""
+    """Return a complaint if a health check port does not answer with this number of endpoints. Raises OSError."""
     _, body = http_get(address, port, "/", seconds)
     found = json.loads(body)["localEndpoints"]
     return [f"health check {port}: {found} endpoints, {count} expected"] if found != count else []
 
 
 async def closed(world: World, name: str, address: str) -> list[str]:
-    """Return which places reach port 80 of the address of a load balancer that admits nobody."""
+    """Return the places that reach port 80 of the address of a load balancer that admits no client."""
     if world.store.get("services", ("default", name)) is None:
         return []
     question = functools.partial(ask, "tcp", address, 80, 0.3)
@@ -131,8 +132,8 @@ async def closed(world: World, name: str, address: str) -> list[str]:
 
 
 async def node_addresses(world: World) -> list[str]:
-    """Return the new addresses of the node on which the steady NodePort does not answer, though it is to answer there.
-    Asks for some seconds.
+    """Return the new addresses of the node on which the steady NodePort should answer, but does not. Asks for some
+    seconds.
     """
     if world.configured.get("nodePortAddresses") != NODEPORT_NETWORKS:
         return []

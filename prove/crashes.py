@@ -1,9 +1,9 @@
-"""The proxy dies, or is refused, at one thing that it does: at every one of them, in a small world.
+"""Ends the proxy, or lets a call fail, at each call into the kernel or turn of its loop, in a small world.
 
-Three ways of a start: on an empty node, over what an earlier proxy left while objects changed meanwhile, and over the
-rules of another mode. Each point is one start of the launcher with its fault, then a start without; steady traffic runs
-all the time but on the empty node, and the judges ask afterwards. What is to be done is split between several worlds.
-"""
+There are three kinds of start: on an empty node, over the rules of an earlier proxy while objects have changed, and
+over the rules of another mode. For each point the launcher starts the proxy with the fault, then without; steady
+traffic runs all the time, except on the empty node, and then the judges check the state. The points are divided between
+several worlds."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ OTHER = {
     "iptables": {"mode": "nftables"},
     "userspace": {"mode": "nftables"},
 }
-"""The mode that ran before, by the mode that starts."""
+"""The mode that ran before, keyed by the mode that starts."""
 
 
 class Crashes:
-    """Points in one world whose proxy does not run at first."""
+    """Tries points in one world whose proxy does not run at first."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -49,7 +49,7 @@ class Crashes:
         self._change()
 
     def _change(self) -> None:
-        """Change objects so that every start has something to make up for: back and forth."""
+        """Change objects, alternately in both directions, so that every start finds changes."""
         self._turn += 1
         odd = self._turn % 2
         self.live.endpoints("moved", "b1" if odd else "a1 a2")
@@ -69,7 +69,7 @@ class Crashes:
         self.world.store.put("services", {"metadata": metadata, "spec": spec | {"ports": [port]}, "status": {}})
 
     async def count(self, way: str) -> dict[str, int]:
-        """Return how many calls a start makes until it is ready, and turns of its loop, for each kind of fault."""
+        """Return the numbers of calls, and of turns of the loop, until a start is ready, for each kind of fault."""
         file = self.live.cluster.folder / f"calls-{way}"
         file.unlink(missing_ok=True)
         await self._before(way)
@@ -80,7 +80,7 @@ class Crashes:
         return {word: said.count(kinds.get(word, b".")) for word in (*DEATHS, *REFUSALS, *ANSWERS)}
 
     async def point(self, way: str, word: str, number: int) -> list[str]:
-        """Have the proxy meet one fault, start it without, and judge."""
+        """Start the proxy with one fault, then without, and check the state."""
         await self._before(way)
         await self.world.start(wait=False, by=launcher.command(word, number))
         await self._dies_or_is_ready()
@@ -96,7 +96,7 @@ class Crashes:
         return [f"{self.world.mode.name}, {way}, {word} at call {number}: {one}" for one in wrong]
 
     async def _before(self, way: str) -> None:
-        """Bring about what the proxy starts over, with traffic if there are rules for it."""
+        """Create the state in which the proxy starts, with traffic if there are rules for it."""
         if way != "adoption" or self.world.carries:
             await self.world.stop_traffic()
         if way != "adoption":
@@ -129,7 +129,7 @@ class Crashes:
 
 
 class Part(NamedTuple):
-    """What one world of `worlds` tries: all points of a kind of fault that are its, or `share` of all by chance."""
+    """The share of one of `worlds` worlds: all its points of a kind of fault, or a random `share` of all points."""
 
     mode: str
     kind: str
@@ -140,7 +140,7 @@ class Part(NamedTuple):
 
 
 def points(counts: dict[str, dict[str, int]], part: Part) -> list[tuple[str, str, int]]:
-    """Return every way, fault and number that is a part's."""
+    """Return the kinds of start, faults and numbers of a part."""
     mine = [
         (way, word, number)
         for way, known in counts.items()
@@ -155,7 +155,7 @@ def points(counts: dict[str, dict[str, int]], part: Part) -> list[tuple[str, str
 
 
 async def run(part: Part, tell: Callable[[str], None]) -> dict[str, int]:
-    """Try points, and tell what is wrong; return how many were tried of each kind, and how many failed."""
+    """Try points, and print complaints; return the number of tried points of each kind, and the number of failures."""
     tally = Counter[str]()
     async with World(part.mode) as world:
         world.shares = Shares(dumps=0.1, pages=0.4) if not part.share else Shares()

@@ -1,7 +1,8 @@
-"""What the kernel holds, as nft and iptables list it, and what a proxy without a history makes of the same plans.
+"""Compares the kernel's rules, as listed by nft and iptables, with the rules that a new proxy writes for the same
+plans.
 
-The fresh one works in a network namespace that has nothing: nftables mode in a thread, iptables mode in a process of
-its own, as the variant is chosen once a process.
+The new proxy runs in an empty network namespace: nftables mode in a thread, iptables mode in a separate process,
+because a process selects its variant only once.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from support.nftables_ground import KernelGround, without_slots
 Dump = dict[str, Any]
 """Elements by family and set, rules by family, table and chain."""
 HISTORIC = {"gone-endpoints", "failing-endpoints"}
-"""Sets whose contents are of what was, on purpose."""
+"""Sets whose contents intentionally depend on earlier states."""
 COMPARED = {"nftables": "", "iptables-nft": "nft", "iptables-legacy": "legacy"}
-"""Modes whose dump is compared, with the variant of iptables."""
+"""The modes whose dumps are compared, with the variant of iptables."""
 _OTHERS = re.compile("HINT|FIREWALL$")
-"""Chains that kubelets make as well: what a proxy once put there stays. So do KUBE-MARK-MASQ, if it is another's."""
+"""Chains that kubelets also create: the proxy's rules in them remain. So do KUBE-MARK-MASQ, if it is another's."""
 _UNORDERED = re.compile(r"KUBE-(SERVICES|NODEPORTS|EXTERNAL-SERVICES|PROXY-FIREWALL)")
-"""Chains in which each rule is of another address or port, but for what stands last."""
+"""Chains in which each rule, except the last rules, matches a different address or port."""
 _OF_ENDPOINT = re.compile(r"nat KUBE-(?:(SEP)|SVC|SVL)-")
 """Chains whose rules say of which endpoint they are, SEP chains all of them; in a cluster of up to 1,000 endpoints."""
 _WHOSE = re.compile(r' -m comment --comment "[^"]* -> [^"]*"')
@@ -49,7 +50,7 @@ class _Given(msgspec.Struct):
 
 
 def fresh(mode: str, facts: Facts, plans: Plans) -> Dump:
-    """Return what a proxy without a history makes of plans, in a network namespace of its own. Blocking.
+    """Return the rules that a new proxy writes for plans in a new network namespace. Blocking.
 
     In iptables mode by a process that has done so for no other one: see `asked` and `main`.
     """
@@ -75,7 +76,7 @@ def _fresh(mode: str, facts: Facts, plans: Plans) -> Dump:
 
 
 def dump(mode: str, facts: Facts) -> Dump:
-    """Return what the network namespace of this thread holds, without what depends on a history rightly."""
+    """Return the contents of this thread's network namespace, without contents that may depend on earlier states."""
     if variant := COMPARED[mode]:
         return {
             f"{name} {place}": rules
@@ -111,7 +112,8 @@ def _chains(text: str) -> dict[str, list[str]]:
 
 
 def others(mode: str) -> list[str]:
-    """Return the tables and chains that other modes, or another kube-proxy, left in this thread's network namespace."""
+    """Return the leftover tables and chains of other modes, or of another kube-proxy, in this thread's network
+    namespace."""
     ours = {"nftables": "kube-proxy", "userspace": "kube-proxy-userspace"}.get(mode)
     with Netlink.open() as link:
         tables, chains = _tables(link), _all_chains(link)
@@ -141,7 +143,7 @@ def _tables(link: Netlink) -> set[str]:
 
 
 def _all_chains(link: Netlink) -> list[tuple[str, str, str]]:
-    """Return family, table and name of each chain of nf_tables, which are those of iptables-nft as well."""
+    """Return family, table and name of each chain of nf_tables, which include the chains of iptables-nft."""
     found = []
     for family, name in ((socket.AF_INET, "ip"), (socket.AF_INET6, "ip6")):
         for data, start, end in nfnetlink.dump(nfnetlink.GET_CHAIN, family, b"", "chains", link):
@@ -152,7 +154,7 @@ def _all_chains(link: Netlink) -> list[tuple[str, str, str]]:
 
 
 def differences(has: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return in what two dumps differ."""
+    """Return the differences of two dumps."""
     wrong = []
     for name in sorted(has.keys() | wanted.keys()):
         one, other = has.get(name), wanted.get(name)
@@ -168,7 +170,7 @@ def differences(has: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 
 
 def _says_less(name: str, one: Any, other: Any) -> bool:
-    """Whether two chains differ in nothing but that one says whose its endpoints are.
+    """Return whether two chains differ only in the comments that name the Services of endpoints.
 
     Rightly, when it was written before, or after, the cluster had more than 1,000 endpoints.
     """
@@ -190,7 +192,7 @@ def _beyond(one: Any, other: Any) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what a fresh proxy of a mode makes of what a file says; return the exit code."""
+    """Print the rules that a new proxy in a mode writes for the plans in a file; return the exit code."""
     mode, path = argv
     given = msgspec.msgpack.decode(Path(path).read_bytes(), type=_Given)
     plans: dict[Any, list[ServicePlan]] = {}

@@ -1,9 +1,9 @@
-"""Starts processes by fork, from one that has imported everything already: that saves most of what a start costs.
+"""Starts processes by fork from a process that has imported all modules; this saves most of the cost of a start.
 
 `python -m prove.forking [MUTATION]` reads requests and writes what became of them over one socket, its standard input
 and output, as lines of JSON. {"namespace": NAME, "environment": {...}} comes first, the network namespace of iproute2
 in which all are to be, "" for ours. {"call": "module:function", "argv": [...], "output": FILE, ...} is answered by
-{"pid": N}, and {"pid": N, "status": S} follows when that ends. Each child is told when its parent dies.
+{"pid": N}, and {"pid": N, "status": S} follows when that ends. Each child gets a signal when its parent dies.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from prove import mutating
 
 
 class ForkingError(Exception):
-    """The process that forks ended, as by a mutation that is not there: it said why."""
+    """The forking process ended, for example because a mutation does not exist; its output has the reason."""
 
 
 class Forked:
-    """One process, as asyncio has those that it started."""
+    """A child process, with the interface of asyncio's processes."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -55,9 +55,9 @@ class Forked:
 
 
 class Forking:
-    """An async context manager: the process that forks, in a network namespace of iproute2 if one is named.
+    """An async context manager: the forking process, in a network namespace of iproute2 if one is given.
 
-    With a mutation, a line of the proxy is broken in it.
+    With a mutation, a line of the proxy is changed in this process.
     """
 
     def __init__(self, namespace: str = "", mutation: str = "") -> None:
@@ -99,7 +99,7 @@ class Forking:
         errors: bool = True,
         orphaned: signal.Signals = signal.SIGKILL,
     ) -> Forked:
-        """Fork a process that calls `module:function` with arguments; its result is the exit status.
+        """Fork a process that calls `module:function` with arguments; the result of the call is the exit status.
 
         What it prints is added to a file, with what it says on standard error unless `errors` is false. It gets a
         signal when it is `orphaned`. Raises ForkingError.
@@ -152,7 +152,7 @@ def prepare() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fork until standard input ends. Returns in each child too, with the result of what that calls."""
+    """Fork on request until standard input ends. Returns in each child too, with the result of what that calls."""
     if argv:
         mutating.apply(argv[0])
     import_all((".commands", ".page"))

@@ -1,6 +1,6 @@
-"""Histories from a seed: what clusters do to Services, slices, Nodes and ServiceCIDRs, and what goes wrong meanwhile.
+"""Generates histories from a seed: changes of Services, slices, Nodes and ServiceCIDRs, and faults.
 
-A share of the objects is junk (support.junk) under names of its own. A seed always makes the same history.
+Some of the objects are junk (support.junk), with separate names. A seed always makes the same history.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CALLS = ("die-before", "die-after", "ENOBUFS", "EPERM", "ENOMEM", "EINTR", "no-m
 
 
 BEGINNINGS = (0, 2, 3, 5)
-"""Services that a history begins with."""
+"""The number of Services at the beginning of a history."""
 
 
 class Generator(Aimed):
@@ -30,7 +30,7 @@ class Generator(Aimed):
         self._favours: list[float] = []
 
     def history(self, length: int) -> list[Step]:
-        """Return so many steps, about: some of them come together, and quiet moments are between."""
+        """Return about `count` steps: some are applied together, with quiet moments between them."""
         for _ in range(self.random.choice(BEGINNINGS)):  # with few of them most steps would find nothing to change
             self._new()
         if self.mode in COMPARED:
@@ -63,7 +63,8 @@ class Generator(Aimed):
             (2, lambda: self.made.append(("look",))),
         )
         if not self._favours:
-            # Each history does a few things often and leaves others out: what comes of them together is met sooner.
+            # Each history has a few kinds of steps often, and no others, so that it finds the effects of their
+            # combination sooner.
             self._favours = [self.random.choice((0.2, 1, 1, 4)) for _ in weights]
         shares = [favour * weight for favour, (weight, _) in zip(self._favours, weights, strict=True)]
         self.random.choices([act for _, act in weights], shares)[0]()
@@ -95,7 +96,7 @@ class Generator(Aimed):
             self.made.append(("remove", "services", "default", name))
 
     def _spoil(self) -> None:
-        """A part of a living Service or slice becomes what cannot be used; the rest goes on."""
+        """A part of an existing Service or slice becomes invalid; the other parts must still work."""
         if not self.services:
             return
         usable = [bad.part for bad in SPECS.values() if bad.works]
@@ -144,7 +145,7 @@ class Generator(Aimed):
         self.made.append(self.random.choice(choices))
 
     def _away(self) -> None:
-        """The API server is away while objects change, and may have forgotten since when it comes back."""
+        """The API server is unreachable while objects change, and may have lost its history afterwards."""
         self.made.append(("away", self.random.random() < 0.7))
         acts = (self._new, self._change, self._endpoints, self._swap, self._remove, self._move, self._service_cidr)
         for _ in range(self.random.choice((2, 3, 6))):
@@ -176,7 +177,8 @@ class Generator(Aimed):
         return ("configure", fields, [flag for flag in flags if self.random.random() < 0.4])
 
     def _other_mode(self) -> None:
-        """Another mode takes over, and back; modes of this host but legacy iptables, which no hint leads to then."""
+        """Change to another mode and back; all modes of this host except iptables-legacy, because then no hint selects
+        it."""
         if self.mode == "nftables":
             self.made += [("switch", self.random.choice(("iptables-nft", "iptables-nft", "userspace")))]
             for _ in range(self.random.choice((0, 1, 4))):

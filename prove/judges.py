@@ -1,7 +1,7 @@
-"""Judges: each looks at a world in which nothing is left to happen and says, in words, what is not as it should be.
+"""Judges: each checks a world in which nothing more is pending, and returns complaints as text.
 
-`quiet` waits until the proxy has the newest version of everything, then asks all of them. What it is compared with
-is of `truth` alone, never of the proxy under test; only what holds for the node is what the proxy says.
+`quiet` waits until the proxy has the newest version of all objects, then calls all judges. The expected state is from
+`truth`, never from the tested proxy, except facts about the node.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from support.modes import GUEST
 
 _PENDING = re.compile(r"^kubeproxy_sync_proxy_rules_(?:service|endpoint)_changes_pending [^0].*", re.MULTILINE)
 TIMEOUT = 120.0 if GUEST else 40.0
-"""Seconds within which everything has arrived, is programmed and repaired."""
+"""Seconds within which all changes must be received, programmed and repaired."""
 
 UDP: Final = 17
 ENDS = 5.0
-"""Seconds until a process that died is known to have ended."""
+"""Seconds until the end of a killed process is noticed."""
 
 
 class Scene(NamedTuple):
-    """What the judges compare: what the proxy says, and what should be."""
+    """The input of the judges: the proxy's state, and the expected state."""
 
     facts: Facts
     held: Mapping[ServiceName, ProgrammedService]
@@ -57,8 +57,8 @@ class Scene(NamedTuple):
 
 
 async def quiet(world: World, chance: random.Random, only: Sequence[str] | None = None) -> list[str]:
-    """Wait until nothing is left to happen; return what is wrong then, by these judges alone if some are named. A proxy
-    that was told to die starts again.
+    """Wait until nothing is pending; return the complaints, of these judges only if some are given. A proxy with a
+    fault that ends it is started again.
     """
     wrong = await _quiet(world, chance, only)
     if wrong and world.may_end:
@@ -80,7 +80,8 @@ async def _quiet(world: World, chance: random.Random, only: Sequence[str] | None
         if only is not None:
             wrong = await _verified(world) if "verify" in only else []
             return wrong + (await _no_stale_flows(world, scene, Family.IPV4) if "stale flows" in only else [])
-        # Waits until another program's harm is repaired; others' rules answer until they are removed.
+        # Waits until a change by another program is repaired; rules of other programs have an effect until they are
+        # removed.
         wrong = [*await _verified(world), *(await _others_gone(world) if world.mixed else [])]
         wrong += await _no_stale_flows(world, scene, chance.choice(list(Family)))
         wrong += await _health_checks(world, scene)
@@ -104,7 +105,7 @@ async def _quiet(world: World, chance: random.Random, only: Sequence[str] | None
 
 
 def look_now(world: World) -> list[str]:
-    """Return what is wrong of what holds at every moment."""
+    """Return complaints about conditions that must always hold."""
     proxy = world.live.proxy
     wrong = [f"steady traffic: {failure}" for failure in world.failures()[:3]]
     if proxy.returncode is not None and not world.may_end:
@@ -114,7 +115,7 @@ def look_now(world: World) -> list[str]:
 
 
 async def _eventually(world: World, check: Callable[[], list[str]]) -> list[str]:
-    """Ask a blocking check in a thread on the proxy's node until it has no complaint; return its last ones."""
+    """Run a blocking check in a thread on the proxy's node until it has no complaint; return its last complaints."""
     until, pause = time.monotonic() + TIMEOUT, 0.002
     while True:
         wrong = await world.inside("node", check)
@@ -125,7 +126,7 @@ async def _eventually(world: World, check: Callable[[], list[str]]) -> list[str]
 
 
 async def settled(world: World) -> Scene:
-    """Wait until the proxy has everything that the API server has. Raises AssertionError."""
+    """Wait until the proxy has all objects of the API server. Raises AssertionError."""
     found: list[Scene] = []
 
     def check() -> list[str]:
@@ -172,7 +173,7 @@ def _not_ready(facts: Facts) -> list[str]:
 
 
 def _other_plans(scene: Scene) -> list[str]:
-    """Return which plans are not those of the final state."""
+    """Return the plans that differ from the plans of the final state."""
     wanted = truth.plans(scene.planner)
     has = {name: one.plans for name, one in scene.held.items() if one.plans}
     return [
@@ -183,7 +184,8 @@ def _other_plans(scene: Scene) -> list[str]:
 
 
 def _node_differs(world: World, facts: Facts) -> list[str]:
-    """Return what the proxy lacks of the Node, the ServiceCIDRs and the node's addresses. Runs on the node."""
+    """Return what the proxy has not received of the Node, the ServiceCIDRs and the node's addresses. Runs on the
+    node."""
     record = world.store.get("nodes", ("", "node-a"))
     if record is None:
         return []
@@ -208,7 +210,7 @@ def _settings(config: bytes) -> Settings:
 
 
 async def _verified(world: World) -> list[str]:
-    """The examiner that `kube-proxy verify` uses: the kernel beside the proxy's own plans."""
+    """Compare the kernel with the proxy's plans, with the examiner of `kube-proxy verify`."""
     running = Running(Client(str(world.live.proxy.control)))
 
     def work() -> list[str]:
@@ -223,7 +225,7 @@ async def _verified(world: World) -> list[str]:
 
 
 async def _as_fresh(world: World, scene: Scene) -> list[str]:
-    """The dump is what a fresh kernel gets of the final state."""
+    """The dump must equal the rules that a new proxy writes for the final state."""
     if world.mode.name not in dumps.COMPARED:
         return []
     made = await _made_fresh(world, scene)
@@ -252,7 +254,7 @@ async def _made_fresh(world: World, scene: Scene) -> dumps.Dump:
 
 
 async def _others_gone(world: World) -> list[str]:
-    """What other modes left, or another kube-proxy, is removed."""
+    """Leftovers of other modes, or of another kube-proxy, must be removed."""
 
     def check() -> list[str]:
         return [f"left of others: {one}" for one in dumps.others(world.mode.name)[:5]]
@@ -261,9 +263,10 @@ async def _others_gone(world: World) -> list[str]:
 
 
 async def _no_stale_flows(world: World, scene: Scene, family: Family) -> list[str]:
-    """No UDP flow to the address of a frontend leads to an endpoint that does not serve it; userspace mode has none.
+    """No UDP flow to a frontend's address may lead to an endpoint that does not serve the frontend; userspace mode has
+    no such flows.
 
-    Judges one family, without the steady Service, whose endpoints stay: a search takes some 10 ms.
+    Checks one family without the steady Service, whose endpoints do not change: a search takes some 10 ms.
     """
     if world.mode.name not in dumps.COMPARED:
         return []
@@ -287,7 +290,7 @@ async def _no_stale_flows(world: World, scene: Scene, family: Family) -> list[st
 
 
 async def _health_checks(world: World, scene: Scene) -> list[str]:
-    """The health check port of each Service has the number of its ready endpoints on the node."""
+    """The health check port of each Service must answer with the number of its ready endpoints on the node."""
     node = world.live.ips["node"]
     wanted = [
         (family, each.health.port, each.health.local_endpoints(family))
@@ -314,7 +317,7 @@ async def _health_checks(world: World, scene: Scene) -> list[str]:
 
 
 async def _pages_say_so(world: World, scene: Scene) -> list[str]:
-    """Ask the pages until they say what is so; a port that could not be had is tried again every 5 s."""
+    """Query the pages until they show the expected state; the proxy tries every 5 s to open a port that was in use."""
     plans = truth.plans(scene.planner)
 
     def check() -> list[str]:
@@ -329,7 +332,7 @@ async def _pages_say_so(world: World, scene: Scene) -> list[str]:
 
 
 def _pages(plans: truth.Plans) -> list[str]:
-    """Health, metrics and /debug/state say what is so."""
+    """Health, metrics and /debug/state must show the expected state."""
     wrong = []
     for path in ("/healthz", "/livez", "/readyz"):
         status, body = _page(path, HEALTH_PORT)
@@ -351,14 +354,15 @@ def _page(path: str, port: int) -> tuple[int, str]:
 
 
 async def nothing_left(world: World) -> list[str]:
-    """With all objects of a history gone again, the proxy has what it had at first: descriptors, threads."""
+    """After the deletion of all objects of a history the proxy must have as many descriptors and threads as at the
+    beginning."""
     if world.carries:  # connections are descriptors
         if failures := await world.stop_traffic():
             return [f"steady traffic: {failures[0]}"]
         await asyncio.sleep(UDP_IDLE + 1)
     if not world.baseline:
         world.baseline = _usage(world.live.proxy.pid)
-    # Connections of watches that are being renewed, and of who just asked, come and go.
+    # The connections of renewed watches, and of recent clients, are temporary.
     wrong = await _eventually(world, functools.partial(_left, world))
     if wrong:
         command = ["ss", "--tcp", "--udp", "--all", "--numeric", "--processes"]

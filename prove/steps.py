@@ -1,7 +1,7 @@
-"""What a history is made of: steps as plain JSON, each of which means something without those before it.
+"""The steps of a history, as plain JSON; each step has a meaning without the earlier steps.
 
-So any of them can be left out, which is how a failing history becomes a small one. Endpoints name pods of the lab
-("a1") where an address goes; what is no pod's name stays as it is.
+So any step can be removed, to reduce a failing history to a small one. In place of an address an endpoint may have the
+name of a pod of the lab ("a1"); other texts are not changed.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Step = tuple[Any, ...]
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of JSON that shares nothing with it."""
+    """Return a deep copy of JSON."""
     if isinstance(value, dict):
         return {name: copied(one) for name, one in value.items()}
     return [copied(one) for one in value] if isinstance(value, list) else value
 
 
 def written(steps: Sequence[Step]) -> str:
-    """Return steps as Python, a line each."""
+    """Return steps as Python, one line per step."""
     return "".join(f"        {step!r},\n" for step in steps)
 
 
 def as_test(steps: Sequence[Step], mode: str, complaint: str) -> str:
-    """Return a test that plays a history, as it stands in tests/prove/test_prove_found.py, whose imports it needs."""
+    """Return a test that plays a history, for tests/prove/test_prove_found.py, whose imports it needs."""
     first = complaint.splitlines()[0] if complaint else ""
     return (
         f"async def test_a_history_that_failed() -> None:\n    # {first}\n    history: list[Step] = [\n"
@@ -54,10 +54,10 @@ def as_test(steps: Sequence[Step], mode: str, complaint: str) -> str:
 
 
 def dumped(steps: Sequence[Step]) -> str:
-    """Return steps as a line of JSON, which `read` takes."""
+    """Return steps as a line of JSON for `read`."""
     return json.dumps(steps)
 
 
 def read(text: str) -> list[Step]:
-    """Return the steps of such a line. Raises ValueError."""
+    """Return the steps in a line of JSON. Raises ValueError."""
     return [tuple(step) for step in json.loads(text)]

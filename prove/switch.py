@@ -1,4 +1,5 @@
-"""All packets, by the Go kube-proxy's rules and by ours: `python -m prove.switch --peer PATH`, as root.
+"""Compares the outcomes of all packets under the Go kube-proxy's rules and ours: `python -m prove.switch --peer PATH`,
+as root.
 
 The Go kube-proxy programs a node of the lab for Services of every kind, in nftables and in iptables mode. Then
 `kube-proxy plan --from-kernel` compares its rules with ours for the same objects. Exit code 1 if a packet has another
@@ -251,7 +252,7 @@ async def _proxy_command(cluster: LabCluster, *words: object) -> tuple[int, str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; return the exit code: 0 if every packet has the same outcome in both modes."""
+    """Run the program; return the exit code: 0 if every packet has the same outcome in both modes."""
     parser = argparse.ArgumentParser(prog="python -m prove.switch", description=__doc__)
     parser.add_argument("--peer", required=True, help="the Go kube-proxy, its path")
     parser.add_argument("--more", type=int, default=10, help="this many Services of ten endpoints more")

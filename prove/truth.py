@@ -1,7 +1,7 @@
-"""What should be: the plans of the objects that the API server has now, by a planner that has no history.
+"""The expected state: the plans that a new planner computes from the API server's present objects.
 
-Decodes the server's own bytes as the proxy does. What cannot be decoded at all is nothing; generated junk has names
-that nothing good ever had, so no earlier state of it can count either.
+Decodes the server's bytes as the proxy does. An object that cannot be decoded counts as missing. Junk has names that no
+valid object ever had, so it has no earlier valid state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def watched(store: Store, resource: Resource) -> Iterator[Record]:
 
 
 def planned(store: Store, world: Globals) -> Planner:
-    """Return a planner that has met nothing but the final state of each object."""
+    """Return a planner that has received only the final state of each object."""
     planner = Planner(world)
     for resource in ("services", "endpointslices"):
         planner.apply([Replaced(resource, list(_decoded(store, resource)))])
@@ -48,13 +48,13 @@ def _decoded(store: Store, resource: Resource) -> Iterator[Object]:
 
 
 def plans(planner: Planner) -> Plans:
-    """Return the plans of each Service that has any."""
+    """Return the plans of each Service with plans."""
     return {name: compiled.plans for name, compiled in planner.compiled.items() if compiled.plans}
 
 
 def unknown(store: Store, known: Iterable[Objects]) -> list[str]:
-    """Return which newest versions of objects the proxy does not have, and which it has that are gone. A slice must be
-    known also if its Service does not exist, because the Service may come later.
+    """Return the objects of which the proxy lacks the newest version, and its objects that no longer exist. A slice
+    must be known also if its Service does not exist, because the Service may come later.
     """
     wanted: dict[ServiceName, str] = {}
     for record in watched(store, "services"):

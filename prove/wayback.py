@@ -1,4 +1,5 @@
-"""From our kube-proxy to the Go kube-proxy and back, under traffic: `python -m prove.wayback --peer PATH`, as root.
+"""Replaces our kube-proxy with the Go kube-proxy and back, under traffic: `python -m prove.wayback --peer PATH`, as
+root.
 
 Each journey is played in a cluster of its own, in network namespaces, with Services that use what leaves most in the
 kernel. A last journey goes from the Go kube-proxy to itself: what fails there, it does by itself. Exit code 1 when more
@@ -53,13 +54,13 @@ JOURNEYS: Final = tuple(
         "Go nftables, Go nftables, Go iptables, Go iptables, Go nftables",
     )
 )
-"""The last one is what the others are compared with."""
+"""The journeys; the other journeys are compared with the last."""
 
 ALLOWED: Final = 3
 """How many times as long as its own a gap on the way to the Go kube-proxy may be; a sync that fails takes 30 s more."""
 
 SETTLE: Final = 2.0
-"""Seconds of traffic before a program ends, and after all is said to be there."""
+"""Seconds of traffic before a program ends, and after the next program is ready."""
 
 SOURCES: Final = {"loadBalancerSourceRanges": ["192.168.100.1/32", "fd00:100::1/128"]}
 STICKY: Final = {"sessionAffinity": "ClientIP"}
@@ -93,7 +94,7 @@ OFFERS: Final = {
     "shrinking": Offer("a4 b3", {}, (("pod", "cluster"),)),
 }
 LASTING: Final = {"plain", "sticky", "sticky-local", "ranged"}
-"""Services to which connections stay open, too."""
+"""Services that also have open connections."""
 
 OUR_FLAGS: Final = ("--connection-counters", "--reset-gone-endpoints", "--eject-failing-endpoints")
 FORWARDING: Final = ("--connection-counters", "--fast-forward-after=3")
@@ -107,8 +108,8 @@ GO_CONFIG: Final[Json] = {"clientConnection": {"contentType": "application/json"
 CNI: Final = """table inet cni {
     chain masquerading { type nat hook postrouting priority 100; ip saddr 192.0.2.0/24 masquerade; }
 }"""
-"""As of a network plugin that masquerades. While no rule of NAT is anywhere the kernel tracks and translates nothing,
-and packets of open connections go astray."""
+"""Rules like those of a network plugin that masquerades. While no rule of NAT is anywhere the kernel tracks and
+translates nothing, and packets of open connections go astray."""
 
 UNSYNCED: Final = {
     OURS: re.compile(r"^[EF]\d{4} |^Traceback|.*has no flowtables"),
@@ -118,13 +119,13 @@ FAILURES: Final = re.compile(r"^(kubeproxy_sync_proxy_rules_\w*failures_total\S*
 
 
 class Step(NamedTuple):
-    """One change of programs, and what became of questions of each kind meanwhile."""
+    """One change of programs, and the results of the requests of each kind during it."""
 
     before: Program
     after: Program
     found: Mapping[str, Figures]
     failures: Sequence[str] = ()
-    """A line for each client that failed."""
+    """One line for each client that failed."""
 
     @property
     def line(self) -> str:
@@ -140,7 +141,7 @@ HEAD: Final = (
 
 
 def faults(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield what failed that the Go kube-proxy does not do by itself, beside its own steps between the same modes."""
+    """Yield the failures that a replacement of the Go kube-proxy by itself, between the same modes, does not have."""
     own = {(s.before.mode, s.after.mode): s.found for s in steps if s.before.name == s.after.name == GO}
     for step in steps:
         for kind, found in step.found.items():
@@ -154,7 +155,7 @@ def faults(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def unsynced(name: str, log: str, metrics: str) -> list[str]:
-    """Return the lines of a proxy's log and metrics that say that something was not programmed."""
+    """Return the lines of a proxy's log and metrics about rules that were not programmed."""
     counted = [f"{series} {value}" for series, value in FAILURES.findall(metrics) if float(value)]
     return [line for line in log.splitlines() if UNSYNCED[name].match(line)][:5] + counted
 
@@ -169,7 +170,7 @@ class Setting(NamedTuple):
 
 
 class Journey:
-    """A cluster with Services, and one proxy after the other. `wrong` says what was not as it should be."""
+    """A cluster with Services, and one proxy after the other. `wrong` has the complaints."""
 
     def __init__(self, live: Live, setting: Setting) -> None:
         self._live = live
@@ -179,7 +180,7 @@ class Journey:
         self.wrong: list[str] = []
 
     async def play(self, programs: Sequence[Program]) -> list[Step]:
-        """Have the programs follow each other under traffic."""
+        """Replace the programs one after the other under traffic."""
         await self._live.add_pods()
         for name, offer in OFFERS.items():
             self._live.service(name, offer.endpoints, **offer.spec, **DUAL)
@@ -201,7 +202,7 @@ class Journey:
         ]
 
     async def _shrink(self) -> None:
-        """Let an endpoint end and go, so that its connections are reset where that is asked for."""
+        """Terminate and delete an endpoint, so that its connections are reset if this is enabled."""
         self._live.endpoints("shrinking", "a4 b3 b2/draining")
         await asyncio.sleep(0.5)
         self._live.endpoints("shrinking", OFFERS["shrinking"].endpoints)
@@ -222,7 +223,7 @@ class Journey:
                     yield client
 
     async def _step(self, before: Program, after: Program) -> tuple[float, float]:
-        """Have one program follow the other; return when that began and was over."""
+        """Replace one program with the next; return the beginning and end of the replacement."""
         await asyncio.sleep(SETTLE)
         begin = time.monotonic()
         print(f"{before} to {after}", flush=True)
@@ -252,7 +253,7 @@ class Journey:
         self.wrong += [f"{program}: {line}" for line in said]
 
     async def _changes(self, program: Program) -> None:
-        """Have a Service come and the one before go; each is to be seen by clients."""
+        """Create a Service and delete the previous one; clients must notice both."""
         old, self._made = self._made, self._made + 1
         name = f"later-{self._made}"
         self._live.service(name, "a1 b1", type="NodePort", **STICKY, **DUAL)
@@ -281,12 +282,12 @@ class Journey:
             self.wrong.append(str(error))
 
     async def _met(self, place: str, front: Front, source: str | None = None) -> str:
-        """The pod that answers, '' for none."""
+        """Return the pod that answers, '' for none."""
         answer = await self._live.cluster.probe(place, "tcp", *front, 0.5, source)
         return "" if isinstance(answer, NoAnswer) else answer.pod
 
     async def _look(self, program: Program) -> None:
-        """Look at what clients do not ask all the time."""
+        """Check the frontends to which clients do not send requests all the time."""
         denied = self._live.front("ranged", "loadbalancer")
         if pod := await self._met("outside", denied, SECOND_OUTSIDE_IP):
             self.wrong.append(f"{program}: {pod} answered {SECOND_OUTSIDE_IP}, which source ranges leave out")
@@ -315,12 +316,12 @@ async def run(setting: Setting, journeys: Sequence[Sequence[Program]]) -> int:
             wrong += journey.wrong
     wrong += faults(steps)
     print("", HEAD, *(step.line for step in steps), "", sep="\n")
-    print(*(["FAILED", *wrong] if wrong else ["Changes were served, and no more failed than has to."]), sep="\n  ")
+    print(*(["FAILED", *wrong] if wrong else ["All changes worked, and only unavoidable requests failed."]), sep="\n  ")
     return int(bool(wrong))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; return the exit code: 0 when nothing failed but what the Go kube-proxy does by itself."""
+    """Run the program; return the exit code: 0 if only requests failed that also fail between two Go kube-proxies."""
     parser = argparse.ArgumentParser(prog="python -m prove.wayback", description=__doc__)
     parser.add_argument("--peer", required=True, help="the Go kube-proxy, its path")
     parser.add_argument("--journey", type=int, choices=range(len(JOURNEYS) - 1), help="this one alone")

@@ -1,4 +1,4 @@
-"""Where a history is played: a cluster of the lab with one proxy, traffic that never pauses, and what steps do."""
+"""The world of a history: a cluster of the lab with one proxy and steady traffic; implements the steps."""
 
 from __future__ import annotations
 
@@ -41,23 +41,24 @@ NO_FAULTS: Json = {
     "fail_watch_list": False,
 }
 SYNC_PERIOD = {"nftables": "10s"}
-"""How soon everything is compared; nftables mode sees by a number that another program was there, others in 2 s."""
+"""The interval of comparisons; nftables mode detects other programs' changes by the number of transactions, other modes
+within 2 s."""
 UDP_IDLE = 1.0
 """Seconds after which userspace mode forgets a UDP client."""
 PAUSE = 0.2 if GUEST else 0.08
-"""Seconds between two questions of a stream of steady traffic."""
+"""Seconds between two requests of a stream of steady traffic."""
 CLOSE = PAUSE / 8
 """The same from the start of a proxy until it has settled: rules in the wrong order close a Service for some 30 ms."""
 FIRST = 3
-"""Questions of each stream by which it is known to flow."""
+"""Number of answered requests after which a stream counts as working."""
 ASKERS = 12
-"""Threads that may ask from one place at a time."""
+"""Number of threads that may send requests from one place at the same time."""
 FORGOTTEN = 1.0
-"""Seconds until no tracked UDP flow leads to a listener any more that ended with its proxy."""
+"""Seconds until no tracked UDP flow leads to a listener of an ended proxy."""
 STEADY = "steady"
-"""The Service that steady traffic is to."""
+"""The Service of the steady traffic."""
 HARMLESS = {"clock-back", "clock-ahead", "short-reads"}
-"""Faults that no proxy may end by."""
+"""Faults that must not end a proxy."""
 STARVED = {"memory": RLIMIT_AS, "descriptors": RLIMIT_NOFILE, "disk": RLIMIT_FSIZE}
 """What a proxy may be refused: more memory than it has, more descriptors, or room for anything in files (its log)."""
 FIRST_REVISION, BEHIND = 10_000_000, 2_000
@@ -69,11 +70,11 @@ BATCHES = 0, 2
 """Elements from which every second proxy commits a transaction, so that a transaction has few Services; 0 for the
 proxy's own number."""
 FAR = {"IPv4": "10.244.{}.{}", "IPv6": "fd00:244::{:x}:{:x}"}
-"""Endpoints beyond the pods of the lab: nobody answers there."""
+"""Endpoints that are not pods of the lab: nothing answers there."""
 
 
 class Shares(NamedTuple):
-    """The share of quiet moments at which judges are asked whose answers cost more than those of all others."""
+    """The share of quiet moments at which the most expensive judges run."""
 
     dumps: float = 1.0
     pages: float = 1.0
@@ -81,7 +82,7 @@ class Shares(NamedTuple):
 
 
 class World:
-    """An async context manager. `far` are packed addresses at which nobody answers."""
+    """An async context manager. `far` are packed addresses at which nothing answers."""
 
     def __init__(self, mode: str) -> None:
         server = ServerConfig(bookmark_period=0.5)
@@ -106,11 +107,11 @@ class World:
         self._node: Json | None = None
         self.configured: Json = {}
         self.answered: dict[tuple[str, str, str], str] = {}
-        """Endpoints that answered clients with session affinity, by Service, place and address."""
+        """The endpoints that answered clients with session affinity, by Service, place and address."""
         self.launched = False
         """Whether the launcher started the proxy."""
         self.added: set[str] = set()
-        """Addresses that the node got."""
+        """Addresses that were added to the node."""
         self._made_in = self.mode
         mutation = os.environ.get(launcher.MUTATION, "")
         self._forking = Forking(self.live.cluster.topology.node(NODE_A), mutation)
@@ -156,7 +157,7 @@ class World:
         return await asyncio.get_running_loop().run_in_executor(self._threads[place], work)
 
     async def forked(self, call: str, argv: Sequence[str], output: Path) -> int:
-        """Call `module:function` in a process that has met nothing but the mutation; return its exit status."""
+        """Call `module:function` in a new process with the mutation; return its exit status."""
         process = await self._forking.start(call, argv, str(output))
         return await process.wait()
 
@@ -207,16 +208,16 @@ class World:
         await self.live.start(overrides, self.args, by, ready_within=TIMEOUT if wait else None)
 
     def calm(self) -> None:
-        """Let the steady traffic ask seldom again: the proxy has settled."""
+        """Return the steady traffic to its usual interval, because the proxy has settled."""
         traffic_module.PAUSE = PAUSE
 
     @property
     def carries(self) -> bool:
-        """Whether connections end with the proxy."""
+        """Return whether connections end with the proxy."""
         return self.mode.name == "userspace"
 
     async def settle_traffic(self) -> None:
-        """Start the steady traffic unless it runs: nothing of it may fail."""
+        """Start the steady traffic unless it runs; none of its requests may fail."""
         if self.traffic is not None:
             return
         if self.carries:
@@ -235,7 +236,7 @@ class World:
         self.traffic = await Traffic(live, *streams, first=FIRST).__aenter__()
 
     async def stop_traffic(self) -> list[str]:
-        """End it; return what failed."""
+        """End the steady traffic; return its failures."""
         traffic, self.traffic = self.traffic, None
         if traffic is None:
             return []
@@ -244,7 +245,7 @@ class World:
         return failures
 
     def failures(self) -> list[str]:
-        """What failed of the steady traffic that runs."""
+        """Return the failures of the running steady traffic."""
         return list(self.traffic.failures) if self.traffic is not None else []
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ class World:
                 self.store.put(resource, record.decode())
 
     async def _no_node(self) -> None:
-        """The Node is deleted, until the next quiet moment: what it had goes on holding."""
+        """Delete the Node until the next quiet moment: the proxy must keep its last state."""
         if self._node is None:
             self._node = self.store.get("nodes", ("", "node-a")).decode()
             self.store.remove("nodes", ("", "node-a"))
@@ -317,7 +318,7 @@ class World:
         await self._restore(older=True)
 
     async def _elsewhere(self) -> None:
-        """The API server of another cluster has its place: half the objects, by other uids and lower revisions.
+        """Replace the API server by that of another cluster: half of the objects, with other uids and lower revisions.
 
         What the lab itself needs is there as well.
         """
@@ -370,7 +371,7 @@ class World:
         self.baseline.clear()
 
     async def _configure(self, fields: Json, args: Sequence[str]) -> None:
-        """The proxy ends, and starts with other fields of its configuration and other flags."""
+        """Restart the proxy with other fields of its configuration and other flags."""
         self.configured, self.args = fields, tuple(args)
         await self._again_started(self.live.proxy.stop)
 
@@ -379,7 +380,7 @@ class World:
         return ("configure", self.configured, list(self.args))
 
     async def _switch(self, mode: str) -> None:
-        """Another mode takes over, from a proxy that was killed."""
+        """Kill the proxy, and start it in another mode."""
         carried = self.carries
         if carried or MODES[mode].name == "userspace":
             await self.stop_traffic()
@@ -412,7 +413,8 @@ class World:
         self.mixed = True
 
     async def _starve(self, what: str, seconds: float) -> None:
-        """The proxy gets no more of something than it has, for so long (STARVED). It may end, to be started again."""
+        """Limit a resource of the proxy (STARVED) to its present use for some seconds. The proxy may end, and is then
+        started again."""
         if self.carries:
             await self.stop_traffic()
         pid, kind = self.live.proxy.pid, STARVED[what]
@@ -424,20 +426,20 @@ class World:
             self.may_end = True
 
     def _feed(self) -> None:
-        """Give back what a proxy was starved of."""
+        """Remove the limits of the proxy's resources."""
         while self._hungry:
             with suppress(ProcessLookupError):
                 prlimit(*self._hungry.pop())
 
     async def _lock(self, seconds: float) -> None:
-        """Another program holds the lock of iptables, for so long."""
+        """Let another program hold the lock of iptables for some seconds."""
         file = os.open(self._lock_file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         asyncio.get_running_loop().call_later(seconds, os.close, file)
 
     async def supervise(self) -> None:
-        """Start the proxy again if it had a reason to end, as systemd would."""
+        """Start the proxy again, like systemd, if it had a reason to end."""
         if self.may_end and self.live.proxy.returncode is not None:
             if self.carries:
                 await self.stop_traffic()
@@ -453,7 +455,7 @@ class World:
             await asyncio.sleep(seconds if number is signal.SIGSTOP else 0)
 
     async def _harm(self, what: str) -> None:
-        """Another program changes what is the proxy's: until that is repaired connections may fail."""
+        """Let another program change the proxy's rules; connections may fail until they are repaired."""
         before = await self.stop_traffic()
         if before:
             raise AssertionError(f"steady traffic: {before[0]}")
@@ -462,7 +464,7 @@ class World:
             await self.inside("node", functools.partial(subprocess.run, command, capture_output=True, check=False))
 
     async def _node_address(self, address: str, present: bool) -> None:
-        """The node gets an address, or loses it."""
+        """Add an address to the node, or remove it."""
         if present != (address in self.added):
             change = ["ip", "address", "add" if present else "delete", f"{address}/32", "dev", "eth0"]
             await self.live.run(*change)
@@ -472,7 +474,7 @@ class World:
         await self.clear()
 
     async def clear(self) -> None:
-        """Remove everything that a history made, and end all faults."""
+        """Remove all objects of a history, and end all faults."""
         self.live.cluster.faults.update(NO_FAULTS)
         self._saved = {}
         self.answered.clear()
@@ -510,7 +512,8 @@ class World:
 
 
 def _held(pid: int, what: str) -> int:
-    """Return how much of it a process has, in the limit's own units. Raises FileNotFoundError without the process."""
+    """Return a process's use of a limited resource, in the unit of the limit. Raises FileNotFoundError without the
+    process."""
     if what == "memory":
         return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     return len(list(Path(f"/proc/{pid}/fd").iterdir())) if what == "descriptors" else 0
@@ -526,7 +529,7 @@ def hint(variant: str) -> list[str]:
 
 
 def harms(mode: str, variant: str, what: str) -> list[list[str]]:
-    """Return the commands by which another program does harm."""
+    """Return the commands by which another program changes the proxy's rules."""
     if mode in {"nftables", "userspace"}:
         table = ["ip", "kube-proxy" if mode == "nftables" else "kube-proxy-userspace"]
         stray = ["cluster-ips", "{ 10.96.99.99 }"]

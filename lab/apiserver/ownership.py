@@ -26,7 +26,7 @@ them."""
 
 
 class Writer(NamedTuple):
-    """Return the manager of a write: fieldManager of the query, or the name of the client's program."""
+    """The manager of a write: fieldManager of the query, or the name of the client's program."""
 
     name: str
     operation: Operation = Operation.UPDATE

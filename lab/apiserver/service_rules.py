@@ -173,7 +173,7 @@ def _check_load_balancer(spec: Json, errors: FieldErrors) -> None:
 
 
 def check_update(new: Json, old: Json, errors: FieldErrors) -> None:
-    """Validates updates. Cluster IPs cannot change, except in a change to or from type ExternalName."""
+    """Check an update. Cluster IPs cannot change, except in a change to or from type ExternalName."""
     spec, before = new["spec"], old["spec"]
     if not needs_cluster_ip(spec) or not needs_cluster_ip(before):
         return

@@ -1,4 +1,4 @@
-"""Entering the network namespace of another process."""
+"""Enters the network namespace of another process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def join_network_of(pid: int) -> None:
-    """Move this thread there, and the threads that it starts. Raises OSError."""
+    """Move this thread, and the threads that it starts later, into the network namespace of a process. Raises
+    OSError."""
     namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.setns(namespace, _CLONE_NEWNET) != 0:

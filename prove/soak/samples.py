@@ -1,4 +1,4 @@
-"""What is looked at every few seconds: the proxy's process, its tables, the kernel's memory, how late changes are."""
+"""Samples every few seconds: the proxy's process, its tables, the kernel's memory, the delay of changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubeproxy.kernel.xtables.xtables_lock import TableInfo
 from kubeproxy.model.addresses import Family
 
 Sample = dict[str, float]
-"""Figures by name. `at` is in seconds since the first one."""
+"""Figures by name. `at` is the time in seconds since the first sample."""
 
 METRICS: Final = "http://127.0.0.1:10249/metrics"
 _NEW_SET: Final = SUBSYSTEM << 8 | 9  # NFT_MSG_NEWSET
@@ -29,7 +29,7 @@ _LATENESS: Final = re.compile(
 
 
 def process(pid: int) -> Sample:
-    """Return memory in MB, descriptors, threads, and processes beside it."""
+    """Return memory in MB, and the numbers of descriptors, threads and further processes."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {
         "rss": int(status["VmRSS"].split()[0]) / 1024,
@@ -66,9 +66,9 @@ def lateness() -> tuple[float, float]:
 
 
 def set_elements(table: str) -> float:
-    """Return how many elements all named sets and maps of a table have, as the kernel counts them.
+    """Return the number of elements of all named sets and maps of a table, as counted by the kernel;
 
-    0 where it does not tell, as before Linux 6.16.
+    0 if the kernel does not report it, as before Linux 6.16.
     """
     total = 0
     with Netlink.open() as link:

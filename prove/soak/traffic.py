@@ -1,8 +1,8 @@
-"""The clients of a soak: connections that stay open, connections that are made anew, and UDP questions; each is judged.
+"""The clients of a soak: open connections, new connections and UDP requests; each result is checked.
 
-As a program it enters the network namespace of the process whose number it is given, and answers `report`. A connection
-fails when it is refused, ends early, when its SYN had to be sent twice, or when an endpoint of another Service answers.
-"""
+As a program it enters the network namespace of the process with the given id, and answers the command `report`. A
+connection fails if it is refused, ends early, if its SYN had to be repeated, or if an endpoint of another Service
+answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LASTING = 200
 """Connections that are open all the time: one half from the first minute to the last, the others for a minute each."""
 
 NEW, QUESTIONS = 40.0, 10.0
-"""TCP connections and UDP questions a second besides."""
+"""New TCP connections, and UDP requests, per second."""
 
 _ASKED_EVERY = 4.0  # seconds between two questions on a connection that is open
 _RENEWED = 60.0  # seconds
@@ -38,7 +38,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that no po
 
 
 class Traffic:
-    """What was asked and what failed. `services` are those that stay."""
+    """The requests and the failures. `services` are the Services that are not deleted."""
 
     def __init__(self, services: int, seed: int) -> None:
         self._chance = random.Random(seed)

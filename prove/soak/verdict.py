@@ -1,4 +1,4 @@
-"""Whether what was sampled stayed flat: the second sixth of a soak beside its last one. Pure."""
+"""Checks that the samples do not grow: compares the second sixth of a soak with the last sixth. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 class Line(NamedTuple):
-    """A figure at both ends of a soak."""
+    """A figure at the beginning and at the end of a soak."""
 
     name: str
     unit: str
@@ -61,12 +61,12 @@ class Line(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """Return by which share it grew."""
+        """Return the fraction by which it grew."""
         return self.last / self.second - 1 if self.second else 0.0
 
     @property
     def flat(self) -> bool:
-        """Return whether it did not grow, or is not judged."""
+        """Return whether it did not grow, or is not checked."""
         return not self.judged or self.last <= max(self.bound, self.second * (1 + ALLOWED))
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Line(NamedTuple):
 def lines(samples: Sequence[Mapping[str, float]], *, beside: bool) -> list[Line]:
     """Return what became of each figure that was sampled; what other work `beside` adds to is not judged then.
 
-    Raises ValueError for fewer samples than sixths.
+    Raises ValueError for fewer than six samples.
     """
     if len(samples) < SIXTHS:
         raise ValueError(f"{len(samples)} samples are too few to judge: {SIXTHS} at least")
