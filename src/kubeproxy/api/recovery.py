@@ -248,7 +248,7 @@ class Silence:
         self.broken()
 
     def passed(self, seconds: float) -> None:
-        """Add the silence of a watch that ended."""
+        """Count the silence of an ended watch: subtract its seconds from the remaining time."""
         self.left = max(0.0, self.left - seconds)
 
     def ran_out(self) -> None:

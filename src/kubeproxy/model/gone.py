@@ -54,7 +54,7 @@ class Departures:
         self._fresh: dict[bytes, _Missing] = {}  # endpoints that left since the last `look`
         self._missing: dict[bytes, _Missing] = {}
         self._gone: dict[bytes, _Missing] = {}  # reported endpoints, oldest first, while their connections are reset
-        self.due: float | None = None  # the latest time for the next `look`, in seconds; None if none is needed
+        self.due: float | None = None  # the latest time for the next `look`, in seconds; None: no `look` is due
         self._taken: set[bytes] = set()
 
     def in_use(self, address: bytes) -> bool:

@@ -181,7 +181,7 @@ def test_the_policy_lets_run_what_is_in_the_page_alone():
         ("/ui/api/service?name=default/none", {}, 404, "no Service default/none that is watched"),
         ("/ui/api/service", {}, 404, "no Service"),
         ("/ui/api/why?from=node&to=10.96.0.1:80", {}, 200, '"asked": {"source": "node", "target": "10.96.0.1:80", '),
-        ("/ui/api/why?from=node&to=10.96.0.1:81", {}, 200, 'on this node is not known: it takes too long","why"'),
+        ("/ui/api/why?from=node&to=10.96.0.1:81", {}, 200, 'on this node are not known: it takes too long","why"'),
         ("/ui/api/why?from=node&to=10.96.0.1:81", {}, 200, 'kube-proxy forwards it","answer":"unknown"'),
         ("/ui/api/why?from=x&to=y", {}, 400, "'x' is no \\x1b IP address"),
         ("/ui/api/nothing", {}, 404, "not found"),

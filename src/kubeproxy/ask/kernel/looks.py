@@ -20,7 +20,7 @@ from kubeproxy.model.plan import ServiceName, ServicePlan
 from kubeproxy.setup import modes
 
 Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
-"""Returns these Services from the proxy; all Services if none is given."""
+"""A function that requests these Services from the proxy; without arguments, all Services."""
 
 LOOKS = 6  # maximum number of readings if a Service changes in between
 PAUSE = 0.05  # seconds between two readings
