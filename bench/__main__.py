@@ -28,7 +28,7 @@ WIDTH = 190  # columns of a table when the output is no terminal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is asked for; return the exit code."""
+    """Run the given benchmarks; return the exit code."""
     given = _parse(argv)
     out = Console(width=None if sys.stdout.isatty() else WIDTH)
     err = Console(stderr=True)
@@ -82,7 +82,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _missing() -> str:
-    """Return what keeps the benchmarks from running, '' for nothing."""
+    """Return the reason why the benchmarks cannot run, '' for none."""
     if os.geteuid() != 0:
         return "the benchmarks make network namespaces and program nftables: run them as root"
     for tool, package in (("nft", "nftables"), ("ip", "iproute2")):
@@ -109,7 +109,8 @@ def _shown(path: os.PathLike[str]) -> str:
 
 
 class progress:  # noqa: N801 - reads as a statement
-    """Says what is being measured, and for how long: on one line of a terminal, else a line for each."""
+    """Prints the present measurement and its duration: on one line of a terminal, otherwise one line per
+    measurement."""
 
     def __init__(self, title: str, console: Console) -> None:
         self._title = title

@@ -1,4 +1,4 @@
-"""The lab's API server in a process of its own, inside the namespace of a measurement, filled with Services."""
+"""The lab's API server in a separate process inside the namespace of a measurement, filled with Services."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ApiProcess:
         self._lock = threading.Lock()
 
     def load(self, size: objects.Size) -> None:
-        """Fill it with Services and their slices."""
+        """Create Services and their slices."""
         self._process.ask("load", size=str(size))
 
     def put(self, storage: str, body: str) -> int:
@@ -38,7 +38,7 @@ class ApiProcess:
 
     @property
     def pid(self) -> int:
-        """Return the number of its process."""
+        """Return the id of its process."""
         return self._process.pid
 
     def close(self) -> None:

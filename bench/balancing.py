@@ -1,8 +1,9 @@
-"""balancing: what weights and Maglev cost beside an even share: a hundred Services of a thousand have them, in one run.
+"""balancing: the cost of weights and Maglev compared with equal shares; in one run, a hundred of a thousand Services
+have them.
 
-Their full sync and the changes of their endpoints, through decoder, planner and backend; and the first packet of a
-connection to one of them, from the node itself. In CPU time, with the kernel's: a change is short beside a time slice.
-"""
+Measures their full sync and changes of their endpoints, through decoder, planner and backend, and the first packet of a
+connection from the node itself to one of them. The figures are CPU time, including the kernel's, because a change is
+short compared with a time slice."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ KINDS: Final[Mapping[str, Annotations]] = {
     "Maglev, 4093 slots": Annotations(algorithm="maglev-4093"),
 }
 SETTLING: Final = 2.0
-"""Seconds in which the kernel's hash table grows to what is in it: until then each change takes many times as long."""
+"""Seconds in which the kernel's hash table grows to the size of its content; until then each change takes many times as
+long."""
 GOALS: Final = "goals: weights 1.3 times the even change at most; Maglev with 1021 slots below 2,000 us a change"
 
 COLUMNS = (
@@ -52,7 +54,7 @@ COLUMNS = (
 
 
 def measure(kind: str, pairs: int) -> dict[str, float]:
-    """Measure one kind: ms, us, and how many slots a Service has."""
+    """Measure one kind: ms, us, and the number of slots of a Service."""
     wanted = objects.parse_size(SIZE)
     proxy.collect_as_the_proxy_does()
     planner, backend = Planner(proxy.world()), NftablesBackend(KernelTable.open(Family.IPV4), proxy.world())
@@ -82,7 +84,7 @@ def measure(kind: str, pairs: int) -> dict[str, float]:
 
 
 def _first_packet(count: int) -> float:
-    """Return the us that it takes to send the first segment of a connection, the choice of an endpoint included."""
+    """Return the us to send the first segment of a connection, including the choice of an endpoint."""
     for words in (("addr", "add", f"{objects.NODE_IP}/32", "dev", "lo"), ("route", "add", "default", "dev", "lo")):
         subprocess.run(["ip", *words], check=True, timeout=10)
     taken = []

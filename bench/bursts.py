@@ -1,6 +1,6 @@
-"""Bursts of TCP SYNs from a raw socket: what one packet costs the node that forwards it, to some 10 ns.
+"""Bursts of TCP SYNs from a raw socket measure the cost of forwarding one packet to some 10 ns.
 
-A connection's own latency is two hundred times that, and hides it.
+The latency of a connection is two hundred times as long, and hides this cost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 LENGTH: Final = 100
-"""Packets of a burst: short beside a time slice, so that few are interrupted."""
+"""Packets of a burst, which is short compared with a time slice, so that few bursts are interrupted."""
 
 _SYN = 0x02
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +42,7 @@ class _Message(ctypes.Structure):
 
 
 class Burst:
-    """SYNs to random ones of some addresses, each from a port of its own: connections that nobody knows."""
+    """SYNs to random addresses of a list, each from a different port, so that each begins a new connection."""
 
     def __init__(self, source: str, addresses: Sequence[str], port: int) -> None:
         choose = random.Random(1).choice
@@ -58,7 +58,7 @@ class Burst:
             message.pieces, message.piece_count = ctypes.addressof(piece), 1
 
     def send(self, link: socket.socket) -> float:
-        """Send all; return the seconds that each one took. Raises OSError."""
+        """Send all packets; return the seconds per packet. Raises OSError."""
         began = time.perf_counter()
         sent = _libc.sendmmsg(link.fileno(), self._messages, LENGTH, 0)
         taken = time.perf_counter() - began
@@ -68,7 +68,7 @@ class Burst:
 
 
 def syn(source: str, target: str, source_port: int, port: int) -> bytes:
-    """Return the segment that asks for a connection, with its checksum, as tracking looks at that."""
+    """Return a SYN segment with its checksum, which connection tracking verifies."""
     head, tail = struct.pack("!HHIIBBH", source_port, port, 1, 0, 5 << 4, _SYN, 65535), bytes(2)
     addresses = socket.inet_aton(source) + socket.inet_aton(target)
     summed = addresses + struct.pack("!HH", socket.IPPROTO_TCP, 20) + head + bytes(2) + tail
@@ -79,7 +79,7 @@ def syn(source: str, target: str, source_port: int, port: int) -> bytes:
 
 
 def alternating(source: str, groups: Sequence[Sequence[str]], ports: Sequence[int], count: int) -> list[list[float]]:
-    """Return how long a packet of each burst took, in seconds, to some groups of addresses in turns."""
+    """Return the seconds per packet of each burst, to several groups of addresses in turn."""
     bursts = [Burst(source, addresses, port) for addresses, port in zip(groups, ports, strict=True)]
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 26)

@@ -1,7 +1,8 @@
-"""change: the bytes of one watch event in, the kernel's acknowledgement out; beside that one pre-encoded batch.
+"""change: the time from the bytes of one watch event to the kernel's acknowledgement, compared with one pre-encoded
+batch.
 
-Each case is done and undone on Services drawn at random, so that the state at the end is that of the beginning and
-the same transactions can be replayed. Once through decoder, planner and backend; once through the engine.
+Each case is applied and reverted on random Services, so that the last state equals the first, and the same transactions
+can be replayed. Once through decoder, planner and backend; once through the engine.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ Lines = tuple[tuple[Resource, bytes], ...]
 
 
 class Step(NamedTuple):
-    """One measured change: its case and the watch lines that say it."""
+    """One measured change: its case and its watch lines."""
 
     case: str
     lines: Lines
 
 
 def steps(size: objects.Size, pairs: int, seed: int = 1) -> Iterator[Step]:
-    """Yield `pairs` of doing and undoing of each kind, on random Services; versions only ever grow."""
+    """Yield for each kind `pairs` of a change and its reversal, on random Services; versions always grow."""
     draw = random.Random(seed)
     version = 1000
     for turn in range(pairs):
@@ -85,7 +86,7 @@ def steps(size: objects.Size, pairs: int, seed: int = 1) -> Iterator[Step]:
 
 
 def lists(size: objects.Size) -> list[Event]:
-    """Return the lists that a full sync begins with."""
+    """Return the lists at the beginning of a full sync."""
     return [
         Replaced("services", proxy.decoded("services", objects.service_pages(size))),
         Replaced("endpointslices", proxy.decoded("endpointslices", objects.slice_pages(size))),
@@ -109,7 +110,7 @@ class Decoders:
 
 
 def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
-    """Measure every case without the engine, then the same transactions replayed; times in us by case."""
+    """Measure every case without the engine, then a replay of the same transactions; return times in us by case."""
     wanted = objects.parse_size(size)
     proxy.collect_as_the_proxy_does()
     planner, backend = Planner(proxy.world()), NftablesBackend(KernelTable.open(Family.IPV4), proxy.world())
@@ -141,7 +142,7 @@ def measure(size: str, pairs: int) -> dict[str, dict[str, float]]:
 
 
 def one(decoders: Decoders, planner: Planner, backend: NftablesBackend, lines: Lines) -> None:
-    """Take watch lines in, and commit what they change."""
+    """Decode watch lines, and commit the changes."""
     planner.apply(decoders.events(lines))
     for _ in backend.sync([(change.name, change.after.plans) for change in planner.take()]):
         pass
@@ -160,7 +161,7 @@ def timed(
 
 
 def _limits(recording: kernel.Recording) -> list[float]:
-    """Replay the transactions in their order; the table is as it was before the first of them."""
+    """Replay the transactions in order; the table has the state before the first."""
     batches = [kernel.encoded(batch.parts) for batch in recording.batches]
     replayer = kernel.Replayer()
     try:
@@ -192,7 +193,8 @@ def own(ours: Sequence[float], limits: Sequence[float], yardstick: Yardstick) ->
 
 
 def measure_engine(size: str, pairs: int) -> dict[str, dict[str, float]]:
-    """Measure every case through the engine: bytes to the observer's word that it is in the kernel; us by case."""
+    """Measure every case through the engine, from the bytes to the observer's call after the commit; return us by
+    case."""
     return asyncio.run(_engine(objects.parse_size(size), pairs))
 
 

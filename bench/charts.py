@@ -1,4 +1,4 @@
-"""What a chart shows, as plain values, and how matplotlib draws it: panels of grouped bars with their spread.
+"""Charts: their contents as plain values, and their drawing with matplotlib: panels of grouped bars with their spread.
 
 matplotlib is loaded only to draw.
 """
@@ -20,7 +20,7 @@ PANEL_HEIGHT = 3.9
 
 
 class Series(Struct, frozen=True):
-    """One colour: a value for each category, None where there is none. `pale`: a paler shade of the one before."""
+    """The bars of one colour: a value per category, None for no bar. `pale`: a paler shade of the previous colour."""
 
     label: str
     values: Sequence[Spread | None]
@@ -28,7 +28,7 @@ class Series(Struct, frozen=True):
 
 
 class Panel(Struct, frozen=True):
-    """One pair of axes. `goal` is a line across, with what it says."""
+    """One pair of axes. `goal` is a horizontal line, with its text."""
 
     heading: str
     unit: str
@@ -42,20 +42,21 @@ class Panel(Struct, frozen=True):
 
 
 class Chart(Struct, frozen=True):
-    """A picture of one benchmark."""
+    """The picture of one benchmark."""
 
     heading: str
     panels: Sequence[Panel]
 
 
 def places(categories: int, series: int) -> list[list[float]]:
-    """Return where the bars of each series stand: categories are 1 apart, bars of one fill 0.8 of that."""
+    """Return the positions of the bars of each series: categories are 1 apart, and the bars of a category fill 0.8 of
+    this."""
     width = 0.8 / series
     return [[c - 0.4 + width * (s + 0.5) for c in range(categories)] for s in range(series)]
 
 
 def label(value: float) -> str:
-    """Return a bar's value in three significant digits at most, without an exponent."""
+    """Return a bar's value with at most three significant digits, without an exponent."""
     if value >= 100 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2g}" if value < 1 else f"{value:.2f}".rstrip("0").rstrip(".")
@@ -75,7 +76,7 @@ def shades(series: Sequence[Series]) -> list[tuple[str, float]]:
 
 
 def draw(chart: Chart, path: Path, footer: str) -> None:
-    """Write the chart as SVG or PNG, by the path's suffix."""
+    """Write the chart as SVG or PNG, depending on the path's suffix."""
     os.environ.setdefault("MPLCONFIGDIR", str(path.parent / ".matplotlib"))
     from matplotlib import rcParams  # noqa: PLC0415 - only to draw
     from matplotlib.figure import Figure  # noqa: PLC0415

@@ -1,7 +1,7 @@
 """churn: endpoints that change at a steady rate, through decoder, engine and backend in one process, as in a proxy.
 
-Another process writes the watch lines into a pipe. A change's lag is from that writing to the observer's word that
-the kernel has it.
+Another process writes the watch lines into a pipe. The lag of a change is the time from the write to the observer's
+call after the commit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COLUMNS = (
 
 
 class _Lags:
-    """Takes lags without growing, so that they do not pass for a leak."""
+    """Stores lags in constant memory, so that they do not look like a leak."""
 
     def __init__(self, room: int) -> None:
         self._values = array.array("d", [1.0]) * room
@@ -67,7 +67,7 @@ class _Lags:
 
 
 def measure(rate: int, seconds: float, neighbour: bool) -> dict[str, float]:
-    """Measure one rate: lags in ms, CPU in % of a core, MB. A `neighbour` writes to a table of its own meanwhile."""
+    """Measure one rate: lags in ms, CPU in % of a core, MB. A `neighbour` writes to another table at the same time."""
     return asyncio.run(_churn(objects.parse_size(SIZE), rate, seconds, neighbour))
 
 
@@ -129,7 +129,7 @@ async def _fill(engine: Engine, size: objects.Size) -> None:
 
 
 async def _commit_beside() -> None:
-    """Do as another program that has a table of its own."""
+    """Write transactions to a separate table, like another program."""
     with closing(nfnetlink.Transactions.open()) as link:
         nft.run("add table ip elsewhere\n")
         for number in itertools.count():
@@ -138,7 +138,8 @@ async def _commit_beside() -> None:
 
 
 def _connect(engine: Engine, reader: int) -> None:
-    """Have the loop read lines as the API client does: decode what there is, and hand the events on together."""
+    """Let the event loop read lines like the API client: decode the available lines, and pass their events on
+    together."""
     decoder = WatchDecoder("endpointslices")
 
     def readable() -> None:
@@ -150,7 +151,7 @@ def _connect(engine: Engine, reader: int) -> None:
 
 
 async def _settled(lags: _Lags, count: int) -> None:
-    """Wait until so many changes are programmed, at most thirty seconds."""
+    """Wait until this number of changes is programmed, at most thirty seconds."""
     for _ in range(15_000):
         if lags.count >= count:
             return

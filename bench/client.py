@@ -1,6 +1,6 @@
 """The client of a measurement, as one process: probes until a new endpoint answers, connects, streams.
 
-As a program it obeys JSON commands (companion.py) in a namespace of its own.
+As a program it executes JSON commands (companion.py) in a separate namespace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LATE, _LATE_PAUSE = 0.05, 1e-3  # after that many seconds probe less often, or 
 
 
 class Landing:
-    """When the expected endpoint was reached first, by its own clock (ns), and after how many probes."""
+    """The time of the first packet at the expected endpoint, by the endpoint's clock (ns), and the number of probes."""
 
     def __init__(self, expected: str) -> None:
         self.expected = expected
@@ -38,14 +38,14 @@ class Landing:
         self.probes = 0
 
     def take(self, answer: bytes) -> None:
-        """Take an answer of pods.py in."""
+        """Process an answer of pods.py."""
         address, _, at = answer.decode().partition(" ")
         if address == self.expected and (not self.at or int(at) < self.at):
             self.at = int(at)
 
 
 def probe_udp(target: tuple[str, int], landing: Landing, limit: float) -> None:
-    """Send datagrams, each a flow of its own, until the expected endpoint answers one."""
+    """Send datagrams, each a new flow, until the expected endpoint answers one."""
     began, waiting = time.monotonic(), list[socket.socket]()
     try:
         while not landing.at and (spent := time.monotonic() - began) < limit:
@@ -77,7 +77,7 @@ def _answered(link: socket.socket, landing: Landing) -> bool:
 
 
 def probe_tcp(target: tuple[str, int], landing: Landing, limit: float) -> None:
-    """Connect again and again until the expected endpoint accepts."""
+    """Connect repeatedly until the expected endpoint accepts."""
     began = time.monotonic()
     while not landing.at and (spent := time.monotonic() - began) < limit:
         landing.probes += 1
@@ -91,7 +91,7 @@ PROBES: dict[str, Callable[[tuple[str, int], Landing, float], None]] = {"UDP": p
 
 
 def connect_times(target: tuple[str, int], count: int) -> list[float]:
-    """Return how long each of `count` connections took to be made, in seconds."""
+    """Return the seconds to open each of `count` connections."""
     found = []
     for _ in range(count):
         link = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -133,9 +133,9 @@ def knock(target: tuple[str, int], rate: int, seconds: float, patience: float) -
 
 
 def alternating(groups: list[list[str]], ports: list[int], count: int) -> list[list[float]]:
-    """Return how long connections to each of some groups of addresses took, in seconds: one to each group in turns.
+    """Return the seconds to open connections to several groups of addresses, in turn one to each group.
 
-    Which address of a group, is random, so that one of many endpoints is as rarely used as by clients of a Service.
+    The address in a group is random, so that each of many endpoints is used as rarely as by clients of a Service.
     """
     choose = random.Random(1).choice
     turns = [
@@ -146,7 +146,7 @@ def alternating(groups: list[list[str]], ports: list[int], count: int) -> list[l
 
 
 def throughput(target: tuple[str, int], seconds: float) -> float:
-    """Return the bytes a second of one stream."""
+    """Return the bytes per second of one stream."""
     chunk = memoryview(bytes(1 << 18))
     with socket.create_connection(target, timeout=5) as link:
         sent, began = 0, time.perf_counter()
@@ -156,7 +156,7 @@ def throughput(target: tuple[str, int], seconds: float) -> float:
 
 
 class Lasting:
-    """Connections that last: made once, used for measurement after measurement."""
+    """Persistent connections, used for several measurements."""
 
     def __init__(self, target: tuple[str, int], connections: int, protocol: str) -> None:
         kind = socket.SOCK_STREAM if protocol == "TCP" else socket.SOCK_DGRAM
@@ -165,7 +165,7 @@ class Lasting:
             link.connect(target)
 
     def stream(self, seconds: float) -> float:
-        """Send on all of them as much as they take; return the bytes a second."""
+        """Send as much as possible on all connections; return the bytes per second."""
         chunk, sent = memoryview(bytes(1 << 17)), 0
         with selectors.DefaultSelector() as selector:
             for link in self._links:
@@ -180,7 +180,7 @@ class Lasting:
         return sent / spent
 
     def datagrams(self, seconds: float, size: int) -> None:
-        """Send small datagrams, on one after the other."""
+        """Send small datagrams on the sockets in turn."""
         payload, sends = bytes(size), [link.send for link in self._links]
         sends *= max(1, 64 // len(sends))
         over = time.perf_counter() + seconds
@@ -196,7 +196,7 @@ class Lasting:
 
 
 def echoes(target: tuple[str, int], connections: int, seconds: float, size: int) -> list[float]:
-    """Return how long each request took, with one on its way on each of some lasting connections."""
+    """Return the seconds of each request, with one outstanding request on each persistent connection."""
     selector, found = selectors.DefaultSelector(), list[float]()
     request, sent = bytes(size), dict[socket.socket, float]()
     links = [socket.create_connection(target, timeout=5) for _ in range(connections)]
@@ -221,7 +221,7 @@ def echoes(target: tuple[str, int], connections: int, seconds: float, size: int)
 
 
 def requests(target: tuple[str, int], count: int, size: int) -> list[float]:
-    """Return how long each request took that has a connection of its own, one after the other."""
+    """Return the seconds of each request on a new connection, one after the other."""
     found, request = list[float](), bytes(size)
     for _ in range(count):
         began = time.perf_counter()
@@ -234,7 +234,7 @@ def requests(target: tuple[str, int], count: int, size: int) -> list[float]:
 
 
 def checked(target: tuple[str, int], size: int) -> float:
-    """Return the bytes a second of a stream whose length and checksum are those that were sent, else raise."""
+    """Return the bytes per second of a stream; raise if its length or checksum differs from the sent data."""
     block = random.Random(1).randbytes(1_000_003)
     twice, length, checksum = memoryview(block * 2), 0, 0
     began = time.perf_counter()
@@ -295,7 +295,7 @@ def _obey(command: dict[str, Any]) -> dict[str, Any]:  # noqa: C901 - a case for
 
 
 def main() -> None:
-    """Obey until the parent is gone."""
+    """Execute commands until the parent has ended."""
     die_with_parent()
     enter_new_namespace()
     say()

@@ -1,4 +1,4 @@
-"""A process beside a measurement that obeys JSON commands, one a line, and answers each with one line of JSON."""
+"""A process that executes JSON commands for a measurement, one per line, and answers each with one line of JSON."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bench.report import ROOT
 
 
 class Companion:
-    """The side that commands; `inherit` are the file descriptors that the process gets.
+    """The side that commands; `inherit` are the file descriptors that the process inherits.
 
-    The process ends with its parent. Raises EOFError when it is gone.
+    The process ends with its parent. Raises EOFError if the process has ended.
     """
 
     def __init__(self, module: str, *arguments: str, inherit: Sequence[int] = ()) -> None:
@@ -27,13 +27,13 @@ class Companion:
         self.hello = self.answer()
 
     def tell(self, do: str, **more: Any) -> None:
-        """Give a command; its answer is to be read later."""
+        """Send a command; its answer can be read later."""
         assert self._child.stdin is not None
         self._child.stdin.write(msgspec.json.encode({"do": do, **more}) + b"\n")
         self._child.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Return the answer to the oldest command without one."""
+        """Return the answer to the oldest unanswered command."""
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
         if not line:
@@ -41,7 +41,7 @@ class Companion:
         return msgspec.json.decode(line, type=dict[str, Any])
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """Give a command and return its answer."""
+        """Send a command and return its answer."""
         self.tell(do, **more)
         return self.answer()
 
@@ -55,6 +55,6 @@ class Companion:
 
 
 def say(**answer: Any) -> None:
-    """Answer, from inside the process."""
+    """Execute commands, inside the process."""
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()

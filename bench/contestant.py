@@ -1,4 +1,4 @@
-"""A kube-proxy as a process: this one, or any other that takes --config. Started in the namespace of the caller."""
+"""A kube-proxy as a process: ours, or any other that accepts --config. Started in the namespace of the caller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEALTH_PORT = 10256
 
 
 class Contestant:
-    """One running proxy. `started` is when it was executed, in seconds of the monotonic clock."""
+    """One running proxy. `started` is the time of its start, in seconds of the monotonic clock."""
 
     def __init__(self, command: str, mode: str, server: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kube-proxy-bench-")
@@ -35,7 +35,7 @@ class Contestant:
 
     @property
     def pid(self) -> int:
-        """Return the number of its process."""
+        """Return the id of its process."""
         return self._process.pid
 
     @property
@@ -44,11 +44,11 @@ class Contestant:
         return self._process.poll() is None
 
     def logged(self) -> str:
-        """Return all that it logged."""
+        """Return its log."""
         return self._log.read_text(errors="replace")
 
     def said(self) -> str:
-        """Return the end of what it logged."""
+        """Return the end of its log."""
         return self.logged()[-3000:]
 
     def answers(self, path: str) -> bool:
@@ -71,11 +71,11 @@ class Contestant:
         raise RuntimeError(f"the proxy did not answer {path} with 200 within {limit:.0f} s:\n{self.said()}")
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time that it and the processes it waited for have used."""
+        """Return the CPU time of the process, and of its children that have ended."""
         return memory.cpu_seconds(self._process.pid)
 
     def memory(self) -> tuple[float, float]:
-        """Return resident memory now, and the most that it ever was, in MB."""
+        """Return the present and the maximum resident memory, in MB."""
         return memory.resident(self._process.pid)
 
     def close(self) -> None:

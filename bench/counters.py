@@ -1,7 +1,8 @@
-"""counters: what it costs to count the connections of each endpoint: the same with and without, in one run.
+"""counters: the cost of counting the connections of each endpoint; measures tables with and without counters in one
+run.
 
-Full sync and changes through planner and backend; the kernel's memory; a pass over all counters, as it is made every
-30 s in turns of 5 ms; and what a client sees of it.
+Measures full sync and changes through planner and backend, the kernel's memory, a pass over all counters (every 30 s,
+in turns of 5 ms), and its effect on a client.
 """
 
 from __future__ import annotations

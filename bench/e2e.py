@@ -1,7 +1,8 @@
-"""e2e: a write to the API server, to the first packet that lands on the new endpoint; beside any other kube-proxy.
+"""e2e: the time from a write to the API server to the first packet at the new endpoint, compared with another
+kube-proxy.
 
-The proxy is a process that watches the lab's API server; the packets come from another namespace than the
-node's and go to a third one. Each change moves a Service with one endpoint to another address.
+The proxy is a process that watches the lab's API server; packets come from a client's namespace through the node's
+namespace to a third. Each change moves a Service with one endpoint to another address.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ COLUMNS = (
 
 
 class Probed(NamedTuple):
-    """A Service that is probed: its number, its protocol, and the addresses it moves between."""
+    """A probed Service: its number, its protocol, and its two alternate addresses."""
 
     number: int
     protocol: str
@@ -92,14 +93,14 @@ def _measured(
 
 
 def awaited(network: Network, proxy: Contestant, item: Probed) -> None:
-    """Wait until a Service answers at all."""
+    """Wait until a Service answers."""
     while not _probe(network, item, item.addresses[0], 1.0).answer()["at"]:
         if not proxy.running or time.monotonic() - proxy.started > TIMEOUT:
             raise RuntimeError(f"no packet got through {item}:\n{proxy.said()}")
 
 
 def move(network: Network, api: ApiProcess, proxy: Contestant, item: Probed, turn: int) -> float:
-    """Move a Service to its other address; return the ms from the write to the first packet there."""
+    """Move a Service to its other address; return the ms from the write to the first packet at this address."""
     time.sleep(SETTLE)
     client = _probe(network, item, item.addresses[turn % 2], 60.0)
     time.sleep(0.002)  # the probes are on their way before the write
@@ -117,7 +118,7 @@ def _probe(network: Network, item: Probed, expected: str, limit: float) -> Any:
 
 
 def run(with_: Run) -> Report:
-    """Measure our proxy and the peer, taking turns."""
+    """Measure our proxy and the peer in turn."""
     contestants = [("kube-proxy", OURS, "nftables")]
     if with_.peer is not None:
         contestants.append((f"peer ({with_.peer_mode})", with_.peer, with_.peer_mode))

@@ -1,6 +1,7 @@
-"""Writes watch lines at a given rate, each with the time it was written as its trigger: the API server of churn.
+"""Writes watch lines at a given rate, in place of an API server for `churn`; each line's trigger time is the time of
+its write.
 
-As a program it obeys JSON commands (companion.py) and writes the lines to an inherited pipe.
+As a program it executes JSON commands (companion.py) and writes the lines to an inherited pipe.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from bench.companion import say
 from bench.worker import die_with_parent
 
 TRIGGER = "2026-01-01T00:00:00.000000+00:00"
-"""Stands where the time goes; the times have microseconds, which a proxy accepts though Kubernetes sends seconds."""
+"""The placeholder of the time; times have microseconds, which a proxy accepts, although Kubernetes sends seconds."""
 
 _ADDRESS = "0.0.0.0"  # stands where the new endpoint's address goes
 _POOL = 2000  # Services that change
 _TICK = 0.001  # seconds between writes
 
 Cut = tuple[bytes, bytes, bytes]
-"""A line without its time and without the address of its new endpoint."""
+"""A line without the time and the address of its new endpoint."""
 
 
 def prepared(size: objects.Size, seed: int = 1) -> list[Cut]:
-    """Return the lines of the Services that change, to be filled in."""
+    """Return the incomplete lines of the Services that change."""
     found = []
     for number in random.Random(seed).sample(range(size.services), min(_POOL, size.services)):
         addresses = [_ADDRESS, *objects.endpoints_of(number, size.endpoints)[1:]]
@@ -41,7 +42,7 @@ def prepared(size: objects.Size, seed: int = 1) -> list[Cut]:
 
 
 class Feed:
-    """Writes lines; every change has an endpoint that was never there before, so that none undoes another."""
+    """Writes lines; every change has a new endpoint, so that no change reverts another."""
 
     def __init__(self, out: int, lines: list[Cut]) -> None:
         self._out = out
@@ -49,7 +50,7 @@ class Feed:
         self._sent = 0
 
     def run(self, rate: int, seconds: float) -> int:
-        """Write `rate` lines a second; return how many. A reader that is too slow makes the writer wait."""
+        """Write `rate` lines per second; return their number. The writer waits for a slow reader."""
         began, first, total = time.monotonic(), self._sent, self._sent + int(rate * seconds)
         while self._sent < total:
             due = min(total, first + int((time.monotonic() - began) * rate) + 1)
@@ -71,7 +72,7 @@ def _write_all(out: int, data: bytes) -> None:
 
 
 def main(out: str) -> None:
-    """Obey until the parent is gone."""
+    """Execute commands until the parent has ended."""
     die_with_parent()
     say()
     feed = Feed(int(out), [])

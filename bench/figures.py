@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Spread(Struct, frozen=True):
-    """The median of several runs, with the lowest and the highest of them, and how many runs there were."""
+    """The median, minimum and maximum of several runs, and the number of runs."""
 
     median: float
     low: float
@@ -16,7 +16,7 @@ class Spread(Struct, frozen=True):
     runs: int
 
     def scaled(self, factor: float) -> Spread:
-        """Return the same in another unit."""
+        """Return the spread in another unit."""
         return Spread(self.median * factor, self.low * factor, self.high * factor, self.runs)
 
 
@@ -30,7 +30,7 @@ def median(values: Iterable[float]) -> float:
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """Return the value that `percent` of all do not exceed (nearest rank). Raises ValueError for no values."""
+    """Return the value that `percent` of all values do not exceed (nearest rank). Raises ValueError for no values."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values to take a percentile of")
@@ -39,19 +39,20 @@ def percentile(values: Iterable[float], percent: float) -> float:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Return median and extremes of the runs. Raises ValueError for no values."""
+    """Return median, minimum and maximum of the runs. Raises ValueError for no values."""
     found = list(values)
     return Spread(median(found), float(min(found)), float(max(found)), len(found))
 
 
 def spreads(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    """Return the spread of every figure that all runs have."""
+    """Return the spread of every figure that is in all runs."""
     names = [name for name in runs[0] if all(name in run for run in runs)] if runs else []
     return {name: spread(run[name] for run in runs) for name in names}
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Return how many times theirs ours are, run by run: what two figures of one run share cancels out."""
+    """Return the ratios of our figures to theirs, run by run, because influences on both figures of a run cancel
+    out."""
     return spread(a / b for a, b in zip(ours, theirs, strict=True))
 
 

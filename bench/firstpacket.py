@@ -1,8 +1,9 @@
-"""firstpacket: what a Service adds to a connection's first packet, for some numbers of endpoints; and to connect().
+"""firstpacket: the time that a Service adds to a connection's first packet, and to connect(), for several numbers of
+endpoints.
 
-Beside it is a table of the Go kube-proxy's shape (upstream_shape.py). Both are loaded, with 10,000 more Services, and
-one is dormant while the other is measured; straight is to the Service's own endpoints, with the same table in effect.
-"""
+It is compared with a table of the Go kube-proxy's shape (upstream_shape.py). Both are loaded, with 10,000 more
+Services, and one is dormant while the other is measured; straight is to the Service's own endpoints, with the same
+table in effect."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _DROP: Final = """
 add table ip sink
 add chain ip sink end { type filter hook postrouting priority 150 ; policy drop ; }
 """
-"""Tracking forgets a packet that is dropped before it leaves, so each is the first one of its connection."""
+"""Connection tracking deletes the entry of a dropped packet, so each packet is the first of its connection."""
 
 COLUMNS = (
     Column("added ns", "ours", 0),
@@ -101,7 +102,7 @@ def _program() -> None:
 def _measured(network: Network, do: str, rounds: int, count: int, percent: int) -> dict[str, list[float]]:
     """Return for each table, and straight and through each Service, the median of all rounds, in seconds.
 
-    Of a round a percentile counts: what else the machine does only ever adds to it.
+    A percentile of each round counts, because other work of the machine only adds time.
     """
     groups, ports = list[list[str]](), list[int]()
     for place, cluster_ip in enumerate(_cluster_ips()):

@@ -1,6 +1,6 @@
-"""Clients that pipeline HTTP requests without end, and read what is answered, for `hostile`.
+"""Clients that pipeline HTTP requests without end and read the answers, for `hostile`.
 
-`python -m bench.flood HOST PORT CONNECTIONS` obeys JSON commands (companion.py).
+`python -m bench.flood HOST PORT CONNECTIONS` executes JSON commands (companion.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCE = "10.9.0.2"
 
 
 class Flood:
-    """So many connections, each made anew when it is closed."""
+    """A number of connections, each opened again when it is closed."""
 
     def __init__(self, server: tuple[str, int], connections: int) -> None:
         self._server = server
@@ -31,7 +31,7 @@ class Flood:
             self._connect()
 
     def run(self, seconds: float) -> int:
-        """Write and read what goes for so long; return the bytes that were sent."""
+        """Write and read as much as possible for some seconds; return the number of sent bytes."""
         sent, end = 0, time.monotonic() + seconds
         while time.monotonic() < end:
             for key, events in self._selector.select(0.1):
@@ -60,7 +60,7 @@ class Flood:
 
 
 def main(host: str, port: str, connections: str) -> None:
-    """Obey until the parent is gone."""
+    """Execute commands until the parent has ended."""
     die_with_parent()
     flood = Flood((host, int(port)), int(connections))
     say()

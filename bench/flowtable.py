@@ -1,7 +1,8 @@
-"""flowtable: packets a second and the processor's time for each, by all rules and past them, in one emulated machine.
+"""flowtable: packets per second and CPU time per packet, with all rules and with fast forwarding, in one emulated
+machine.
 
-The host's kernel need not have flowtables. What is measured there is an emulated processor: the columns of one row can
-be compared, the figures themselves are no kernel's.
+The host's kernel need not have flowtables. The processor is emulated: the columns of one row can be compared, but the
+figures do not apply to a real machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def measure(count: int, turns: int) -> list[dict[str, object]]:
 
 
 def run(with_: Run) -> Report:
-    """Measure all of it in one machine."""
+    """Measure everything in one machine."""
     count, turns = (1000, 2) if with_.quick else (3000, 5)
     figures = with_.measure("in the machine", measure, count=count, turns=turns)
     if wrong := [each for each in figures if each["offloaded"] != (each["kind"] == "fast")]:
@@ -57,7 +58,7 @@ def run(with_: Run) -> Report:
             }
             for turn in range(turns)
         ]
-        # What the machine does besides makes a run slower, never faster.
+        # Other work of the machine makes a run slower, never faster.
         ratio = min(each["fast_cpu"] for each in runs) / min(each["rules_cpu"] for each in runs)
         rows.append(Row(case, dict(spreads(runs)) | {"ratio": ratio}))
     notes = (

@@ -1,4 +1,5 @@
-"""What the flowtable is measured on, inside a kernel that has it: a node between a client and a pod, and connections.
+"""The setup for measuring the flowtable, inside a kernel with flowtables: a node between a client and a pod, and
+connections.
 
 The caller's network namespace is the node; client and pod have namespaces of their own, named by `ip netns`. A
 connection is two sockets of this process, so that what it takes is sockets and forwarding, and no scheduling.
@@ -45,7 +46,7 @@ _KINDS = {TCP: socket.SOCK_STREAM, UDP: socket.SOCK_DGRAM}
 
 
 def set_up() -> None:
-    """Make the namespaces, and join them."""
+    """Create the namespaces, and connect them."""
     lines = []
     for number, name in enumerate(("client", "pod")):
         lines += [f"ip netns add {name}", f"ip link add {name} type veth peer name eth0 netns {name}"]
@@ -78,7 +79,7 @@ def _lists() -> list[Replaced]:
 
 @contextmanager
 def programmed(forwarding: Forwarding) -> Iterator[list[NftablesBackend]]:
-    """Program both Services, and let go of the tables at the end."""
+    """Program both Services, and remove the tables at the end."""
     world = FAST_FORWARDING.on(Globals("node"), forwarding)
     planner = Planner(world)
     planner.apply(_lists())
@@ -101,7 +102,7 @@ def programmed(forwarding: Forwarding) -> Iterator[list[NftablesBackend]]:
 
 
 class Connection:
-    """A client's socket and the pod's, connected through the Service."""
+    """The sockets of a client and of the pod, connected through the Service."""
 
     def __init__(self, family: Family, protocol: int) -> None:
         kind = _KINDS[protocol]
@@ -126,7 +127,7 @@ class Connection:
         self.pod.settimeout(10)
 
     def ask(self, count: int) -> None:
-        """Send a byte there and back so many times."""
+        """Send a byte in both directions `count` times."""
         there, here = self.client, self.pod
         for _ in range(count):
             there.send(b"?")
@@ -149,7 +150,7 @@ class Cost(NamedTuple):
 def cost(connection: Connection, count: int) -> Cost:
     """Return what a question and its answer cost, which are two packets: the best of many short runs.
 
-    What the machine does besides makes a run slower, never faster, and a short one often escapes it.
+    Other work of the machine makes a run slower, never faster, and often does not affect a short run.
     """
     connection.ask(200)
     found = []
@@ -163,7 +164,7 @@ def cost(connection: Connection, count: int) -> Cost:
 
 
 def offloaded() -> list[str]:
-    """Return the connections that go past the rules, as connection tracking lists them."""
+    """Return the connections with fast forwarding, as listed by connection tracking."""
     with open("/proc/net/nf_conntrack", encoding="ascii") as file:
         return [line for line in file if "OFFLOAD" in line]
 

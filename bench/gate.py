@@ -1,7 +1,7 @@
-"""The regression gate: ratios of a quick run against the committed bounds of bounds.toml. `python -m bench gate`.
+"""The regression gate compares ratios of a quick run with the committed bounds in bounds.toml. `python -m bench gate`.
 
-Ratios, not seconds: a slower machine slows the limit as well. Of several runs the lowest ratio counts, as what else
-the machine does only ever adds to it. A benchmark with a figure over its bound is measured again.
+Ratios, not seconds: a slower machine slows the limit as well. The lowest ratio of several runs counts, because other
+work of the machine only increases it. A benchmark with a figure over its bound is measured again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bench.runs import Run
 
 BOUNDS = Path(__file__).with_name("bounds.toml")
 ATTEMPTS = 3
-"""How often a benchmark is measured at most: a program that became slower is slower in all of them."""
+"""Maximum number of measurements of a benchmark: a program that has become slower is slower in all of them."""
 
 Bounds = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Benchmark to case to figure to the highest value that passes."""
+"""The bounds: the highest accepted value, by benchmark, case and figure."""
 
 _MEASURES: Mapping[str, Callable[[Run], Report]] = {
     "sync": sync.run,
@@ -36,7 +36,7 @@ _MEASURES: Mapping[str, Callable[[Run], Report]] = {
 
 
 class Verdict(NamedTuple):
-    """One bound and what was seen; None when nothing was."""
+    """One bound and the measured value; None when nothing was."""
 
     figure: str
     bound: float
@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
 
 
 def load(path: Path = BOUNDS) -> Bounds:
-    """Return the bounds. Raises ValueError when the file is not of the shape it should have."""
+    """Return the bounds. Raises ValueError if the file has another structure."""
     found = tomllib.loads(path.read_text())
     for benchmark, cases in found.items():
         if benchmark not in _MEASURES:
@@ -80,7 +80,7 @@ def judge(benchmark: str, cases: Mapping[str, Mapping[str, float]], rows: Sequen
 def decide(
     benchmark: str, cases: Mapping[str, Mapping[str, float]], measure: Callable[[], Sequence[Row]]
 ) -> list[Verdict]:
-    """Measure one benchmark until all bounds hold, at most ATTEMPTS times; return the lowest of what was seen."""
+    """Measure one benchmark until all bounds hold, at most ATTEMPTS times; return the lowest values."""
     lowest: list[Verdict] = []
     for _ in range(ATTEMPTS):
         verdicts = judge(benchmark, cases, measure())

@@ -1,10 +1,10 @@
-"""hostile: what those who may write a Service, or reach a port of the proxy, cost everybody else.
+"""hostile: the effect of attackers that can write a Service, or reach a port of the proxy, on all other users.
 
-Engine, nftables backend and health server in one process, as in a proxy, with 1,000 Services of which one changes
-each 50 ms. First nothing else happens, then the attack goes on. Measured are the longest time that the event loop was
-held, and how late a change of another Service was in the kernel: from when it was due, so that waiting counts as well.
-Beside a program that loads elements the kernel itself delays transactions: that limit is measured before the attack.
-"""
+Engine, nftables backend and health server in one process, as in a proxy, with 1,000 Services of which one changes each
+50 ms. It measures a quiet run, then a run with the attack. The figures are the longest time for which the event loop
+was held, and the delay of a change of another Service until it is in the kernel, from its due time, so that waiting is
+included. While another program loads elements, the kernel itself delays transactions: this limit is measured before the
+attack."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Seen(NamedTuple):
 
 
 class Scene:
-    """An engine with 1,000 Services, and who waits for which change."""
+    """An engine with 1,000 Services, and the waiters for each change."""
 
     def __init__(self) -> None:
         self.listener = proxy.Listener(self._on_settled)
@@ -119,12 +119,12 @@ class Scene:
                 future.set_result((now - due, spent - before))
 
     def version(self) -> int:
-        """Return a version that no object had."""
+        """Return a new version."""
         self._version += 1
         return self._version
 
     async def watch(self, seconds: float, size: objects.Size) -> Seen:
-        """Change other Services for so long."""
+        """Change other Services for some seconds."""
         stop = asyncio.Event()
         held = asyncio.create_task(_holds(stop))
         waiting: list[asyncio.Future[tuple[float, float]]] = []
@@ -159,12 +159,12 @@ async def _holds(stop: asyncio.Event) -> tuple[float, float, float]:
 
 
 def _queued(schedule: Path) -> float:
-    """Return the seconds that a thread has waited for a processor while it could run."""
+    """Return the seconds for which a runnable thread has waited for a processor."""
     return int(schedule.read_text().split()[1]) / 1e9
 
 
 Attack = Callable[[Scene], AsyncIterator[None]]
-"""Prepares, and then does one thing at each step, for as long as it is asked."""
+"""Prepares an attack, then performs one action at each step."""
 
 
 async def pipelining(_: Scene) -> AsyncIterator[None]:
@@ -183,7 +183,8 @@ async def pipelining(_: Scene) -> AsyncIterator[None]:
 
 
 async def flips(scene: Scene, wide: Wide) -> AsyncIterator[None]:
-    """Have one endpoint of a large Service become ready and unready, as soon as the kernel has the change before."""
+    """Make one endpoint of a large Service ready and unready in turn, each time after the kernel has the previous
+    change."""
     arrived = scene.settling(wide.name)
     scene.say(*wide.added())
     await arrived
@@ -197,7 +198,7 @@ async def flips(scene: Scene, wide: Wide) -> AsyncIterator[None]:
 
 
 async def counts(scene: Scene, wide: Wide) -> AsyncIterator[None]:
-    """Have a Service have one endpoint less each time."""
+    """Remove one endpoint of a Service at each step."""
     arrived = scene.settling(wide.name)
     scene.say(*wide.added())
     await arrived
@@ -211,7 +212,7 @@ async def counts(scene: Scene, wide: Wide) -> AsyncIterator[None]:
 
 
 async def waves(scene: Scene, kind: Wide, services: int) -> AsyncIterator[None]:
-    """Have so many Services come at once, and go at once."""
+    """Add a number of Services together, and remove them together."""
     all_of_them = [kind._replace(number=kind.number + turn) for turn in range(services)]
     while True:
         for lines in ([wide.added() for wide in all_of_them], [wide.removed() for wide in all_of_them]):
@@ -300,7 +301,7 @@ async def _measure(case: Case, seconds: float) -> dict[str, float]:
 
 @asynccontextmanager
 async def _attacking(steps: AsyncIterator[None]) -> AsyncIterator[Callable[[], int]]:
-    """Have an attack go on during the body, which gets the count of its steps."""
+    """Run an attack during the body, which gets the number of its steps."""
     await anext(steps)
     done = 0
 
@@ -322,7 +323,7 @@ async def _attacking(steps: AsyncIterator[None]) -> AsyncIterator[Callable[[], i
 
 @asynccontextmanager
 async def _beside() -> AsyncIterator[None]:
-    """Have another program load many elements into a table of its own, again and again."""
+    """Let another program repeatedly load many elements into another table."""
     stranger = Companion("bench.stranger", str(STRANGERS))
     try:
         yield
