@@ -1,4 +1,4 @@
-"""What tests share: doubles of the kernel's side, builders of objects, clusters for scenarios, the guest.
+"""Shared code of the tests: fakes of the kernel, builders of objects, clusters for scenarios, the guest.
 
-Nothing here is a test. pytest finds the package by its `pythonpath`, other programs by the installation in .venv.
-"""
+It contains no tests. pytest finds the package through its `pythonpath`, other programs through the installation in
+.venv."""

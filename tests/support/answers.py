@@ -13,7 +13,7 @@ SCHEMA = json.loads((ROOT / "docs/answers.schema.json").read_text(encoding="utf-
 
 
 def valid(name: str, text: str) -> dict[str, Any]:
-    """Return an answer, which has to be as the schema's definition of this name says."""
+    """Return an answer, after validation against the schema's definition of this name."""
     answer: dict[str, Any] = json.loads(text)
     validator = Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": SCHEMA["$defs"]})
     wrong = [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(answer)]

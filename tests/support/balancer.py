@@ -1,8 +1,9 @@
-"""A load balancer as a cloud has it: it sends each new connection to a healthy node, and leaves open ones alone.
+"""A load balancer like those of clouds: it sends each new connection to a healthy node, and does not move open
+connections.
 
-It stands outside, in nft rules that mark connections and routes by mark. Nodes are healthy by the Service's health
-check port if it has one, else by the proxy's /healthz. With session affinity a client's connections go to one node.
-"""
+It is on the host outside, and consists of nft rules that mark connections, and of routes by mark. The health of nodes
+is determined by the Service's health check port if it has one, otherwise by the proxy's /healthz. With session affinity
+all connections of a client go to one node."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from lab.proxyprocess import HEALTH_PORT
 from support.stage import Stage
 
 PERIOD = 0.02
-"""Seconds between two looks at the nodes; clouds take seconds."""
+"""Seconds between two health checks of the nodes; clouds check every few seconds."""
 MARKS = {"node": 1, "neighbour": 2}
 
 
 class Balancer:
-    """An async context manager for one Service of a stage; `healthy` says which nodes get new connections."""
+    """An async context manager for one Service of a stage; `healthy` are the nodes that get new connections."""
 
     def __init__(self, stage: Stage, name: str = "web") -> None:
         self.healthy: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""The data path of userspace mode on loopback: endpoints and clients in threads, beside a listener of the proxy.
+"""The data path of userspace mode on loopback: a listener of the proxy, with endpoints and clients in threads.
 
-As a program it is a proxy alone, for the destination that is named (in hexadecimal), until it is killed.
+As a program it relays to one given destination (in hexadecimal) until it is killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
 class Stage:
-    """A network of its own with a data path."""
+    """A new network namespace with a data path."""
 
     def __init__(self, limit: int | None = None, ports: range = range(0), udp_idle: float = 0.25) -> None:
         self.path = DataPath.open(udp_idle, limit)
@@ -41,7 +41,7 @@ class Stage:
         name: str = "web",
         affinity: int = 0,
     ) -> tuple[str, int]:
-        """Give a service port these endpoints; return where its listener is."""
+        """Set the endpoints of a service port; return the address of its listener."""
         pool = tuple(e if isinstance(e, bytes) else destination(e) for e in endpoints)
         listener = ListenerName(ServicePortKey("ns", name, "", protocol, family), PoolKind.CLUSTER)
         self.listeners.take({listener: Assignment(pool, affinity, pool)})
@@ -52,7 +52,7 @@ class Stage:
 
 @contextmanager
 def stage(limit: int | None = None, ports: range = range(0), udp_idle: float = 0.25) -> Iterator[Stage]:
-    """Make a stage and end it."""
+    """Yield a stage, and end it."""
     with own_network():
         run("ip", "link", "set", "lo", "up")
         made = Stage(limit, ports, udp_idle)
@@ -63,13 +63,13 @@ def stage(limit: int | None = None, ports: range = range(0), udp_idle: float = 0
 
 
 def destination(sock: socket.socket) -> bytes:
-    """The packed destination that a socket is bound to."""
+    """Return the packed address and port of a socket."""
     address, port = sock.getsockname()[:2]
     return (pack(address) or b"") + port.to_bytes(2, "big")
 
 
 def endpoint(protocol: int = TCP, family: Family = Family.IPV4) -> socket.socket:
-    """A socket that an endpoint listens on."""
+    """Return a listening socket of an endpoint."""
     sock = socket.socket(family, socket.SOCK_STREAM if protocol == TCP else socket.SOCK_DGRAM)
     sock.bind((LOOPBACK[family], 0))
     if protocol == TCP:
@@ -79,7 +79,7 @@ def endpoint(protocol: int = TCP, family: Family = Family.IPV4) -> socket.socket
 
 
 def nowhere() -> bytes:
-    """A destination that refuses: nobody listens there."""
+    """Return a destination that refuses connections, because nothing listens there."""
     with endpoint() as sock:
         return destination(sock)
 
@@ -105,7 +105,7 @@ def reset(sock: socket.socket) -> None:
 
 
 def received(sock: socket.socket, most: int = 1 << 16) -> tuple[bytes, bool]:
-    """All that comes until the stream ends, and whether it ended with a reset."""
+    """Return all bytes until the stream ends, and whether it ended with a reset."""
     parts = []
     while True:
         try:
@@ -119,7 +119,7 @@ def received(sock: socket.socket, most: int = 1 << 16) -> tuple[bytes, bool]:
 
 @contextmanager
 def doing(*work: Callable[[], None]) -> Iterator[None]:
-    """Have other threads do something meanwhile; what they raise is raised at the end."""
+    """Run functions in threads during the body; their exceptions are raised at the end."""
     errors: list[BaseException] = []
 
     def guarded(each: Callable[[], None]) -> None:
@@ -149,7 +149,7 @@ def until(holds: Callable[[], object], what: str) -> None:
 
 
 def main(endpoints: str) -> None:
-    """Carry to one destination, and say on which port."""
+    """Relay to one destination, and print the port."""
     print(Stage().carry([bytes.fromhex(endpoints)])[1], flush=True)
     time.sleep(2 * TIMEOUT)
 

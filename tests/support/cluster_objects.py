@@ -1,4 +1,5 @@
-"""Short ways to say objects and worlds, for tables of cases. Values as a user writes them; no logic of the model."""
+"""Short constructors of objects and worlds, for tables of cases. Values have the form of manifests; there is no logic
+of the model."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def dests(*texts: str) -> tuple[bytes, ...]:
 
 
 def key(text: str, protocol: str = "TCP") -> bytes:
-    """A frontend's key: '10.0.0.1:80', '[fd00::1]:80', or ':30080' for a NodePort."""
+    """Return a frontend's key from '10.0.0.1:80', '[fd00::1]:80', or ':30080' for a NodePort."""
     host, _, port = text.rpartition(":")
     return (address(host.strip("[]")) if host else b"") + bytes((PROTOCOLS[protocol],)) + PORT_BYTES[int(port)]
 
@@ -158,7 +159,7 @@ def endpoint_slice(
     placed: Mapping[str, str] | None = None,
     version: str | None = None,
 ) -> EndpointSlice:
-    """Return a slice; with the zones of addresses, if they are given, it is one that was decoded for them."""
+    """Return a slice; if the zones of addresses are given, it has the form of a slice that was decoded with zones."""
     entries: list[SliceEndpoint] = list(endpoints)
     annotations = Annotations(triggered, weight, cilium_weight=cilium_weight)
     if placed is not None:

@@ -1,4 +1,5 @@
-"""Random clusters: objects from small pools, so that they meet, collide and are absurd now and then."""
+"""Strategies for random clusters: values come from small pools, so that objects often conflict; some values are
+invalid."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ absurd_number = st.sampled_from([-(2**31), -1, 0, 65536, 2**31 - 1, 10**40])
 
 
 def seldom(absurd, *values):
-    """One of the values, an absurd one now and then."""
+    """Return a strategy for these values, and sometimes an invalid value."""
     return st.integers(0, 15).flatmap(lambda n: absurd if n == 15 else st.sampled_from(values))
 
 
@@ -197,7 +198,7 @@ rivals = st.builds(
         [None, None, *map(asking_ranges, ("70-90/tcp", "85-200/tcp", "100-30079/tcp", "9-9/tcp,30080-40000/TCP"))]
     ),
 )
-"""Services that ask for the same few addresses and NodePorts, and for each other's."""
+"""Services that claim the same few addresses and NodePorts."""
 
 rival_worlds = st.builds(world, nodeports=st.sampled_from(["primary", "all", "none"]))
 

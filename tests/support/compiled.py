@@ -1,4 +1,4 @@
-"""Compiles a Service without the turns that the event loop has in between."""
+"""Compiles a Service without returning to the event loop in between."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubeproxy.model.plan import Compiled
 
 
 def compile_service(*given: Any, **more: Any) -> Compiled:
-    """Return what a Service means; see kubeproxy.model.compile.compiling."""
+    """Return the plans of a Service; see kubeproxy.model.compile.compiling."""
     steps = compiling(*given, **more)
     while True:
         try:

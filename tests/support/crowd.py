@@ -1,8 +1,8 @@
-"""Crowds of UDP clients, each with a source port that it keeps: whoever is not answered any more was lost.
+"""Crowds of UDP clients, each with a constant source port: a client that gets no more answers is lost.
 
-One thread asks for all of them in turn and takes the answers, so that a thousand clients cost some thousand datagrams
-a second. A client is lost when it goes on asking and is not answered, as real ones are whose flow is tracked wrongly.
-"""
+One thread asks for all of them in turn and takes the answers, so that a thousand clients cost some thousand datagrams a
+second. A client is lost if it gets no answers to its requests, like real clients whose flow has a wrong translation in
+connection tracking."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from lab.netns import run_in
 from support.live import Front, Live
 
 EACH = 0.25
-"""Seconds between two questions of a client."""
+"""Seconds between two requests of a client."""
 
 
 class Seen(NamedTuple):
-    """What a client noticed last: a pod's name or 'refused', and when (monotonic seconds)."""
+    """The last answer to a client: a pod's name or 'refused', and its time (monotonic seconds)."""
 
     what: str
     when: float
 
 
 class Crowd:
-    """A context manager: `count` clients of each (place, front) that ask until its end."""
+    """A context manager: `count` clients of each (place, front), which send requests until its end."""
 
     def __init__(self, live: Live, ways: Sequence[tuple[str, Front]], count: int) -> None:
         self._live = live
@@ -63,7 +63,8 @@ class Crowd:
             sock.close()
 
     async def all_notice(self, *what: str, among: Sequence[Front] | None = None) -> None:
-        """Wait until every client (of some fronts) noticed one of these after now; fails with those that did not."""
+        """Wait until every client (of some fronts) has received one of these answers from now on; fail with the clients
+        that have not."""
         began = time.monotonic()
         asked = [fd for fd, front in self._fronts.items() if among is None or front in among]
 

@@ -1,4 +1,4 @@
-"""deploy/dashboards/kube-proxy.json as Grafana would use it: its panels, and what they ask Prometheus."""
+"""Reads deploy/dashboards/kube-proxy.json like Grafana: its panels, and their queries to Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.places import ROOT
 
 Json = dict[str, Any]
 VARIABLES = {"$job": ".*", "$node": ".*", "$__rate_interval": "2m"}
-"""What stands in an expression for what is chosen above the panels: all jobs and nodes, and as long as a test takes."""
+"""The values of the variables in expressions: all jobs and nodes, and the duration of a test."""
 
 
 class Question(NamedTuple):
@@ -28,14 +28,14 @@ def dashboard() -> Json:
 
 
 def questions() -> Iterator[Question]:
-    """Yield what the panels ask, as it is written."""
+    """Yield the expressions of the panels, as written."""
     for panel in dashboard()["panels"]:
         for target in panel.get("targets", ()):
             yield Question(panel["title"], target["expr"], target["legendFormat"])
 
 
 def filled(expression: str) -> str:
-    """An expression as Grafana sends it."""
+    """Return an expression in the form that Grafana sends."""
     for name, value in VARIABLES.items():
         expression = expression.replace(name, value)
     assert "$" not in expression, expression
@@ -43,5 +43,5 @@ def filled(expression: str) -> str:
 
 
 def metrics_of(expression: str) -> set[str]:
-    """The metrics that an expression asks for, a histogram's by its own name: what stands before a brace."""
+    """Return the metrics in an expression, a histogram by its own name: the words before a brace."""
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\b([a-z]\w+)\{", expression)}

@@ -1,4 +1,4 @@
-"""The documents as tests read them: their headings, tables, code blocks and words in code font, each with its place.
+"""Parses the documents for tests: headings, tables, code blocks and words in code font, each with its place.
 
 Only the Markdown that is used here: ATX headings, tables with outer bars, fenced or indented code, spans in backticks.
 """
@@ -22,23 +22,23 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 class Words(NamedTuple):
-    """Some text of a document, with where it stands, as "docs/modes.md:12"."""
+    """A text of a document, and its place, such as "docs/modes.md:12"."""
 
     place: str
     text: str
 
 
 class Document:
-    """One Markdown file, cut into what is prose and what is code."""
+    """One Markdown file, divided into prose and code."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path.relative_to(ROOT))
         self.headings: list[str] = []
         self.prose: list[Words] = []
-        """The lines outside of code blocks."""
+        """Return the lines outside of code blocks."""
         self.commands: list[Words] = []
-        """The lines of code blocks."""
+        """Return the lines of code blocks."""
         fenced = False
         before = ""
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -54,7 +54,7 @@ class Document:
             before = line if line.strip() else ""
 
     def spans(self) -> Iterator[Words]:
-        """Yield what stands in backticks outside of code blocks."""
+        """Yield the texts in backticks outside of code blocks."""
         for place, text in self.prose:
             for span in _SPAN.findall(text):
                 yield Words(place, span)

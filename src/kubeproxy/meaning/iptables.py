@@ -256,14 +256,14 @@ def _local(kind: Op) -> Callable[[NodePlace, str, bool], Operation]:
     return test
 
 
-def _protocol(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
+def _protocol(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
     number = int(text) if text.isdecimal() else _PROTOCOLS.get(text)
     if number is None:
         raise _Unknown(f"protocol {text}")
     return _services(rules.protocol_set(number), negated)
 
 
-def _ports(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
+def _ports(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
     found = 0
     for part in text.split(","):
         first, _, last = part.partition(":")
@@ -282,18 +282,18 @@ def _both(first: int, second: int) -> Operation:
 
 
 def _interface(outgoing: bool) -> Callable[[NodePlace, str, bool], Operation]:
-    def test(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
+    def test(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
         return Op.INTERFACE, (f"{text[:-1]}*" if text.endswith("+") else text,), negated, outgoing
 
     return test
 
 
-def _mark(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
+def _mark(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
     value, mask = _masked(text)
     return Op.VALUE, Property.MARK, mask, 0, value, value, negated
 
 
-def _state(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - as all options
+def _state(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
     try:
         mask = sum(_STATES[name] for name in text.split(","))
     except KeyError as error:
@@ -301,7 +301,7 @@ def _state(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: AR
     return Op.VALUE, Property.STATES, mask, 0, 1, mask, negated
 
 
-def _module(place: NodePlace, text: str, negated: bool) -> None:  # noqa: ARG001 - as all options
+def _module(place: NodePlace, text: str, negated: bool) -> None:  # noqa: ARG001 - all options have this signature
     """Refuse the module connmark, whose option has the same name as the option of the module mark."""
     if text == "connmark":
         raise _Unknown(f"module {text}")

@@ -1,1 +1,1 @@
-"""A browser for tests, and a proxy that only speaks what the page reads."""
+"""A browser for tests, and a fake proxy that serves only the page."""

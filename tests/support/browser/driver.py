@@ -1,4 +1,4 @@
-"""A browser that tests steer: chromium, by the protocol of its driver (W3C WebDriver), which this speaks a little.
+"""A browser for tests: controls chromium through a part of its driver's protocol (W3C WebDriver).
 
 One process each of driver and browser; both end with the context manager, by their pids. Errors in
 the page's console, and what its Content-Security-Policy forbade, are collected: `complaints()`.
@@ -37,7 +37,7 @@ ARGUMENTS = (
 )
 DESKTOP, PHONE = (1280, 800), (360, 740)
 TIMEOUT = 20.0
-"""Seconds for what comes by itself, on a machine that does much else; it takes a few hundredths of one."""
+"""Seconds to wait for a change of the page on a busy machine; usually it takes some 10 ms."""
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's name for a reference to an element
 KEYS = {
     "Enter": "\ue007",
@@ -52,7 +52,7 @@ KEYS = {
 
 
 class BrowserError(Exception):
-    """The driver refused a command, or the page did not become what it was waited for to be."""
+    """The driver refused a command, or the page did not reach the expected state."""
 
 
 class Browser:
@@ -84,7 +84,7 @@ class Browser:
         await self.close()
 
     async def _start(self) -> int:
-        """Start the driver; return the port that it chose."""
+        """Start the driver; return its port."""
         self._process = await asyncio.create_subprocess_exec(
             self._driver,
             "--port=0",
@@ -110,7 +110,7 @@ class Browser:
         if self._http is not None:
             await self._http.close()
         if self._process is not None and self._process.returncode is None:
-            # Its session of processes is ours alone; the browser is in it.
+            # The driver has a separate session of processes, which includes the browser.
             os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         shutil.rmtree(self._profile, ignore_errors=True)
@@ -127,12 +127,12 @@ class Browser:
     # what a person does
 
     async def open(self, url: str) -> None:
-        """Go to an address, as in a new tab: what the page had kept is gone."""
+        """Open an address, as in a new tab: stored data of the page is removed."""
         await self._ask("POST", f"{self._session}/url", {"url": "about:blank"})
         await self._ask("POST", f"{self._session}/url", {"url": url})
 
     async def press(self, *keys: str) -> None:
-        """Press keys one after the other, by their name (Enter, ArrowDown) or character."""
+        """Press keys in order, given by name (Enter, ArrowDown) or character."""
         actions = []
         for key in keys:
             value = KEYS.get(key, key)
@@ -141,16 +141,16 @@ class Browser:
         await self._ask("POST", f"{self._session}/actions", {"actions": [source]})
 
     async def type(self, text: str) -> None:
-        """Type a text into what has the focus."""
+        """Type a text into the focused element."""
         await self.press(*text)
 
     async def click(self, selector: str) -> None:
-        """Click what a CSS selector selects first, as a person would: it must be in sight."""
+        """Click the first element of a CSS selector, which must be visible."""
         element = await self._ask("POST", f"{self._session}/element", {"using": "css selector", "value": selector})
         await self._ask("POST", f"{self._session}/element/{element[_ELEMENT]}/click")
 
     async def resize(self, width: int, height: int) -> None:
-        """Make the page so wide and high, in CSS pixels; a phone's width too."""
+        """Set the page's width and height in CSS pixels; also a phone's width is possible."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.devtools("Emulation.setDeviceMetricsOverride", metrics)
 
@@ -169,16 +169,16 @@ class Browser:
     # what is to be seen
 
     async def run(self, script: str, *arguments: Any) -> Any:
-        """Run the body of a function in the page; returns what it returns."""
+        """Run the body of a function in the page; return its result."""
         return await self._ask("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
 
     async def text(self, selector: str = "body") -> str:
-        """Return the text that is shown of the first element of a selector, '' if there is none."""
+        """Return the visible text of the first element of a selector, '' if there is none."""
         found = await self.run("const e = document.querySelector(arguments[0]); return e ? e.innerText : ''", selector)
         return str(found)
 
     async def until(self, script: str, *arguments: Any, patience: float = TIMEOUT) -> Any:
-        """Run a script until what it returns is true; return that. Raises BrowserError with the page's text."""
+        """Run a script until its result is true; return the result. Raises BrowserError with the page's text."""
         loop = asyncio.get_running_loop()
         end = loop.time() + patience
         while not (value := await self.run(script, *arguments)):
@@ -188,13 +188,13 @@ class Browser:
         return value
 
     async def shows(self, selector: str, text: str, patience: float = TIMEOUT) -> None:
-        """Wait until an element that a selector selects shows a text."""
+        """Wait until an element of a selector shows a text."""
         every = "[...document.querySelectorAll(arguments[0])]"
         script = f"return {every}.some(e => (e.innerText ?? e.textContent).includes(arguments[1]))"
         await self.until(script, selector, text, patience=patience)
 
     async def picture(self) -> bytes:
-        """Return what is seen now, as PNG."""
+        """Return the visible part of the page as PNG."""
         return base64.b64decode(await self._ask("GET", f"{self._session}/screenshot"))
 
     async def complaints(self, expected: Callable[[str], bool] = lambda _: False) -> list[str]:

@@ -1,7 +1,7 @@
-"""A proxy that is none: a small HTTP server that says what /ui/ of a proxy says, as a test wants it.
+"""A fake proxy: a small HTTP server that serves /ui/ with the contents that a test sets.
 
-It is the contract of the page from the other side. What it sends is in `scene`; tests change that, or send() their own.
-"""
+It implements the server's side of the page's contract. It sends the contents of `scene`; tests change them, or send()
+their own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.browser.scene import Json, Scene, facts
 
 
 class MockProxy:
-    """An async context manager; What it answers may be changed at any time. `seen` are the paths it was asked."""
+    """An async context manager; Its answers may be changed at any time. `seen` are the requested paths."""
 
     def __init__(self, scene: Scene, pid: int = 812) -> None:
         self.scene = scene
@@ -33,7 +33,7 @@ class MockProxy:
         self.seen: list[str] = []
         self.refuse: Mapping[str, tuple[int, str]] = {}
         self.mute = False
-        """Whether it accepts pages, and says nothing."""
+        """Whether it accepts pages, but sends nothing."""
         self.problems: Json | None = {"at": time.time(), "findings": [], "looking": False}
         self._pages: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
@@ -51,7 +51,7 @@ class MockProxy:
         return f"http://127.0.0.1:{self.port}/ui/"
 
     async def start(self) -> None:
-        """Listen, on the same port as before."""
+        """Listen again on the previous port."""
         app = web.Application()
         app.add_routes(
             [
@@ -73,7 +73,7 @@ class MockProxy:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """End as a killed process does: streams break off, and nobody listens."""
+        """End like a killed process: streams break off, and nothing listens."""
         for page in list(self._pages):
             with contextlib.suppress(Exception):
                 page._payload_writer.transport.abort()

@@ -1,7 +1,7 @@
-"""The pictures of docs/pictures, made anew: .venv/bin/python -m support.browser.pictures [FOLDER]
+"""Makes the pictures in docs/pictures: .venv/bin/python -m support.browser.pictures [FOLDER]
 
-They show a made-up busy cluster. With the Debian packages fonts-inter and fonts-jetbrains-mono
-installed they look as those in the repository; without, in another typeface.
+They show a simulated busy cluster. For the typeface of the pictures in the repository install the Debian packages
+fonts-inter and fonts-jetbrains-mono.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.browser.scene import Scene, finding
 
 FOLDER = Path(__file__).parents[3] / "docs" / "pictures"
 MOST = 80_000
-"""Bytes of a picture: README is read over slow lines too."""
+"""Maximum number of bytes of a picture, because README is also read over slow connections."""
 WARMING = 75.0
 """Seconds of traffic before the first picture: sparklines show a minute."""
 FINDINGS = [
@@ -32,15 +32,15 @@ FINDINGS = [
     ),
     finding(
         "note",
-        "chain forward of table inet guard drops some packets",
-        "it is another program's, and drops what its rules name",
+        "table inet guard may drop packets too: forward at forward",
+        "a firewall is no mistake; but if a connection hangs, one of its rules may be the cause",
         "`kube-proxy trace SRC DST:PORT` shows which rule drops a connection",
     ),
 ]
 
 
 def smallest(png: bytes) -> bytes:
-    """Return a picture in as many of 256 colours as fit into MOST bytes."""
+    """Return a picture with at most 256 colours, and so few that it has at most MOST bytes."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     for colours in (256, 128, 64, 32):
         made = io.BytesIO()
@@ -51,7 +51,7 @@ def smallest(png: bytes) -> bytes:
 
 
 def _shown(scene: Scene) -> str:
-    """Return the Service of the picture: a load balancer with local policy, one of its endpoints out."""
+    """Return the Service of the picture: a load balancer with policy Local, and one endpoint that is not ready."""
     name = next(
         name for name, row in scene.rows.items() if row[4] == "LoadBalancer" and "L" in row[5] and 7 <= row[3] < 10
     )

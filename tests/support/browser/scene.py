@@ -1,4 +1,4 @@
-"""What a proxy of a busy cluster might tell its page: Services, their endpoints, traffic, changes. Pure, by a seed."""
+"""Simulated data of a busy cluster for the page: Services, their endpoints, traffic, changes. Pure, by a seed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def changed(at: float, service: str, what: str, ms: float | None, kind: str = "c
 
 
 def past(at: float) -> Json:
-    """Return 15 minutes before a time: changes of which one is a list's, a problem with its end, and a busy minute."""
+    """Return the journal of the 15 minutes before a time: changes (one from a list), a problem with its end, and a busy
+    minute."""
     away = "the API server cannot be reached at 192.0.2.1:6443: timed out"
     told = [
         changed(at - 800, "", "10,000 Services, by a list of objects or a change of the node", None),
@@ -59,7 +60,7 @@ def past(at: float) -> Json:
 
 
 class Scene:
-    """Services and what becomes of them; `at` is the time in seconds since the epoch of its beginning."""
+    """Services and their changes; `at` is the time of its beginning, in seconds since the epoch."""
 
     def __init__(self, count: int, at: float, seed: int = 1) -> None:
         self._random = random.Random(seed)
@@ -94,7 +95,7 @@ class Scene:
     # what happens
 
     def about(self, count: float) -> int:
-        """Return a number of changes of which there are so many on average."""
+        """Return a random number of changes with this average."""
         return round(count * self._random.lognormvariate(-0.2, 0.6))
 
     def change(self, at: float, count: int) -> Json:
@@ -136,7 +137,8 @@ class Scene:
         } | more
 
     def flows(self, at: float) -> Json:
-        """Return a second of new connections: few Services have most of them, and some endpoints more than others."""
+        """Return the new connections of a second: few Services have most of them, and some endpoints have more than
+        others."""
         seen = {}
         for place, name in enumerate(self.busy):
             new = max(0.0, self._random.gauss(900 / (1 + place), 120 / (1 + place)))
@@ -225,12 +227,12 @@ class Scene:
 
 
 def sound(family: str, since: float | None, **more: Any) -> Json:
-    """Return the standing of a family that has all since then."""
+    """Return the state of a family in which everything is committed since then."""
     return {"family": family, "refusal": None, "difference": None, "sound_since": since, "queued": 0} | more
 
 
 def facts(at: float, pid: int = 812, **more: Any) -> Json:
-    """Return the facts of a proxy that runs for two hours."""
+    """Return the facts of a proxy that has run for two hours."""
     return {
         "node": HERE,
         "version": "0.1.0",

@@ -84,8 +84,8 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
 
 
 def of_tables_left(found: Iterable[Diagnosis], left: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Yield findings on chains of other programs. `left` has the mode of each table that another kube-proxy left:
-    findings on its chains say so, and have the fix of a leftover; notes on them are omitted.
+    """Yield findings on chains of other programs. `left` has the mode of each leftover table of another kube-proxy: a
+    finding on such a table names the leftover and its removal, and notes on it are omitted.
     """
     for one in found:
         mode = left.get(one.table, "")

@@ -22,8 +22,8 @@ _FROM_OBJECTS = "the answer is from the objects alone"
 
 
 def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosis:
-    """Return what serves a Service, or all Services, whose objects were read without a proxy: a running proxy that was
-    not asked, the rules of a stopped one, or nothing.
+    """Return the finding on the rules of a Service, or of all Services, whose objects were read without a proxy: they
+    belong to a running proxy that was not asked, or to a stopped proxy, or there are none.
     """
     node = checkup.checked(asked, facts)
     if node.proxies:

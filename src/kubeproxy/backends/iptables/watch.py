@@ -246,7 +246,7 @@ class Audit:
     def look(self, contents: Contents, common: Mapping[skeleton.Place, skeleton.SharedChain]) -> ForeignChange | None:
         """Return a change by another program; `common` are the shared chains. Raises ApplyError.
 
-        After the result None no audit is due before the next request.
+        If the result is None, no audit is due before the next request.
         """
         began = time.monotonic()
         try:

@@ -59,8 +59,8 @@ def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
 
 
 def _endpoint(layout: Layout) -> str:
-    """Return the element of a packet's connection. Its protocol is that of the packet, because nft cannot list that of
-    the connection: for an ICMP error it is ICMP."""
+    """Return the element of a packet's connection. It contains the protocol of the packet (ICMP for an ICMP error),
+    because nft cannot list the protocol of the connection."""
     return f"@{FAILING} {{ ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src }}"
 
 

@@ -239,8 +239,8 @@ _MOST_RELAYED: Final = 1 << 18  # some systems set no limit, but each connection
 class Shares(NamedTuple):
     """The numbers of descriptors for clients of the HTTP servers, for listening sockets, and for relayed traffic.
 
-    However many clients connect, the proxy needs descriptors for the API server, netlink, pipes and files. Without them
-    it cannot restore a table that another program deletes.
+    However many clients connect, the proxy needs descriptors for the API server, netlink, pipes and files. Without
+    these descriptors it cannot restore a table that another program deletes.
     """
 
     clients: int
