@@ -52,6 +52,37 @@ def test_a_translation_by_iptables_is_listed_with_its_destination(family, flags,
     assert listing.text((x.Opaque("target", attributes),), ip) == (text or 'xt target "DNAT"')
 
 
+@pytest.mark.parametrize(
+    ("name", "info", "text"),
+    [
+        ("SNAT", struct.pack("=I", 1) + b"\xc0\0\2\x09".ljust(16, b"\0") * 2 + bytes(12), "snat to 192.0.2.9"),
+        ("CT", struct.pack("=H", 1) + bytes(30), "notrack"),
+        ("CT", bytes(32), 'xt target "CT"'),
+    ],
+)
+def test_targets_of_iptables_that_change_a_connection_are_listed_like_those_of_nft(name, info, text):
+    attributes = text_attribute(1, name) + number_attribute(2, 2) + attribute(3, info)
+    assert listing.text((x.Opaque("target", attributes),), "ip") == text
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (
+            (x.Immediate(1, b"\x0a\xf4\0\x09"), x.Immediate(2, b"\0P"), x.Nat(1, 2, 1, None, 2, None, 3)),
+            "dnat to 10.244.0.9:80",
+        ),
+        ((x.Immediate(1, b"\0P"), x.Nat(1, 2, port=1)), "dnat to :80"),
+        ((x.Immediate(1, b"\x1f\x90"), x.Redirect(1)), "redirect to :8080"),
+        ((x.Immediate(1, struct.pack("=I", 0x4000)), x.Meta(3, sreg=1)), "meta mark set 0x00004000"),
+        ((x.Immediate(2, b"\1\2\3"),), "[ immediate dreg 2, value 0x010203 ]"),
+        ((x.Opaque("notrack", b""),), "notrack"),
+    ],
+)
+def test_rules_of_other_programs_are_listed_in_readable_form(rule, text):
+    assert listing.text(rule, "ip") == text
+
+
 @pytest.mark.parametrize(("ip", "text"), LISTED)
 def test_packed_expressions_parse_to_the_same_values(ip, text):
     plain = [each for each in compiling.rule(text, ip) if not isinstance(getattr(each, "set", ""), x.Inline)]

@@ -26,7 +26,10 @@ _TCP: Final = "meta l4proto tcp"
 _MASK: Final = b"\xff\xff\xff\xff"
 # struct nf_nat_range2: flags, first and last address (16 bytes each) and port.
 _ADDRESS_AND_PORT: Final = (3).to_bytes(4, sys.byteorder)  # NF_NAT_RANGE_MAP_IPS, _PROTO_SPECIFIED
+_ADDRESS: Final = (1).to_bytes(4, sys.byteorder)  # NF_NAT_RANGE_MAP_IPS alone
 _RANGE: Final = 40
+_NOTRACK: Final = 1  # XT_CT_NOTRACK of struct xt_ct_target_info
+_PORT_SIZE: Final = 2
 
 
 class _Term(NamedTuple):
@@ -70,10 +73,20 @@ def _bracketed(expression: x.Expression, ip: str) -> str:
             info = found.get(nfta.MATCH_INFO, b"")
             if name == "DNAT" and info[:4] == _ADDRESS_AND_PORT and len(info) >= _RANGE:
                 return f"dnat to {destination_text(info[4 : 8 if ip == 'ip' else 20] + info[36:38])}"
+            if name == "SNAT" and info[:4] == _ADDRESS and len(info) >= _RANGE:
+                return f"snat to {unpack(info[4 : 8 if ip == 'ip' else 20])}"
+            if name == "NOTRACK" or (name == "CT" and int.from_bytes(info[:2], sys.byteorder) & _NOTRACK):
+                return "notrack"
             return f'xt {expression.name} "{name}"'
-        return f"[ {expression.name} {expression.raw.hex()} ]"
-    fields = (f"{name} {getattr(expression, name)!r}" for name in expression.__struct_fields__)
-    return f"[ {expression.KIND} {', '.join(fields)} ]"
+        return f"[ {expression.name} {expression.raw.hex()} ]" if expression.name != "notrack" else expression.name
+    fields = {name: getattr(expression, name) for name in expression.__struct_fields__}
+    known = (f"{name} {_value(value)}" for name, value in fields.items() if value is not None)
+    return f"[ {expression.KIND} {', '.join(known)} ]"
+
+
+def _value(value: object) -> str:
+    """Return a field's value as text; bytes as a number in hexadecimal notation, as nft prints them."""
+    return f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
 
 
 class _Writer:
@@ -147,7 +160,9 @@ class _Writer:
         term = self._terms.pop(_slot(expression.sreg))
         target = NAMES[x.Meta(expression.key)]
         if not term.mask:
-            self.words.append(f"{target} set {term.text}")
+            value = term.load.value if isinstance(term.load, x.Immediate) else None
+            right = shown(FIELDS[target].type, value) if isinstance(value, bytes) else term.text
+            self.words.append(f"{target} set {right}")
             return
         sign = "^" if term.mask == _MASK else "|"
         self.words.append(f"{target} set {term.text} {sign} {shown(term.type, term.xor)}")
@@ -204,17 +219,20 @@ class _Writer:
         self.words.append(f"{term.text} {'' if implied else sign + ' '}{right}")
 
     def _immediate(self, expression: x.Immediate) -> None:
-        if isinstance(expression.value, bytes):
-            address = unpack(expression.value)
-            self._load(expression.dreg, _Term(f"[{address}]" if ":" in address else address, 0, 16))
+        value = expression.value
+        if not isinstance(value, bytes):
+            self.words.append(_verdict(value))
+        elif len(value) == _PORT_SIZE:
+            self._load(expression.dreg, _Term(shown(PORT, value), PORT, _PORT_SIZE))
         else:
-            self.words.append(_verdict(expression.value))
+            address = unpack(value)
+            self._load(expression.dreg, _Term(f"[{address}]" if ":" in address else address, 0, 16, load=expression))
 
     def _nat(self, expression: x.Nat) -> None:
         kind = "dnat" if expression.type else "snat"
-        if expression.address is None:
+        if expression.address is None and expression.port is None:
             raise LookupError
-        address = self._terms.pop(_slot(expression.address)).text
+        address = self._terms.pop(_slot(expression.address)).text if expression.address is not None else ""
         term = self._terms.pop(_slot(expression.port), None) if expression.port is not None else None
         port = term.text if term is not None else ""
         mapped = expression.port is not None and not port
