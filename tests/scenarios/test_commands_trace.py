@@ -526,6 +526,37 @@ async def test_a_flow_to_an_address_that_is_no_endpoint_is_reported_with_its_rem
     await live.run("conntrack", "-D", *entry.split())
 
 
+async def traced_with(live: Live, name: str, chain: str, rule: str) -> str:
+    """The verdict on a packet from the place `pod` to a Service with endpoint b1, with a rule of another program."""
+    live.service(name, "b1")
+    front, client = live.front(name), live.ips["pod"]["IPv4"]
+    await live.expect(front, {"pod": "b1"})
+    words = rule.format(client=client, front=front.address, end=live.ips["b1"]["IPv4"])
+    await live.nft(f"add table ip foreign; add chain ip foreign other {{ {chain} }}; add rule ip foreign other {words}")
+    try:
+        status, text = await live.ask("trace", client, f"default/{name}:80")
+    finally:
+        await live.nft("delete", "table", "ip", "foreign")
+    assert status == 1, text
+    return text.partition("Verdict: ")[2]
+
+
+async def test_a_rule_that_rewrites_the_source_is_named(live: Live) -> None:
+    if live.mode.name == "userspace":
+        return  # the proxy answers
+    chain, rule = "type nat hook postrouting priority 90;", "ip saddr {client} ip daddr {end} snat to 192.0.2.9"
+    verdict = await traced_with(live, "rewritten", chain, rule)
+    assert 'snat to 192.0.2.9" of table ip foreign, chain other, which is not ours, gives it the source 192' in verdict
+
+
+async def test_a_rule_that_takes_requests_out_of_connection_tracking_is_named(live: Live) -> None:
+    chain = "type filter hook prerouting priority -300;"
+    verdict = await traced_with(live, "untracked", chain, "ip daddr {front} notrack")
+    assert verdict.startswith("rule"), verdict
+    assert 'notrack" of table ip foreign, chain other, which is not ours, takes the request out of conn' in verdict
+    assert "so no rule translates it to an endpoint of default/untracked" in verdict
+
+
 @pytest.mark.slow("a table that another program owns")
 async def test_a_table_that_another_program_owns_is_the_cause_of_untranslated_packets(live: Live) -> None:
     if live.mode.name != "nftables":

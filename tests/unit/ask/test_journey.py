@@ -21,6 +21,8 @@ BASE = {
     (IP, "ours", "nat"): Hook("filter", PREROUTING, -100),
     (INET, "firewall", "forward"): Hook("filter", FORWARD, 0),
     (INET, "firewall", "input"): Hook("filter", INPUT, 0),
+    (INET, "firewall", "raw"): Hook("filter", PREROUTING, -300),
+    (INET, "firewall", "post"): Hook("nat", POSTROUTING, 90),
     (IP, "ours", "out"): Hook("filter", POSTROUTING, 100),
     (IP, "ours", "output"): Hook("filter", OUTPUT, 0),
     (IP, "left", "nat"): Hook("filter", OUTPUT, -100),
@@ -28,6 +30,8 @@ BASE = {
 RULES = KnownRules(
     {
         (INET, "firewall", "forward", 4): "tcp dport 8080 drop",
+        (INET, "firewall", "raw", 7): "ip daddr 10.96.0.0/16 notrack",
+        (INET, "firewall", "post", 8): "snat to 192.0.2.9",
         (IP, "left", "sep", 4): "meta l4proto tcp dnat to 10.244.0.99:3000",
         (IP, "ours", "refuse", 9): "reject with tcp reset",
     },
@@ -101,6 +105,45 @@ def test_a_packet_that_is_not_routed_gets_the_cause_that_why_finds(cause, said):
     _, made = told(marked(1), picked(1), served=[("10.244.0.1:8080", False)], rules=rules)
     assert made.passed is False
     assert made.text.startswith(f"no rule dropped it, but it went no further than prerouting: {said}")
+
+
+OUT = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
+UNTRACKED = [Step(1, INET, "firewall", "raw", 7, "rule", 1, "", headers(CLIENT, VIP))]
+
+
+@pytest.mark.parametrize(
+    ("steps", "passed", "more"),
+    [
+        ([], False, "; no rule dropped it, but it went no further than prerouting: "),
+        (OUT, False, ""),
+        ([Step(1, INET, "firewall", "input", 0, "policy", 1, "", headers(CLIENT, VIP))], None, "; it was delivered"),
+    ],
+)
+def test_a_rule_that_takes_requests_out_of_connection_tracking_is_named(steps, passed, more):
+    made = told(marked(1), UNTRACKED, steps, serving=WEB)[1]
+    rule = (
+        'rule "ip daddr 10.96.0.0/16 notrack" of table inet firewall, chain raw, which is not ours, takes the request'
+    )
+    assert made.passed is passed
+    assert made.text.startswith(f"{rule} out of connection tracking")
+    assert more in made.text
+    assert ("no rule translates it to an endpoint of default/web" in made.text) is (passed is False)
+    assert told(marked(1), UNTRACKED, steps)[1].passed is not True
+
+
+def test_a_rule_that_gives_requests_another_source_is_named():
+    rewritten = [Step(1, INET, "firewall", "post", 8, "rule", 1, "", headers(CLIENT, POD))]
+    rules = RULES._replace(addresses=lambda: {"192.0.2.1"})
+    silent = ("10.244.0.1:8080", False, False, "", False, "192.0.2.9")
+    rule = '; rule "snat to 192.0.2.9" of table inet firewall, chain post, which is not ours,'
+    named = f"{rule} gives it the source 192.0.2.9"
+    made = told(marked(1), rewritten, served=[silent], rules=rules)[1]
+    assert (made.passed, named in made.text, "kube-proxy why" in made.text) == (False, True, False)
+    made = told(marked(1), rewritten, served=[("10.244.0.2:8080", True), silent], rules=rules)[1]
+    assert (made.passed, f"10.244.0.1:8080 did not (1 connection){named}" in made.text) == (False, True)
+    for client in (CLIENT[0], "192.0.2.1"):
+        made = told(marked(1), rewritten, served=[(*silent[:-1], client)], rules=rules)[1]
+        assert "gives it the source" not in made.text
 
 
 def test_a_full_connection_table_is_the_cause_of_a_request_without_an_entry():
@@ -200,7 +243,6 @@ def test_the_answering_endpoint_is_reported():
     assert (made.text.startswith("nothing here dropped it, and the proxy answered"), made.passed) == (True, True)
 
 
-OUT = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
 SHOWS = "(`kube-proxy why` shows rules that drop answers or leave them out of connection tracking)"
 
 

@@ -18,6 +18,8 @@ DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
 LEFT = "left by another kube-proxy: "
 """Prefix of the decision of a chain that belongs to a mode other than the running mode."""
 
+UNTRACKS = re.compile(r"\bnotrack\b")
+REWRITES = re.compile(r"\b(snat|masquerade|netmap)\b", re.IGNORECASE)  # changes the source
 CHOSEN = re.compile(r"\bdnat to ([^\s\"]+)")  # matches the destination in the text of a rule
 _RST = 0x04
 _ICMP = (1, 58)  # of IPv4 and of IPv6
@@ -59,6 +61,7 @@ class KnownRules(NamedTuple):
     legacy: int = 0  # the total number of iptables-legacy rules
     decided: DecidedFlow = UNDECIDED
     without_room: Callable[[], str] = str  # the finding of a full connection table; '' if it has room
+    addresses: Callable[[], Container[str]] = frozenset  # this node's addresses
 
 
 class Met(Struct, frozen=True, rename="camel"):

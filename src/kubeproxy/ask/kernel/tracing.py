@@ -25,9 +25,9 @@ from kubeproxy.kernel.chains import LEGACY, legacy_tables
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import listing, tables, trace
 from kubeproxy.kernel.nftables.tables import Hook
-from kubeproxy.kernel.route import silent_neighbour
+from kubeproxy.kernel.route import local_addresses, silent_neighbour
 from kubeproxy.kernel.xtables import xtables
-from kubeproxy.model.addresses import PROTOCOLS, destination_text, unpack
+from kubeproxy.model.addresses import PROTOCOLS, destination_text, family_of, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
@@ -83,7 +83,10 @@ def look(
     decision = partial(_decision, mode)
     legacy, rules = _legacy_rules(), _texts(captured.steps, decision)
     untraced = partial(_untraced, packet, mode)
-    ruleset = paths.KnownRules(rules, captured.base_chains, decision, untraced, legacy, decided, _without_room)
+    addresses = partial(_addresses, family_of(packet.destination))
+    ruleset = paths.KnownRules(
+        rules, captured.base_chains, decision, untraced, legacy, decided, _without_room, addresses
+    )
     found = tuple(paths.journeys(captured.steps, ruleset, captured.table, captured.late))
     served = tuple(sorted(_served(packet, found, before), key=lambda one: not one.answered))
     proxied = (mode is not None and mode.flows_end is FlowsEnd.PROXY) or (serving is not None and serving.relayed)
@@ -226,6 +229,13 @@ def _untraced(packet: Packet, mode: Mode | None) -> str:
         return "; ".join(f"{one.text}. Fix: {one.fix}" for one in leftovers(mode, packet))
     except KubeProxyError as error:
         return f"its rules cannot be read: {error}"
+
+
+def _addresses(family: int) -> set[str]:
+    """Return this node's addresses of a family."""
+    with contextlib.suppress(KubeProxyError):
+        return {unpack(one.ip) for one in local_addresses(family)}
+    return set()
 
 
 def _without_room() -> str:

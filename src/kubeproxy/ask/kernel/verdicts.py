@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.ask.kernel.journeys import CHOSEN, LEFT, Journey, KnownRules
+from kubeproxy.ask.kernel.journeys import CHOSEN, LEFT, REWRITES, UNTRACKS, Journey, KnownRules
 from kubeproxy.kernel.nftables.tables import HOOKS
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING
-from kubeproxy.model.addresses import PROTOCOLS
+from kubeproxy.model.addresses import PROTOCOLS, place_of_text
 from kubeproxy.wording import counted
 
 
@@ -62,6 +63,7 @@ def verdict(
     """Return the outcome of a flow. `proxied`: the proxy on this node answers the client. `serving` is None if the
     Service is unknown. `silent` is the text of `silent_neighbour` for the endpoint.
     """
+    untracked = _untracked(found, served, serving)
     if proxied:
         serving = None
     others = next((words for one in found if one.direction == "request" and (words := _by_others(one, served))), None)
@@ -69,6 +71,8 @@ def verdict(
     if refused and silent:
         refused = Verdict(f"{refused.text}; {silent}", passed=False)
     made = refused or _became(found, served, ruleset, protocol, proxied=proxied and not others, silent=silent)
+    if untracked is not None and not made.passed:
+        made = Verdict(untracked.text + f"; {made.text}" * (made.passed is False), untracked.passed)
     if made.passed is False and ruleset.decided.unserved:
         made = Verdict(f"{made.text}; no rule of the proxy translates it: {ruleset.decided.unserved}", passed=False)
     if others is None:
@@ -85,6 +89,41 @@ def verdict(
 
 
 _RESTART = "see that no other kube-proxy runs, then restart this one, which removes them"
+
+
+def _untracked(found: Sequence[Journey], served: Sequence[TracedReply], serving: Serving | None) -> Verdict | None:
+    """Return the verdict on requests that a rule of another program takes out of connection tracking; None for other
+    requests. A program of this node, such as a DNS cache, may answer requests that are delivered here.
+    """
+    untracked = [one for one in _without_entry(found, served) if _foreign(one, UNTRACKS)]
+    if not untracked:
+        return None
+    text = f"{_foreign(untracked[-1], UNTRACKS)} takes the request out of connection tracking"
+    if untracked[-1].last == HOOKS[INPUT]:
+        return Verdict(f"{text}; it was delivered on this node, and its answer cannot be traced", None)
+    if serving is None:
+        return Verdict(f"{text}, so its answer cannot be traced", None)
+    return Verdict(f"{text}, so no rule translates it to an endpoint of {serving.service}", passed=False)
+
+
+def _foreign(request: Journey, pattern: re.Pattern[str]) -> str:
+    """Return the rule of another program that a request matched, and whose text contains a pattern; '' for none."""
+    rules = ((met, words) for met in request.met for words in met.words if words.startswith('rule "'))
+    place = "{} of table {}, chain {}, which is not ours,"
+    return next((place.format(words, met.table, met.chain) for met, words in rules if pattern.search(words)), "")
+
+
+def _cause(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> str:
+    """Return why connections may have got no answer: the rule of another program that gave requests a source address
+    that this node does not have; or else the command that shows other causes.
+    """
+    sources = {one.source: one.client for one in served if not one.answered and one.client}
+    for request in found:
+        client = sources.get(request.source, "")
+        rule = _foreign(request, REWRITES) if client and client != place_of_text(request.source)[0] else ""
+        if rule and client not in ruleset.addresses():
+            return f"; {rule} gives it the source {client}, which is no address of this node: answers go elsewhere"
+    return f" ({_SHOWS})"
 
 
 def _left(found: Sequence[Journey]) -> str:
@@ -173,7 +212,8 @@ def _became(
         failed = _failed(found, served, ruleset)
         endpoints = [one.endpoint for one in served if one.answered and one.endpoint not in failed]
         made = _answered((endpoints or [one.endpoint for one in served if one.answered])[-1], proxied=proxied)
-        return _partly(made, failed, protocol, silent) if failed else made
+        cause = f": {silent}" if silent else _cause(found, served, ruleset)
+        return _partly(made, failed, protocol, cause) if failed else made
     if _without_entry(found, served) and (full := ruleset.without_room()):
         return Verdict(f"{_undropped(ruleset, 'no rule')}, but {full}", passed=False)
     if silent:
@@ -188,7 +228,7 @@ def _became(
             return Verdict(f"{text}{_UNSEEN * bool(ruleset.legacy)}{causes}", passed=False)
     where = f"left by {request.leaves}" if request is not None and request.leaves else "left this node"
     where = "was delivered on this node" if last == HOOKS[INPUT] else where
-    return _unanswered(served, where, protocol, ruleset)
+    return _unanswered(served, where, protocol, ruleset, _cause(found, served, ruleset))
 
 
 _ROUTING = (
@@ -273,10 +313,9 @@ def _failed(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: Kn
 _BEFORE_ROUTING = frozenset({HOOKS[PREROUTING], HOOKS[OUTPUT]})
 
 
-def _partly(made: Verdict, failed: Mapping[str, str], protocol: int, silent: str) -> Verdict:
+def _partly(made: Verdict, failed: Mapping[str, str], protocol: int, cause: str) -> Verdict:
     """Return the verdict if some connections were answered, and others `failed`."""
-    text = "; ".join((made.text, *failed.values()))
-    text += f": {silent}" if silent else f" ({_SHOWS})"
+    text = "; ".join((made.text, *failed.values())) + cause
     if protocol == PROTOCOLS["UDP"]:
         return Verdict(f"{text}, which over UDP need not mean anything", None)
     return Verdict(text, passed=False)
@@ -285,7 +324,7 @@ def _partly(made: Verdict, failed: Mapping[str, str], protocol: int, silent: str
 _SHOWS = "`kube-proxy why` shows rules that drop answers or leave them out of connection tracking"
 
 
-def _unanswered(served: Sequence[TracedReply], where: str, protocol: int, ruleset: KnownRules) -> Verdict:
+def _unanswered(served: Sequence[TracedReply], where: str, protocol: int, ruleset: KnownRules, cause: str) -> Verdict:
     undropped = _undropped(ruleset)
     if not served:
         return Verdict(f"{undropped}, and connection tracking has no such connection (any more)", None)
@@ -294,7 +333,7 @@ def _unanswered(served: Sequence[TracedReply], where: str, protocol: int, rulese
     if any(one.earlier for one in served):
         text = f"no answer of {endpoints} came during the trace; the connection was answered earlier"
         return Verdict(f"{where} {text}", passed=False)
-    text = f"{where} connection tracking saw no answer of {endpoints} ({_SHOWS})"
+    text = f"{where} connection tracking saw no answer of {endpoints}{cause}"
     if protocol == PROTOCOLS["UDP"]:
         return Verdict(f"{text}, which over UDP need not mean anything", None)
     return Verdict(text, passed=False)
