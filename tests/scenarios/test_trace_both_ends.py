@@ -70,6 +70,23 @@ async def test_a_trace_to_a_pod_that_drops(nodes: ThreeNodes) -> None:
     assert (status, said in text) == (1, True), text
 
 
+@pytest.mark.parametrize("node", ["node-a", "node-b"])
+async def test_a_trace_of_answers_that_a_node_does_not_route(nodes: ThreeNodes, node: str) -> None:
+    name = f"unreturned-{node}"
+    nodes.live.service(name, "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", f"svc/{name}:tcp")
+    rule = ("from", ip(nodes, "b1"), "to", ip(nodes, "a1"), "pref", "100", "blackhole")
+    await nodes.run(node, "ip", "rule", "add", *rule)
+    try:
+        status, text = await nodes.ask("trace", "pod/a1", f"svc/{name}:tcp", "--seconds", "4")
+    finally:
+        await nodes.run(node, "ip", "rule", "del", *rule)
+    said = (
+        f": on {node}, no rule dropped it, but the answers of {ip(nodes, 'b1')}:3000 went no further than prerouting: "
+    )
+    assert (status, said in text) == (1, True), text
+
+
 @pytest.mark.slow("another protocol")
 async def test_a_trace_of_datagrams(nodes: ThreeNodes) -> None:
     nodes.live.service("datagrams", "b1")

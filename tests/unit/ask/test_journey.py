@@ -160,6 +160,23 @@ def test_a_full_connection_table_is_the_cause_of_a_request_without_an_entry():
     assert "; 1 connection got no endpoint, as connection tracking is 100% full. Fix: x (" in made[1].text
 
 
+@pytest.mark.parametrize(("cause", "said"), [("", "there is no route to its destination, "), ("x is 0", "x is 0")])
+def test_answers_that_are_not_routed_do_not_count_as_answers(cause, said):
+    rules = RULES._replace(decided=DecidedFlow(lambda: cause))
+    passing = Step(2, INET, "firewall", "forward", 0, "policy", 1, "", headers(CLIENT, POD))
+    answer = marked(3, "answers-prerouting", POD, CLIENT)
+    served = [("10.244.0.1:8080", True)]
+    found, made = told(marked(1), picked(1), [passing], answer, served=served, rules=rules)
+    assert made.passed is False
+    assert made.text.startswith(
+        f"no rule dropped it, but the answers of 10.244.0.1:8080 went no further than prerouting: {said}"
+    )
+    assert not departed(found, [TracedReply(*served[0])], made, silent="")
+    back = Step(4, INET, "firewall", "forward", 0, "policy", 1, "", headers(POD, CLIENT))
+    assert told(marked(1), picked(1), [passing], answer, [back], served=served, rules=rules)[1].passed
+    assert told(marked(1), picked(1), answer, served=served, rules=rules)[1].passed  # nothing shows forwarded packets
+
+
 def test_a_refused_flow_that_the_proxy_does_not_translate_gets_the_reason_of_why():
     rules = RULES._replace(decided=DecidedFlow(unserved="a field is false"))
     refused = Step(2, IP, OWN, "answers-prerouting", 3, "rule", -1, "", headers(VIP, CLIENT)._replace(flags=0x14))

@@ -209,11 +209,7 @@ def _became(
         text = "no packet of this flow arrived: let the client send during the trace, or wait longer (--seconds)"
         return Verdict(text, None)
     if any(one.answered for one in served):
-        failed = _failed(found, served, ruleset)
-        endpoints = [one.endpoint for one in served if one.answered and one.endpoint not in failed]
-        made = _answered((endpoints or [one.endpoint for one in served if one.answered])[-1], proxied=proxied)
-        cause = f": {silent}" if silent else _cause(found, served, ruleset)
-        return _partly(made, failed, protocol, cause) if failed else made
+        return _replied(found, served, ruleset, protocol, proxied=proxied, silent=silent)
     if _without_entry(found, served) and (full := ruleset.without_room()):
         return Verdict(f"{_undropped(ruleset, 'no rule')}, but {full}", passed=False)
     if silent:
@@ -229,6 +225,37 @@ def _became(
     where = f"left by {request.leaves}" if request is not None and request.leaves else "left this node"
     where = "was delivered on this node" if last == HOOKS[INPUT] else where
     return _unanswered(served, where, protocol, ruleset, _cause(found, served, ruleset))
+
+
+def _replied(
+    found: Sequence[Journey],
+    served: Sequence[TracedReply],
+    ruleset: KnownRules,
+    protocol: int,
+    *,
+    proxied: bool,
+    silent: str,
+) -> Verdict:
+    """Return the verdict for a flow with a connection that its endpoint answered."""
+    failed = _failed(found, served, ruleset)
+    endpoints = [one.endpoint for one in served if one.answered and one.endpoint not in failed]
+    endpoint = (endpoints or [one.endpoint for one in served if one.answered])[-1]
+    if not proxied and _unreturned(found):
+        causes = ruleset.decided.unrouted() or _ROUTING
+        text = f"{_undropped(ruleset, 'no rule')}, but the answers of {endpoint} went no further than prerouting: "
+        return Verdict(f"{text}{_UNSEEN * bool(ruleset.legacy)}{causes}", passed=False)
+    made = _answered(endpoint, proxied=proxied)
+    cause = f": {silent}" if silent else _cause(found, served, ruleset)
+    return _partly(made, failed, protocol, cause) if failed else made
+
+
+def _unreturned(found: Sequence[Journey]) -> bool:
+    """Return whether requests were forwarded, and no answer was. (A request in a chain at the hook forward shows that
+    the trace sees forwarded packets.)"""
+    forward = HOOKS[FORWARD]
+    forwarded = any(met.hook == forward for one in found if one.direction == "request" for met in one.met)
+    answers = [one.last for one in found if one.direction == "answer"]
+    return forwarded and bool(answers) and {*answers} == {HOOKS[PREROUTING]}
 
 
 _ROUTING = (
