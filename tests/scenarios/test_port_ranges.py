@@ -150,8 +150,9 @@ async def test_the_older_service_has_a_contested_range_and_the_younger_one_an_ev
 async def test_a_restart_adopts_ranges_and_a_repair_brings_them_back(bare: Live) -> None:
     await bare.start()
     ranged(bare, "web", "a1 b1", sessionAffinity="ClientIP", **DUAL)
-    (front, _) = fronts(bare, "web")
-    await bare.eventually(lambda: _has_ranges(bare))
+    (front, _) = both = fronts(bare, "web")
+    for each in both:
+        await bare.eventually(partial(_answered, bare, each))
     met = (await bare.cluster.probe("pod", "tcp", *front)).pod
     before = await bare.nft("-a", "list", "chains")
     elements = await bare.nft("list", "map", "ip", "kube-proxy", "cluster-ranges")
@@ -162,6 +163,10 @@ async def test_a_restart_adopts_ranges_and_a_repair_brings_them_back(bare: Live)
     assert await bare.nft("list", "map", "ip", "kube-proxy", "cluster-ranges") == elements
     assert not bare.logged("Replacing the table|Writing the rules")
     assert (await bare.cluster.probe("pod", "tcp", *front._replace(port=3001))).pod == met
+    status, text = await bare.ask("plan", "--from-kernel")
+    assert (status, text.count("proved for all packets")) == (0, 2), text
+    status, text = await bare.ask("why", bare.ips["pod"]["IPv4"], f"{front.address}:3001/tcp")
+    assert f"session affinity keeps this client at {bare.ips[met]['IPv4']}:3001" in text, text
     for words in (f"why {bare.ips['pod']['IPv4']} {front.address}:3001/tcp", "services web"):
         status, text = await bare.ask(*words.split())
         assert status == 0, text

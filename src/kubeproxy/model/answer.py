@@ -323,9 +323,8 @@ class _Question:
         endpoints = counted(len(pool), "endpoint")
         steps.append(AnswerStep(True, f"policy {plan.policy(frontend).name.title()}: {endpoints}, {nearby}", field))
         policy = Policy.LOCAL if action.picks_local else Policy.CLUSTER
+        plan = plan.at_port(frontend, self._tail[1:])
         choices = tuple(self._choices(plan, policy, action, side))
-        if isinstance(frontend, PortRange):  # the port remains
-            choices = tuple([one._replace(destination=one.destination[:-2] + self._tail[1:]) for one in choices])
         sharing = sharing_text(plan, policy, self._client)
         steps += [AnswerStep(True, text, "metadata.annotations") for text in sharing]
         if plan.affinity:
@@ -369,6 +368,7 @@ class _Question:
             Outcome.DROPPED: Notice.TIMEOUT,
             Outcome.NOT_OURS: Notice.UNKNOWN,
         }
+        plan = plan.at_port(frontend, self._tail[1:])
         return Answer(outcome, tuple(steps), notices[outcome], plan, frontend, absent=missing)
 
     def _refusal(self, kind: FrontendKind = FrontendKind.CLUSTER) -> Notice:

@@ -243,6 +243,14 @@ class ServicePlan(Struct, frozen=True, gc=False):
         sources = self.source_ranges if balanced else None
         return structs.replace(self, frontends=kept, port_ranges=ranges, source_ranges=sources)
 
+    def at_port(self, frontend: Frontend, port: bytes) -> ServicePlan:
+        """Return the plan for one port of a frontend: in a range of ports, endpoints have the same port."""
+        if not isinstance(frontend, PortRange):
+            return self
+        pools = (tuple([one[:-2] + port for one in pool]) for pool in (self.cluster, self.local, self.serving))
+        cluster, local, serving = pools
+        return structs.replace(self, cluster=cluster, local=local, serving=serving)
+
     def traffic(self, frontend: Frontend) -> Traffic:
         """Return the traffic of a frontend."""
         return self.internal if frontend.kind is FrontendKind.CLUSTER else self.external

@@ -226,6 +226,8 @@ def test_an_answer_keeps_the_port_and_names_the_annotation():
     made = ask(subject, "10.96.0.1", 12345)
     assert made.outcome is Outcome.FORWARDED
     assert [choice.destination for choice in made.choices] == [address("10.244.0.1") + (12345).to_bytes(2, "big")]
+    assert made.plan is not None
+    assert {one[-2:] for one in (*made.plan.cluster, *made.plan.serving)} == {(12345).to_bytes(2, "big")}
     assert made.steps[0].text.startswith("10.96.0.1:12345/UDP is the cluster IP, ports 10000-20000, of default/")
     assert made.steps[0].field == "metadata.annotations[kube-proxy-py/port-ranges]"
     for port in (9999, 20001):

@@ -21,6 +21,7 @@ from kubeproxy.model.plan import (
     Globals,
     Policies,
     Policy,
+    PortRange,
     ServicePlan,
     ServicePortKey,
     Traffic,
@@ -570,3 +571,33 @@ def test_an_endpoint_that_left_may_answer_what_it_was_asked(monkeypatch, before,
     monkeypatch.setattr(asyncio, "sleep", noted)
     asyncio.run(scene())
     assert (order[:1] == [flows.ANSWER_TIME]) is waits
+
+
+# -- ranges of ports -----------------------------------------------------------------------------------------------
+
+
+def ranging(endpoints, first=10000, last=20000):
+    """A Service whose only UDP frontend is a range; its first port is TCP."""
+    key = VIP + bytes([UDP]) + first.to_bytes(2, "big")
+    plan = meaning(*endpoints).plans[0]
+    plan = structs.replace(
+        plan,
+        key=plan.key._replace(protocol=TCP),
+        frontends=(frontend(FrontendKind.CLUSTER, VIP, 80, TCP),),
+        port_ranges=(PortRange(FrontendKind.CLUSTER, key, last),),
+    )
+    return Compiled((plan,))
+
+
+def test_a_flow_to_a_range_is_stale_once_its_endpoint_is_gone_whatever_its_port():
+    change = Change(("default", "web"), ranging([A, B]), ranging([A]))
+    looks = suspects([change], V4, certain=True)
+    (key,) = looks
+    assert (key, len(key.ports)) == (Key(VIP, 10000, 20000), 10001)
+    assert looks[key].lost == {B[:-2]}
+    assert [A[:-2] + port in looks[key].serving for port in (b"\x27\x10", b"\x4e\x20")] == [True, True]
+    assert B[:-2] + b"\x27\x10" not in looks[key].serving
+    assert B in looks[key].serving | {B[:-2]}
+    assert translations(looks, ()) is None, "too many to be deleted one by one"
+    assert change.after.has(UDP)
+    assert suspects([Change(("default", "web"), ranging([A]), ranging([A]))], V4, certain=True)[key].lost == set()

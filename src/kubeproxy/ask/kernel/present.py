@@ -77,10 +77,11 @@ def remembered(facts: Facts, explained: Explained) -> str | None:
         client = explained.packet.source or source_for(explained.packet.destination)
         if client is None:
             return None
+        # Session affinity remembers an endpoint with its port for the first service port, also for a range of ports.
         with examiners(facts, [plan.key.family]) as kernel:
             telling = [each.remembered for each in kernel if each.remembered]
             found = {
-                destination_text(one)
+                destination_text(one if one in plan.serving else one[:-2] + PORT_BYTES[explained.packet.port])
                 for remembered_by in telling
                 for one in remembered_by(plan, client, explained.policy)
             }
