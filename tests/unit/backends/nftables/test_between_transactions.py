@@ -80,10 +80,11 @@ class Between:
         self.after.append(served(self.ground, self.service))
         new = table.chains, {name: each.elements for name, each in table.sets.items()}
         table.chains = {name: self.chains.get(name, replace(chain, rules=[])) for name, chain in new[0].items()}
-        for name in ORDER:
-            if new[1][name] != self.elements[name]:
+        for name in filter(new[1].__contains__, ORDER):  # a table without ranges of ports lacks their sets
+            before = self.elements.get(name, {})
+            if new[1][name] != before:
                 self.under_way.append(served(self.ground, self.service))
-            table.sets[name].elements = self.elements[name]
+            table.sets[name].elements = before
         table.chains = new[0]
         for name, elements in new[1].items():
             table.sets[name].elements = elements
