@@ -320,6 +320,13 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     await page.shows("table td", "yes, weight 3")
     await page.shows(".picture title", "planned: 75 %")
 
+    detail["ports"][0] |= {"drainedEndpoints": [], "ejectedEndpoints": {first: "connection refused, since 10:00"}}
+    row[7] = time.time()
+    await mock.send("now", mock.scene.now(time.time(), [], [row]))
+    await page.shows(
+        "table td", "no: it is ejected on this node: connection refused, since 10:00 (kube-proxy-py/eject)"
+    )
+
     del mock.scene.rows[name], mock.details[name]
     await mock.send("now", mock.scene.now(time.time(), [], [], gone=[name]))
     await page.shows(".problem", f"no Service {name} that is watched")
