@@ -61,7 +61,7 @@ def test_a_folder_that_others_can_write_to_is_refused(plugin: Path, tmp_path: Pa
     folder.chmod(0o777)
     done = run(plugin, "--version", home=tmp_path)
     assert (done.returncode, list(folder.iterdir())) == (1, [])
-    assert f"{folder} must be a folder that its owner alone, you, can write to" in done.stderr
+    assert f"{folder} must be a folder to which only you can write" in done.stderr
 
 
 def test_it_completes_as_kubectl_asks(plugin: Path, tmp_path: Path) -> None:
