@@ -309,6 +309,25 @@ async def test_an_address_that_nothing_has_is_named(family: str, gone: str, live
         assert (status, silent in text) == (1, True), text
 
 
+async def test_an_address_that_nothing_has_among_endpoints_is_named(live: Live) -> None:
+    if live.mode.name == "userspace":
+        return  # the proxy answers
+    live.service("half-gone", "a1")
+    await live.expect(live.front("half-gone"), {"node": "a1"})
+    ends = [
+        {"addresses": [one], "conditions": {"ready": True}, "nodeName": "node-a"}
+        for one in ("10.244.0.98", live.ips["a1"]["IPv4"])
+    ]
+    live.cluster.store.put("endpointslices", slice_of("half-gone", "IPv4", ends))
+    for client in ("node", live.ips["pod"]["IPv4"]):
+        for _ in range(8):
+            status, text = await live.ask("trace", client, "default/half-gone:80", "--packets", "8")
+            if "nothing answers ARP for 10.244.0.98 (" in text and " answered; " in text:
+                break
+        assert (status, f"{live.ips['a1']['IPv4']}:3000 answered; " in text) == (1, True), text
+        assert "nothing answers ARP for 10.244.0.98 (" in text, text
+
+
 async def test_a_refusing_endpoint_is_distinguished_from_an_answering_one(live: Live) -> None:
     live.service("mistyped", "")
     live.endpoints("mistyped", "b1", ports=[{"name": "tcp", "port": 4444, "protocol": "TCP"}])

@@ -128,7 +128,8 @@ def test_a_rule_that_takes_requests_out_of_connection_tracking_is_named(steps, p
     assert made.text.startswith(f"{rule} out of connection tracking")
     assert more in made.text
     assert ("no rule translates it to an endpoint of default/web" in made.text) is (passed is False)
-    assert told(marked(1), UNTRACKED, steps)[1].passed is not True
+    assert told(marked(1), UNTRACKED, steps)[1].passed is None
+    assert told(marked(1), UNTRACKED, steps, dropped(1))[1].passed is False
 
 
 def test_a_rule_that_gives_requests_another_source_is_named():
@@ -157,7 +158,9 @@ def test_a_full_connection_table_is_the_cause_of_a_request_without_an_entry():
     made = told(marked(1), OUT, served=[("10.244.0.1:8080", False)], rules=rules)[1]
     assert "full" not in made.text
     made = told(marked(1), OUT, marked(2, source=("10.0.0.1", 40001)), served=[("10.244.0.1:8080", True)], rules=rules)
-    assert "; 1 connection got no endpoint, as connection tracking is 100% full. Fix: x (" in made[1].text
+    assert (
+        "; 1 connection went no further than prerouting, as connection tracking is 100% full. Fix: x (" in made[1].text
+    )
 
 
 @pytest.mark.parametrize(("cause", "said"), [("", "there is no route to its destination, "), ("x is 0", "x is 0")])
@@ -287,7 +290,7 @@ def test_a_refused_connection_among_answered_ones_did_not_pass():
 def test_a_connection_without_an_entry_that_ends_before_the_routing_did_not_pass():
     later = marked(2, source=("10.0.0.1", 40001))
     made = told(marked(1), OUT, later, served=[("10.244.0.1:8080", True)])[1]
-    assert (made.passed, "answered; 1 connection got no endpoint" in made.text) == (False, True)
+    assert (made.passed, "answered; 1 connection went no further than prerouting" in made.text) == (False, True)
 
 
 def test_packets_that_come_too_late_for_an_answer_are_left_out():

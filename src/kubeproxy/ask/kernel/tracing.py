@@ -7,7 +7,7 @@ import contextlib
 import errno
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -90,13 +90,8 @@ def look(
     found = tuple(paths.journeys(captured.steps, ruleset, captured.table, captured.late))
     served = tuple(sorted(_served(packet, found, before), key=lambda one: not one.answered))
     proxied = (mode is not None and mode.flows_end is FlowsEnd.PROXY) or (serving is not None and serving.relayed)
-    silent = ""
-    if found and not any(one.lost for one in found) and not (served and served[-1].answered):
-        # A packet that does not leave a bridge has no conntrack entry until the endpoint's link-layer address is known.
-        known = sorted(serving.endpoints) if serving is not None else []
-        ends = list(dict.fromkeys(one.endpoint for one in served if not one.answered))[:MOST] or known[:MOST]
-        texts = [silent_neighbour(end_of(one)[0])[0] for one in ends]
-        silent = "; ".join(texts) if all(texts) else ""
+    known = serving.endpoints if serving is not None else frozenset()
+    silent = "" if any(one.lost for one in found) else _silent(found, served, known)
     made = verdicts.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
     if captured.lost and made.passed is False and any(one.earlier for one in served):
         made = verdicts.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
@@ -104,6 +99,19 @@ def look(
         made = verdicts.Verdict(_NOT_ARRIVED, None)
     left = not proxied and verdicts.departed(found, served, made, silent=silent)
     return Traced(found, served, made, captured.lost, legacy, left, opening is not None)
+
+
+def _silent(found: Sequence[paths.Journey], served: Sequence[verdicts.TracedReply], endpoints: Collection[str]) -> str:
+    """Return the text that the next hops of all endpoints without an answer do not answer ARP or neighbour discovery;
+    '' if one does. A packet that does not leave a bridge has no conntrack entry, so each of `endpoints` may be its
+    destination.
+    """
+    answered = {one.endpoint for one in served if one.answered}
+    ends = dict.fromkeys(one.endpoint for one in served if not one.answered)
+    if not ends and verdicts.without_entry(found, served):
+        ends = dict.fromkeys(sorted(set(endpoints) - answered))
+    texts = [silent_neighbour(end_of(one)[0])[0] for one in list(ends)[:MOST]]
+    return "; ".join(texts) if all(texts) else ""
 
 
 _NOT_ARRIVED = (

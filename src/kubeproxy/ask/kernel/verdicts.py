@@ -72,7 +72,8 @@ def verdict(
         refused = Verdict(f"{refused.text}; {silent}", passed=False)
     made = refused or _became(found, served, ruleset, protocol, proxied=proxied and not others, silent=silent)
     if untracked is not None and not made.passed:
-        made = Verdict(untracked.text + f"; {made.text}" * (made.passed is False), untracked.passed)
+        passed = untracked.passed if refused is None else False
+        made = Verdict(untracked.text + f"; {made.text}" * (made.passed is False), passed)
     if made.passed is False and ruleset.decided.unserved:
         made = Verdict(f"{made.text}; no rule of the proxy translates it: {ruleset.decided.unserved}", passed=False)
     if others is None:
@@ -95,7 +96,7 @@ def _untracked(found: Sequence[Journey], served: Sequence[TracedReply], serving:
     """Return the verdict on requests that a rule of another program takes out of connection tracking; None for other
     requests. A program of this node, such as a DNS cache, may answer requests that are delivered here.
     """
-    untracked = [one for one in _without_entry(found, served) if _foreign(one, UNTRACKS)]
+    untracked = [one for one in without_entry(found, served) if _foreign(one, UNTRACKS)]
     if not untracked:
         return None
     text = f"{_foreign(untracked[-1], UNTRACKS)} takes the request out of connection tracking"
@@ -210,7 +211,7 @@ def _became(
         return Verdict(text, None)
     if any(one.answered for one in served):
         return _replied(found, served, ruleset, protocol, proxied=proxied, silent=silent)
-    if _without_entry(found, served) and (full := ruleset.without_room()):
+    if without_entry(found, served) and (full := ruleset.without_room()):
         return Verdict(f"{_undropped(ruleset, 'no rule')}, but {full}", passed=False)
     if silent:
         return Verdict(f"nothing here dropped it, but it did not leave this node: {silent}", passed=False)
@@ -314,7 +315,7 @@ def _answered(endpoint: str, *, proxied: bool) -> Verdict:
     return Verdict(f"{text}; its own connection to an endpoint is another flow", passed=True)
 
 
-def _without_entry(found: Sequence[Journey], served: Sequence[TracedReply]) -> list[Journey]:
+def without_entry(found: Sequence[Journey], served: Sequence[TracedReply]) -> list[Journey]:
     """Return the last request of each connection that has no entry in connection tracking."""
     requests = {one.source: one for one in found if one.direction == "request"}
     known = {one.source for one in served}
@@ -323,7 +324,7 @@ def _without_entry(found: Sequence[Journey], served: Sequence[TracedReply]) -> l
 
 def _failed(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> dict[str, str]:
     """Return the endpoints that refused connections or did not answer them, with a text; '' is the key of connections
-    that got no endpoint. Retransmissions belong to one connection.
+    that ended before the routing. Retransmissions belong to one connection.
     """
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
     refusing = {one.source for one in found if one.refusal == "reset" and one.direction == "answer"} - answers
@@ -331,9 +332,10 @@ def _failed(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: Kn
     silent = Counter(one.endpoint for one in served if one.unanswered)
     texts = {end: f"{end} refused it with a reset ({counted(n, 'connection')})" for end, n in refused.items()}
     texts |= {end: f"{end} did not ({counted(n, 'connection')})" for end, n in silent.items()}
-    if ended := [one for one in _without_entry(found, served) if one.last in _BEFORE_ROUTING]:
+    if ended := [one for one in without_entry(found, served) if one.last in _BEFORE_ROUTING]:
         full = ruleset.without_room()
-        texts[""] = f"{counted(len(ended), 'connection')} got no endpoint{full and f', as {full}'}"
+        end = f"{counted(len(ended), 'connection')} went no further than {ended[-1].last}"
+        texts[""] = f"{end}, as {full}" if full else end
     return texts
 
 
