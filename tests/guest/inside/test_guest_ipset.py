@@ -112,7 +112,7 @@ def test_refusals_have_codes_and_reasons() -> None:
         for call, code, text in (
             (lambda: sets.create("A", kind), errno.EEXIST, "cannot create ip set A"),
             (lambda: sets.entries("B"), errno.ENOENT, "cannot read ip set B"),
-            (lambda: sets.create("B", SetKind("hash:nonsense", IPV4)), 4098, "no such set type"),
+            (lambda: sets.create("B", SetKind("hash:nonsense", IPV4)), 4098, "lacks this set type"),
         ):
             with pytest.raises(IpsetError, match=text) as caught:
                 call()
