@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from lab.proxyprocess import proxy_command
+from lab.topology import NODE_A
 from support.live import Front, Live, slice_of
 from support.modes import modes
 
@@ -124,6 +125,18 @@ async def test_a_rule_of_routing_for_a_mark_is_noted(live: Live) -> None:
             await answer(live, "pod", front, 1, given, "the mark 0x7, with which the kernel does not route them")
         async with changed(live, table("ip", "prerouting -150", f"ip saddr {pod} meta mark set ct mark")):
             await answer(live, "pod", front, 0, "-  the kernel would not route packets")
+
+
+async def test_a_source_that_another_program_gives_is_named(live: Live) -> None:
+    live.service("sourced", "b1")
+    front, end = live.front("sourced"), live.ips["b1"]["IPv4"]
+    await live.expect(front, {"pod": "b1"})
+    for source, wrong in (("192.168.100.77", True), (NODE_A.ip, False)):
+        chain = f"chain c {{ type nat hook postrouting priority 90; ip daddr {end} snat to {source}; }}"
+        async with changed(live, (f"nft table ip other {{ {chain}; }}", "nft delete table ip other")):
+            await fails(live, "pod", front, wrong)
+            said = f"?  table ip other, chain c: gives packets to {end}:3000 the source {source}"
+            await answer(live, "pod", front, 2 if wrong else 0, *([said] if wrong else []))
 
 
 async def test_a_chain_of_the_same_priority_may_come_first(live: Live) -> None:

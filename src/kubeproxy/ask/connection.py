@@ -37,6 +37,7 @@ _OPEN: Final = (
     "endpoints",
     "proxy",
     "arrival",
+    "source",
     "routes",
     "leftovers",
     strangers.PRESENT,
@@ -126,6 +127,7 @@ class Explanation(Struct, frozen=True):
             one = "no endpoint accepted a connection from" if failed else "an endpoint did not answer"
             more += f", but {one} this node (?)" * self._leaves_open("endpoints")
             more += ", unless its packets arrive by another interface (?)" * self._leaves_open("arrival")
+            more += ", unless answers to another source do not return (?)" * self._leaves_open("source")
             more += ", unless a next hop is silent (?)" * self._leaves_open("routes")
             more += ", unless another program's rules come first (?)" * any(map(self._leaves_open, _FOREIGN))
         refused = self.why.outcome == Outcome.REFUSED.value

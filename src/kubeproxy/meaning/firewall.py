@@ -104,6 +104,17 @@ class Drop(NamedTuple):
     verdict: str = "drops"
 
 
+class SourceTranslation(NamedTuple):
+    """A chain of type nat that translates the source of a packet to one of these addresses (packed; None for an unknown
+    one), and not only to an address of the outgoing interface (masquerading). `sure`: in every case."""
+
+    where: str
+    chain: str
+    packet: PassingPacket
+    sources: frozenset[bytes | None]
+    sure: bool
+
+
 class Marking(NamedTuple):
     """A chain that may give a packet one of these marks before the kernel routes it; `sure`: in every case."""
 
@@ -186,6 +197,12 @@ class Firewall:
         for _, walk in self._walks([packet]):
             yield from walk.translating(packet, self.where, shared=self._shared)
 
+    def sources(self, packets: Collection[PassingPacket]) -> Iterator[SourceTranslation]:
+        """Yield the chains that translate the source of some of these packets to given addresses, or may do so."""
+        for packet, walk in self._walks(packets):
+            for chain, sources, sure in walk.sources(packet):
+                yield SourceTranslation(self.where, _short(chain.name), packet, sources, sure)
+
     def marking(self, packets: Collection[PassingPacket]) -> Iterator[Marking]:
         """Yield the chains that change the mark of some of these packets, or may do so."""
         for packet, walk in self._walks(packets):
@@ -260,6 +277,17 @@ class _ChainWalk(Walk):
                 )
             if moved and sure and not unordered:
                 return
+
+    def sources(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, frozenset[bytes | None], bool]]:
+        """Yield each chain of type nat that may translate a packet's source to given addresses, with the addresses, and
+        whether it does so in every case.
+        """
+        for chain, _ in self._passed(packet, ends=True, nat=True):
+            back, ended = self._ends(chain, packet, NEW)
+            moved = [each for each, _ in ended if each.masquerade and each.new_source != b""]
+            if moved:
+                found = (each.new_source if isinstance(each.new_source, bytes) else None for each in moved)
+                yield chain, frozenset(found), not back and len(moved) == len(ended)
 
     def marking(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, set[int]]]:
         """Yield each chain that a packet passes, with the possible marks of the packet after it."""

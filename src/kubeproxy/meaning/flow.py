@@ -61,6 +61,7 @@ class PacketSet(Struct, eq=False):
     mark: int = 0
     translated: bool = False
     masquerade: bool = False
+    new_source: Any = b""
     refused: str = ""
     known: tuple[Client, ...] = ()
     stored: tuple[Client, ...] = ()

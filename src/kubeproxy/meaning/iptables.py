@@ -183,6 +183,8 @@ class _Reader:
             done += self._translation(name, options[1] if len(options) > 1 else "")
         elif name == "MASQUERADE":
             done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
+        elif name == "SNAT" and self._purpose is not rules.CompiledFor.EVERYTHING:
+            done += self._source(options[1] if len(options) > 1 else "")
         elif name == "REJECT":
             done += [(Op.REFUSE, "tcp-reset" in options), (Op.VERDICT, DROP, "")]
         elif name == "NOTRACK" or (name == "CT" and "--notrack" in options):
@@ -193,6 +195,14 @@ class _Reader:
             done.append((Op.VERDICT, GOTO if word == "-g" else JUMP, f"{self._prefix}{name}"))
         else:
             done += [(Op.UNKNOWN, f"target {name} {self._where}"), (Op.VERDICT, ACCEPT, "")]
+
+    def _source(self, text: str) -> tuple[Operation, ...]:
+        """Return the operations of SNAT to an address; of a list or range of addresses the address is unknown."""
+        try:
+            address, _ = _destination(text.partition(":")[0] if text.count(":") == 1 else text)
+        except _Unknown:
+            address = None
+        return (Op.MASQUERADE, address), (Op.VERDICT, ACCEPT, "")
 
     def _translation(self, name: str, text: str) -> tuple[Operation, ...]:
         """Return the operations of DNAT to a destination, of REDIRECT to a port, or of NETMAP."""

@@ -174,8 +174,6 @@ class _Rule:
             case _:
                 raise UnknownRuleError(f"expression {one.name if isinstance(one, x.Opaque) else one.KIND}")
 
-    # -- registers ---------------------------------------------------------------------------------------------------
-
     @staticmethod
     def _slot(register: int) -> int:
         return (register - 1) * 4 if register <= 4 else register - 8
@@ -195,8 +193,6 @@ class _Rule:
         if term.field is None:
             return term._replace(size=term.size - offset, offset=term.offset + offset)
         raise UnknownRuleError("part of a field")
-
-    # -- loads -------------------------------------------------------------------------------------------------------
 
     def _payload(self, one: x.Payload) -> Term:
         bits = self._place.bits
@@ -467,17 +463,15 @@ class _Rule:
             return
         if target.size != target.width or target.field not in {Property.DESTINATION, Property.PORT}:
             raise UnknownRuleError("payload write")
-        field = Property.DESTINATION if target.field is Property.DESTINATION else Property.PORT
-        original = Property.ORIGINAL_DESTINATION if field is Property.DESTINATION else Property.ORIGINAL_PORT
-        if term.field is original:
-            self._done.append((Op.WRITE, field, None))
-        else:
-            self._done.append((Op.WRITE, field, self._operand(term, target.size)))
+        is_address = target.field is Property.DESTINATION
+        original = Property.ORIGINAL_DESTINATION if is_address else Property.ORIGINAL_PORT
+        value = None if term.field is original else self._operand(term, target.size)
+        self._done.append((Op.WRITE, target.field, value))
 
     def _address(self, register: int | None) -> bytes | tuple[int, int] | None:
         """Return the new destination of a translation; None for the packet's destination."""
-        term, width = self._get(register) if register is not None else None, self._place.bits // 8
-        own = term is not None and term.field is Property.DESTINATION and term.size == width
+        width, term = self._place.bits // 8, self._get(register) if register is not None else None
+        own = term is not None and (term.field, term.size) == (Property.DESTINATION, width)
         return None if term is None or own else self._operand(term, width)
 
     @staticmethod
@@ -489,13 +483,18 @@ class _Rule:
         raise UnknownRuleError("translation by a field")
 
     def _end(self, one: x.Nat | x.Redirect | x.Masquerade | x.Reject) -> None:
-        if isinstance(one, x.Masquerade):
-            self._done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
-        elif isinstance(one, x.Reject):
-            self._done += [(Op.REFUSE, one.type == 1), (Op.VERDICT, DROP, "")]
-        elif one.is_range or (isinstance(one, x.Nat) and one.type == 0):
-            raise UnknownRuleError("translation to a range" if one.is_range else "snat")
-        else:
-            address = rules.HERE if isinstance(one, x.Redirect) else self._address(one.address)
-            port = None if one.port is None else self._operand(self._get(one.port), 2)
-            self._done += [(Op.TRANSLATE, address, port), (Op.VERDICT, ACCEPT, "")]
+        if isinstance(one, x.Nat | x.Redirect) and one.is_range:
+            raise UnknownRuleError("translation to a range")
+        match one:
+            case x.Masquerade():
+                self._done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
+            case x.Nat(type=0) if self._purpose is CompiledFor.EVERYTHING:
+                raise UnknownRuleError("snat")
+            case x.Nat(type=0):
+                self._done += [(Op.MASQUERADE, self._address(one.address)), (Op.VERDICT, ACCEPT, "")]
+            case x.Reject():
+                self._done += [(Op.REFUSE, one.type == 1), (Op.VERDICT, DROP, "")]
+            case _:
+                address = rules.HERE if isinstance(one, x.Redirect) else self._address(one.address)
+                port = None if one.port is None else self._operand(self._get(one.port), 2)
+                self._done += [(Op.TRANSLATE, address, port), (Op.VERDICT, ACCEPT, "")]

@@ -440,7 +440,7 @@ class Walk:
         if kind is Op.MARK:
             flow.mark = flow.mark & op[1] ^ op[2]
         elif kind is Op.MASQUERADE:
-            flow.masquerade = True
+            flow.masquerade, flow.new_source = True, op[1] if len(op) > 1 else b""
         elif kind is Op.REFUSE:
             flow.refused = "resets" if op[1] else "rejects"
         elif kind is Op.REMEMBER:

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from math import inf
 
 from msgspec.structs import replace
 
@@ -18,7 +19,7 @@ from kubeproxy.kernel.route import local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
 from kubeproxy.meaning.firewall import Firewall, Marking, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
-from kubeproxy.model.addresses import Family, family_of, is_loopback, unpack, within
+from kubeproxy.model.addresses import Family, family_of, is_loopback, place_text, unpack, within
 from kubeproxy.model.world import used_pod_networks
 
 _FORWARDING = FORWARDING_OF[Family.IPV4]
@@ -107,6 +108,29 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
             why="it is a pod of this node, so it gets no answer",
             fix=f"see `ip route get {client}`: delete that route, or correct it",
             harm=node.harm(lost),
+        )
+
+
+def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
+    """Report chains of other programs that give packets of the checked connection a source that is no address of this
+    node: whether their answers return here is not known. Raises NetlinkError.
+    """
+    leaving = [one._replace(before=inf) for one in node.passing if one.hook == "postrouting"]
+    requests = [one for one in leaving if one.purpose is CompiledFor.REQUEST]
+    own = {one.ip for one in local_addresses(family_of(requests[0].destination))} if requests else set()
+    for one in (each for firewall in others for each in firewall.sources(requests)):
+        if one.sources <= own:
+            continue
+        known = [unpack(address) for address in one.sources if address is not None]
+        end = place_text(one.packet.destination, one.packet.port)
+        yield Diagnosis(
+            severity=Severity.UNKNOWN,
+            about="source",
+            what=f"{one.where}, chain {one.chain}: {'gives' if one.sure else 'may give'} packets to {end} the source "
+            f"{' or '.join(sorted(known)) or 'of a map or range'} at the hook postrouting",
+            why="it is no address of this node: the connection passes only if answers to it come here",
+            fix=f"have {one.where} {one.chain} use an address of this node, or leave packets to endpoints out of it",
+            table=one.where,
         )
 
 
