@@ -85,6 +85,7 @@ class Journal:
         self._kept_since = wall_clock()
         self.problems: dict[str, Happened] = {}  # the present problems, by subject: a family's label, or api
         self.began: dict[str, float] = {}  # the beginnings of these problems, which may be earlier than their entries
+        self._since: dict[str, float] = {}  # of the same, as a time of `clock`
         self._arrivals: dict[ServiceName, float] = {}
         self._listed: set[ServiceName] | None = None  # Services in the first lists that have not settled yet
         self._delays: deque[float] = deque(maxlen=MOST)  # since the last second
@@ -156,10 +157,14 @@ class Journal:
             found["api"] = redact(f"the API server cannot be reached at {trouble}")
         now = self._wall_clock()
         for subject in self.problems.keys() - found.keys():
-            entry, began = self.problems.pop(subject), self.began.pop(subject)
-            self._add("end", "", f"after {now - began:.1f} s: {entry.what}")
+            entry = self.problems.pop(subject)
+            del self.began[subject]
+            lasted = self._clock() - self._since.pop(subject)  # the wall clock may have been set in the meantime
+            self._add("end", "", f"after {lasted:.1f} s: {entry.what}")
         for subject in found.keys() - self.problems.keys():
-            self.began[subject] = began = now - silent if subject == "api" else now
+            before = silent if subject == "api" else 0.0
+            self.began[subject] = began = now - before
+            self._since[subject] = self._clock() - before
             since = f", since {timestamp(began)[11:19]} UTC" if now - began > _NOTICED else ""
             self.problems[subject] = self._add("problem", "", found[subject] + since)
 

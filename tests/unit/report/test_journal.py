@@ -201,6 +201,17 @@ def test_an_outage_begins_with_the_last_bytes_of_the_api_server(proxy):
     assert end.startswith("after 106.0 s: the API server cannot be reached at 192.0.2.1:6443: timeout")
 
 
+def test_a_problem_lasts_as_long_if_the_clock_is_set_in_the_meantime(proxy):
+    ahead = 0.0
+    proxy.journal = Journal(lambda: (proxy.unreachable, 0.0), lambda: proxy.now, lambda: AT + proxy.now + ahead)
+    proxy.journal.engine = proxy
+    proxy.unreachable = "192.0.2.1:6443: timeout"
+    proxy.journal.look()
+    proxy.now, proxy.unreachable, ahead = 4.0, "", -3600.0
+    proxy.journal.look()
+    assert proxy.lines[-1][2].startswith("after 4.0 s: the API server cannot be reached")
+
+
 def test_a_short_problem_is_recorded_when_it_is_reported(proxy):
     proxy.standings = (REFUSED,)
     proxy.journal.look()
