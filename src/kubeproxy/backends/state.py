@@ -44,6 +44,11 @@ class Finding(NamedTuple):
     wanted: str = ""
     present: str = ""
 
+    def misses(self, endpoint: str) -> bool:
+        """Return whether the kernel lacks an endpoint, given as address and port. Every mode writes `endpoint
+        ADDRESS:PORT` into `what`."""
+        return self.kind is Kind.MISSING and f"endpoint {endpoint} " in f"{self.what} "
+
 
 class Examiner(ABC):
     """Compares one family of the kernel with plans. Calls block; they raise ApplyError if the kernel is unreadable."""

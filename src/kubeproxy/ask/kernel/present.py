@@ -28,7 +28,7 @@ from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.source import Source, knowing
 from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd
-from kubeproxy.backends.state import Finding, Kind
+from kubeproxy.backends.state import Finding
 from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.conntrack.tracked import Tracked, entries_to, target_of
 from kubeproxy.kernel.netlink.protocol import Netlink
@@ -140,9 +140,8 @@ def affinity(why: Why, kept: str | None) -> Iterator[Diagnosis]:
 
 
 def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diagnosis]:
-    lacking = {f"{finding.what} " for finding in findings if finding.kind is Kind.MISSING}
     count = len(why.endpoints)
-    there = sum(not any(f"endpoint {one.address} " in what for what in lacking) for one in why.endpoints)
+    there = sum(not any(finding.misses(one.address) for finding in findings) for one in why.endpoints)
     severity = Severity.BROKEN if findings else Severity.FINE
     if not count:
         words = "is not what the kernel has" if findings else "is what the kernel has"

@@ -68,11 +68,10 @@ def _compared(asked: Desk, facts: Facts, name: ServiceName | None, flows_end: Fl
     ends = {
         (one.name, end) for one in services for plan in one.plans for pool in (plan.cluster, plan.local) for end in pool
     }
-    lacking = {(one.service, one.what) for one in found if one.kind is Kind.MISSING}
     lost = {
         (owner, end)
         for owner, end in ends
-        if any(of in {owner, None} and f"endpoint {destination_text(end)} " in f"{what} " for of, what in lacking)
+        if any(one.service in {owner, None} and one.misses(destination_text(end)) for one in found)
     }
     what = f"{begin} still serve {len(ends) - len(lost)} of {counted(len(ends), 'endpoint')} of {label} (read now)"
     if not found:
