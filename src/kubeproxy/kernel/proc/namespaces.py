@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from kubeproxy.errors import KubeProxyError, NoAnswerError, Unsupported
+from kubeproxy.errors import ApplyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.proc.capability import forbid_new_privileges, keep_only
 from kubeproxy.kernel.proc.processes import PROC
@@ -94,9 +94,9 @@ def _serve(address: bytes, channel: socket.socket) -> None:
             with socket.socket(family_of(address), kind[0] | socket.SOCK_CLOEXEC) as made:
                 made.bind((unpack(address), 0))
                 socket.send_fds(channel, [_READY], [made.fileno()])
-    except (KubeProxyError, OSError) as error:
+    except Exception as error:
         kind = _UNSUPPORTED if isinstance(error, Unsupported) else _FAILED
-        channel.send(kind + str(error).encode()[: _LONGEST - 1])
+        channel.send(kind + (str(error) or repr(error)).encode()[: _LONGEST - 1])
 
 
 def _enter(address: bytes) -> None:
@@ -112,13 +112,14 @@ def _enter(address: bytes) -> None:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 _move(descriptor)
+                if _has(address):
+                    holders.append((descriptor, _is_linked(here, descriptor)))
+                else:
+                    os.close(descriptor)
             except OSError:
                 denied += 1
+            except ApplyError:  # the namespace is being changed or deleted
                 continue
-            if _has(address):
-                holders.append((descriptor, _is_linked(here, descriptor)))
-            else:
-                os.close(descriptor)
     # A namespace without a link to this namespace belongs to another node on this machine, or its pod is gone.
     chosen = [one for one, linked in holders if linked] or [one for one, _ in holders]
     if len(chosen) == 1:
@@ -155,6 +156,7 @@ def _has(address: bytes) -> bool:
     return any(one.ip == address for one in local_addresses(family_of(address)))
 
 
+@nl.understood("a network namespace")
 def _is_linked(here: nl.Netlink, descriptor: int) -> bool:
     """Return whether an interface in the namespace of a netlink socket has its peer in another namespace."""
     asked = _ANY + nl.attribute(_DESCRIPTOR, _NUMBER.pack(descriptor))
