@@ -89,8 +89,9 @@ def former(delta: Difference[str, bytes, bytes]) -> dict[str, list[bytes]]:
     moved = any(not present.isdisjoint(keys) for keys in _only_removed(delta, _FRONTENDS).values())
     if not moved and _LEADING.isdisjoint(delta.removed):
         return {}
-    # The kernel refuses a range of ports that overlaps a present one.
-    return _only_removed(delta, delta.removed.keys() - {*SHARED, *INTERVALS})
+    # The kernel refuses a range of ports, or of clients, that overlaps a present one.
+    overlapping = {*INTERVALS, *({SetId.FIREWALL_ALLOW} & delta.added.keys())}
+    return _only_removed(delta, delta.removed.keys() - {*SHARED, *overlapping})
 
 
 def _only_removed(delta: Difference[str, bytes, bytes], names: AbstractSet[str]) -> dict[str, list[bytes]]:

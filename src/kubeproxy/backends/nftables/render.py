@@ -422,9 +422,10 @@ def own_frontend(numbers: Mapping[bytes, bytes], frontend: bytes) -> Iterator[by
 
 
 def pools(item: Placed) -> dict[Policy, Pool]:
-    """Return the pools that the frontends of a plan use, in slot order."""
+    """Return the pools that the frontends of a plan use by their numbers, in slot order: without session affinity, only
+    those of its ranges of ports."""
     found = {}
-    for frontend in item.plan.all_frontends:
+    for frontend in item.plan.all_frontends if item.plan.affinity else item.plan.port_ranges:
         way = way_of(frontend.kind, item.plan.traffic(frontend))
         found.update({policy: item.pool(policy) for _, _, _, policy in way.picked})
     return found
