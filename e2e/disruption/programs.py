@@ -68,4 +68,4 @@ def earlier(revision: str, mode: str, folder: Path) -> Program:
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
         tar.extractall(folder, filter="data")
     command = ["env", f"PYTHONPATH={folder / 'src'}", sys.executable, "-c", _RUN]
-    return Program(f"ours of {commit}", mode, command, FLAGS)
+    return Program(f"ours ({commit})", mode, command, FLAGS)

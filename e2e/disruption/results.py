@@ -88,7 +88,11 @@ other node if the kernel has flowtables. No other program on the nodes has rules
 
 Each cell has the number of failed requests, the number of all requests, and the longest time that any client was
 without an answer. This time includes the 100 ms between two requests. The row `nothing happens` shows the noise of
-the machine. A table may lack rows that were not run.
+the machine. A table may lack rows that were not run. `ours (COMMIT)` is our proxy at an earlier commit.
+
+Below a table, each row with failed requests has a list of clients. A line has the kind of requests, the place of the
+client, the Service with its address and port, and, after the colon, the number of failed requests, the time from the
+first of them to the end of the last (in seconds after the row began), and the error of the first.
 
 - The Go kube-proxy that starts in another mode removes the rules of the first mode before it writes its own. Until
   then new connections fail, and open ones lose their NAT. [migrate.md](migrate.md#back) says how to change program

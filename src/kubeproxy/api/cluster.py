@@ -184,7 +184,7 @@ class Cluster:
         self._context: ssl.SSLContext | None = None
         self._made_of: object = None
         self._unusable = ""
-        self.certificates: Mapping[str, Validity] = {}  # expiries in use, by the names of Trust.validities
+        self.certificates: Mapping[str, Validity] = {}  # validity periods in use, by the keys of Trust.validities
         self._on_expiries: Callable[[Mapping[str, float]], None] = lambda _: None
         if server.scheme == "https":
             self._made_of = (trust.signature(), None)

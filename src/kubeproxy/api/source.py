@@ -24,7 +24,7 @@ NO_CLUSTER_IP_NONE: Final = "spec.clusterIP!=None"
 
 
 def served(proxy_name: str) -> str:
-    """Return the label selector of the Services of a proxy with this name, "" for one without a name."""
+    """Return the label selector of the Services of a proxy; the name is "" if the proxy has none."""
     return f"{PROXY_LABEL}={proxy_name}" if proxy_name else f"!{PROXY_LABEL}"
 
 
@@ -109,7 +109,7 @@ class ResourceStatus(Struct):
     absent: bool = False  # the resource does not exist or must not be listed; an empty list was delivered
     last_contact: float = field(default_factory=time.monotonic)  # the last bytes of the server; initially creation
     resource_version: str = ""
-    trouble: str = ""  # the reason why lists and watches fail; also '' if the server is unreachable
+    trouble: str = ""  # the reason why lists and watches fail; '' if they work or the server is unreachable
 
     def staleness(self, now: float) -> float:
         """Return the age of the state at `now` in seconds: 0.0 while changes arrive or if absent."""

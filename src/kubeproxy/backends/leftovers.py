@@ -69,7 +69,7 @@ _DECISIONS: Final = {
 
 
 def decision(table: str, chain: str) -> str | None:
-    """Return a text about a chain's decision; None if the chain does not belong to a kube-proxy."""
+    """Describe what a chain of a kube-proxy decides or does; None for a chain of another program."""
     if table not in _TABLES:
         return None
     key = next((prefix for prefix in PREFIXES if chain.startswith(prefix)), chain)

@@ -15,7 +15,7 @@ NAMESPACE: Final = "kube-system"
 LABEL: Final = "k8s-app"
 """The label of kube-proxy's pods in our chart and kustomization, and in kubeadm; its value contains KUBE_PROXY."""
 KUBE_PROXY: Final = "kube-proxy"
-"""The name of the container, and the label's value in kubeadm."""
+"""The name of kube-proxy's container, and the value that kubeadm gives to LABEL."""
 
 
 class _Labels(ApiStruct, frozen=True):

@@ -85,7 +85,7 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
         return "never"
 
     def loopback_switch(self, config: ConfigurationFields) -> str:  # noqa: ARG002
-        """Return the path of the field that turns NodePorts on 127.0.0.0/8 off; '' if no field does this."""
+        """Return the path of the field that disables NodePorts on 127.0.0.0/8; '' if no field does."""
         return ""
 
 
@@ -132,7 +132,7 @@ class IptablesMode(ModeConfig, frozen=True, kw_only=True):
         return "ipv4" if config.iptables.localhost_node_ports else "never"
 
     def loopback_switch(self, config: ConfigurationFields) -> str:
-        """Return the path of the field that turns NodePorts on 127.0.0.0/8 off."""
+        """Return the path of the field that disables NodePorts on 127.0.0.0/8; '' if they are enabled."""
         return "" if config.iptables.localhost_node_ports else "iptables.localhostNodePorts"
 
 

@@ -261,8 +261,8 @@ class _ChainWalk(Walk):
                 yield chain, unordered or hook.priority == _TRACKED, True, ZONES
 
     def translating(self, packet: PassingPacket, where: str, *, shared: bool) -> Iterator[ForeignTranslation]:
-        """Yield the chains of type nat that may translate a packet (see ForeignTranslation). After a chain that always
-        translates it, the kernel runs no further chain.
+        """Yield the chains of type nat that may translate a packet's destination. The kernel runs no chain after a
+        chain that always translates it.
         """
         for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)

@@ -106,7 +106,7 @@ class Interfaces:
         return sum(bit for bit, name in self.names.items() if name == pattern)
 
     def of(self, patterns: tuple[str, ...]) -> int:
-        """Return the bits of the names that match a pattern."""
+        """Return the bits of the names that match at least one of these patterns."""
         found = 0
         for pattern in patterns:
             found |= self._bits[pattern]

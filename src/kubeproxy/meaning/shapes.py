@@ -52,8 +52,8 @@ class Unit(NamedTuple):
 
 
 class _IndexedRule(NamedTuple):
-    """The position of a rule with an address or a port in a common chain: the chain, and the number of earlier rules
-    that contain neither."""
+    """A rule with an address or a port in a common chain: the chain, the number of earlier rules of this chain that
+    contain neither an address nor a port, and the rule."""
 
     chain: str
     before: int
@@ -402,7 +402,7 @@ class _Shaping:
         return self._address(number)
 
     def _reach(self, address: int) -> None:
-        """Record that packets may be translated to an address, unless no rule and no element contains it."""
+        """Record an address to which packets may be translated, if a rule or an element contains it."""
         if address in self._shapes.named and address not in self._reached:
             self._reached.add(address)
             self._todo.append(address)

@@ -481,7 +481,7 @@ class Walk:
 
     @staticmethod
     def _set_port(flow: PacketSet, port: int) -> list[PacketSet]:
-        """Set the port of a flow; return the parts of the flow with other protocols."""
+        """Set the port of a flow, after splitting it by protocol; return all parts except the first."""
         mine = flow.services if flow.current is None else flow.current
         only = rules.point(mine)
         if only is not None:

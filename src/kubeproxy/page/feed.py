@@ -58,8 +58,8 @@ class OpenPage:
         self._woken.set()
 
     async def take(self) -> bytes:
-        """Wait for messages and return them; return b'' if the page has missed messages, and a comment after ALIVE
-        seconds."""
+        """Wait for messages and return them: b'' if the page has missed messages, a comment if none arrives within
+        ALIVE seconds."""
         await wait_briefly(self._woken, ALIVE)
         self._woken.clear()
         pieces = b"".join(self._pieces)

@@ -66,7 +66,7 @@ class OpenConnection(Protocol):
     """An open connection."""
 
     def abort(self) -> None:
-        """Start to close the connection. When it is closed, the connection calls `Admission.leave`."""
+        """Begin to close the connection; the server calls `Admission.leave` once it is closed."""
 
 
 class Admission:

@@ -280,7 +280,7 @@ def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:
     except OSError as error:
         yield from identity.configured(path, f"{path}: {error.strerror}", ())
     else:
-        config = made_strict(config) if node.config.strict else config  # --strict applies with a file, too
+        config = made_strict(config) if node.config.strict else config  # --strict also applies to a file
         lines = [line for line in differences(node.config, config) if not line.startswith(_OUTRANKED)]
         yield from identity.configured(path, "", lines)
 

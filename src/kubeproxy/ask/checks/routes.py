@@ -180,7 +180,7 @@ def _with(packet: RoutedPacket, mark: int) -> RoutedPacket:
 
 
 def _is_way_of(routed: RoutedPacket, passing: PassingPacket, node: CheckedNode) -> bool:
-    """Return whether a routing decision is that of a packet at an earlier hook: of a request, or of its answer."""
+    """Return whether `passing`, a request or an answer at a hook before routing, may be routed as `routed`."""
     if passing.purpose is CompiledFor.ANSWER:
         return routed.source == passing.source
     return bool(node.ends_at(routed.destination)) and passing.destination in {*passing.original[:1], routed.destination}

@@ -82,7 +82,7 @@ def _settled(
 def _unowned(
     ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], unowned: set[Finding]
 ) -> list[Finding]:
-    """Return the elements that have no Service in a reading without a change of plans, or in every reading. A single
+    """Return the elements that have no Service in any reading up to the first during which no plan changes. A single
     reading is not enough, because the elements of a new or removed endpoint may be read before or after the plans with
     that endpoint.
     """

@@ -219,7 +219,7 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         troubles.append(unwatched(names[0]))
     behind: list[Finding] = []
     if asked.running and not facts.manifests and (names or api):
-        from kubeproxy.ask import cluster  # noqa: PLC0415 - it loads modules that a look at the kernel does without
+        from kubeproxy.ask import cluster  # noqa: PLC0415 - a look at the kernel alone does not need it
 
         try:
             behind = cluster.behind(asked.services, facts, names)

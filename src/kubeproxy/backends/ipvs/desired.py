@@ -204,7 +204,7 @@ class Desired:
         """The number of virtual servers, real servers and entries that may have changed since the last `take`."""
         self._desired_objects: dict[ServiceName, DesiredObjects] = {}
         self._owner: dict[bytes, ServiceName] = {}
-        # The virtual servers by Service, for each key that several Services need.
+        # For each key that several Services claim: the virtual server that each of them needs.
         self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}
         self._entries: dict[IpsetId, Counter[SetEntry]] = {set_id: Counter() for set_id in IpsetId}
         self._servers_before: dict[bytes, Virtual | None] = {}

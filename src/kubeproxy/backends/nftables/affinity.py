@@ -134,7 +134,7 @@ class NumberMark:
         return there
 
     def advance(self, last: int) -> tuple[int, list[bytes]]:
-        """Return the next `self.number`, for endpoints up to the number `last`, and the messages that write it."""
+        """Return a number for the mark that is at least `last`, and the messages that write it to the kernel."""
         if last <= self.number:
             return self.number, []
         number = min(last + _RESERVED, LARGEST_NUMBER)

@@ -260,7 +260,7 @@ class Ruleset:
         return ("meta l4proto tcp reject with tcp reset", "reject") if resets else ("reject",)
 
     def _picking(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that pick one of a frontend's endpoints, by its class.
+        """Return the chains that pick one of a frontend's endpoints. A frontend's class selects its chain.
 
         A random slot above the frontend's number of endpoints is not in the map; then the rule does not match, and the
         next rule picks again. The last rule picks from the class below, in which every frontend of this class uses all

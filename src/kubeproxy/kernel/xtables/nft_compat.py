@@ -313,14 +313,14 @@ def _match(text: str, family: Family) -> bytes:
     return known(options.split(" ") if options else [], family)
 
 
-def _comment(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+def _comment(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
     text = " ".join(words[1:]).strip('"').encode()
     if words[0] != "--comment" or len(text) > 255:
         raise Unknown(f"-m comment {words}")
     return _xt("match", "comment", 0, text.ljust(256, b"\0"))
 
 
-def _ports(protocol: str, words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+def _ports(protocol: str, words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
     if words and words[0] != "--dport":
         raise Unknown(f"-m {protocol} {words}")
     first, last = (int(words[1]), int(words[1])) if words else (0, 65535)
@@ -331,20 +331,20 @@ def _ports(protocol: str, words: Sequence[str], family: Family) -> bytes:  # noq
     return _xt("match", protocol, 0, struct.pack("=4HI", 0, 65535, first, last, 0))
 
 
-def _addrtype(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+def _addrtype(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
     if len(words) != 2 or words[0] not in ("--src-type", "--dst-type") or words[1] != "LOCAL":
         raise Unknown(f"-m addrtype {words}")
     kinds = (1 << 2, 0) if words[0] == "--src-type" else (0, 1 << 2)  # XT_ADDRTYPE_LOCAL
     return _xt("match", "addrtype", 1, struct.pack("=HHI", *kinds, 0))
 
 
-def _statistic(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+def _statistic(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
     if words[:3] != ["--mode", "random", "--probability"] or len(words) != 4:
         raise Unknown(f"-m statistic {words}")
     return _xt("match", "statistic", 0, struct.pack("=HHI16x", 0, 0, round(float(words[3]) * 0x80000000)))
 
 
-def _recent(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+def _recent(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
     options = iter(words)
     seconds, checks, name = 0, 0, ""
     for option in options:
@@ -361,7 +361,7 @@ def _recent(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as
     )
 
 
-def _nfacct(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - as all matches
+def _nfacct(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
     option, name = words
     if option != "--nfacct-name" or not 0 < len(name) < 32:  # NFACCT_NAME_MAX
         raise Unknown(f"-m nfacct {words}")
