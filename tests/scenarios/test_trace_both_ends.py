@@ -56,6 +56,22 @@ async def test_a_trace_to_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, cl
         assert "connect now" not in text
 
 
+async def test_a_trace_to_a_firewall_that_resets_on_the_endpoints_node(nodes: ThreeNodes) -> None:
+    nodes.live.service("far-reset", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/far-reset:tcp")
+    rule = f"ip daddr {ip(nodes, 'b1')} tcp dport 3000 reject with tcp reset"
+    await nodes.run("node-b", "nft", "add table inet firewall")
+    chain = "add chain inet firewall guard { type filter hook forward priority -5; }"
+    await nodes.run("node-b", "nft", chain)
+    await nodes.run("node-b", "nft", f"add rule inet firewall guard {rule}")
+    try:
+        status, text = await nodes.ask("trace", ip(nodes, "pod"), "svc/far-reset:tcp", "--seconds", "4")
+    finally:
+        await nodes.admit("node-b")
+    said = f': node-b refuses it: the request was refused by rule "{rule}" of table inet firewall, chain guard'
+    assert (status, said in text) == (1, True), text
+
+
 @pytest.mark.slow("a trace to its end")
 async def test_a_trace_to_a_pod_that_drops(nodes: ThreeNodes) -> None:
     nodes.live.service("deaf", "b2")

@@ -20,6 +20,7 @@ from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.why import Why
 from kubeproxy.commands import exit_code
 from kubeproxy.errors import NoAnswerError
+from kubeproxy.model.addresses import place_of_text
 from kubeproxy.wording import counted
 
 _AVOIDED: Final = (
@@ -278,6 +279,21 @@ class TraceAnswer(_Answer):
         """Whether a request left the node and nothing came back."""
         answers = any(one.direction == "answer" for one in self.journeys)
         return self.departed is True and self.verdict.passed is False and not answers
+
+    @property
+    def reset(self) -> bool:
+        """Whether resets from outside of the node are the only answers: the endpoint sent them, or a firewall did."""
+        answers = [one for one in self.journeys if one.direction == "answer"]
+        outside = all(one.refusal == "reset" and not one.local for one in answers)
+        return bool(answers) and outside and not self.verdict.passed and not self.drops
+
+    @property
+    def kept(self) -> TracedReply:
+        """The entry of the last connection. A reset removes the entry, but has its addresses."""
+        if not self.reset:
+            return self.served[-1]
+        answer = next(one for one in reversed(self.journeys) if one.direction == "answer")
+        return TracedReply(answer.source, answered=True, client=place_of_text(answer.destination)[0])
 
     @property
     def status(self) -> int:

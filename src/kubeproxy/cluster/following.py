@@ -1,5 +1,5 @@
-"""`trace` on both ends: follows a packet on the client's node and, if it leaves unanswered, further packets of the
-connection on the endpoint's node. The result names the node that drops the packets."""
+"""`trace` on both ends: follows a packet on the client's node and, if it leaves and gets no answer or a reset,
+further packets of the connection on the endpoint's node. The result names the node that drops the packets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
         if first.unanswered and not doubt:
             here = _silent(node, first.served[-1].endpoint)
         return Followed(fleet, flows, f"{here}{doubt}", first.status)
-    kept = first.served[-1]
+    kept = first.kept
     end = f"{kept.endpoint}/{why.destination.rpartition('/')[2]}"
     flows[where] = kept.client, end
     # Packets to the endpoint itself keep the client's address: they are sent only if the endpoint sees this address.
@@ -89,12 +89,12 @@ def unsent(fleet: Fleet, node: str) -> str:
 def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:
     """Return the node to which the packet left; or '' with the reason why that node is unknown, '' if it did not
     leave."""
-    if first.departed is msgspec.UNSET and not first.verdict.passed:
+    if first.departed is msgspec.UNSET and not first.verdict.passed and not first.reset:
         version = f"kube-proxy {first.version}".rstrip()
         return "", f"; {version} there does not report whether packets leave, so no other node was asked"
-    if first.departed is not True:
+    if first.departed is not True and not first.reset:
         return "", ""
-    endpoint = first.served[-1].endpoint
+    endpoint = first.kept.endpoint
     where = next((one.node for one in why.endpoints if one.address == endpoint), "")
     unknown = f"; the node of {endpoint} is unknown, so no other node was asked"
     return (where, "") if where not in {"", node} else ("", unknown * (not where))
@@ -110,6 +110,8 @@ def _arrived(node: str, where: str, endpoint: str, far: TraceAnswer, second: Tra
         return f"on {where}, {far.verdict.text}", far.status
     if second is not None and second.verdict.passed:
         return f"{where} delivers it, and {endpoint} answers; the first packet had no answer in time", YES
+    if second is not None and second.reset:
+        return f"{where} delivers it, and {endpoint} answers, but on {node}, {second.verdict.text}", NO
     lost = f"but no answer arrives on {node}: see the network between the nodes"
     return f"{where} delivers it, and {endpoint} answers, {lost}", NO
 
@@ -129,7 +131,7 @@ def _left(second: TraceAnswer, kept: TracedReply, client: str) -> int:
         and one.met[-1].destination == kept.endpoint
         and (client != NODE or place_of_text(one.source)[0] == kept.client)
         for one in second.journeys
-        if second.departed
+        if second.departed or second.reset
     )
 
 

@@ -184,7 +184,7 @@ def test_a_refused_flow_that_the_proxy_does_not_translate_gets_the_reason_of_why
     rules = RULES._replace(decided=DecidedFlow(unserved="a field is false"))
     refused = Step(2, IP, OWN, "answers-prerouting", 3, "rule", -1, "", headers(VIP, CLIENT)._replace(flags=0x14))
     _, made = told(marked(1), [refused], rules=rules)
-    assert made.text.endswith("nothing listens there; no rule of the proxy translates it: a field is false")
+    assert made.text.endswith(" rejects this client; no rule of the proxy translates it: a field is false")
 
 
 def test_a_policy_is_named():
@@ -302,7 +302,12 @@ def test_what_is_refused_beyond_this_node():
     reset = [Step(5, IP, OWN, "answers-prerouting", 3, "rule", -1, "", headers(POD, CLIENT)._replace(flags=0x14))]
     found, made = told(marked(1), picked(1), reset, served=[("10.244.0.1:8080", True)])
     assert (found[1].refusal, made.passed) == ("reset", False)
-    assert "10.244.0.1:8080 refused it with a reset" in made.text
+    assert made.text.endswith(
+        "10.244.0.1:8080 refused it with a reset: nothing listens there, or a firewall on its way or in its pod "
+        "rejects this client"
+    )
+    own = [reset[0]._replace(chain="answers-output", headers=headers(POD, CLIENT, came_by=0)._replace(flags=0x14))]
+    assert told(marked(1), own)[1].text.endswith("10.244.0.1:8080 refused it with a reset: nothing listens there")
     icmp = headers(("10.9.9.9", 0), (CLIENT[0], 0))._replace(protocol=1)
     icmp = icmp._replace(flags=0x0301)
     back = [Step(5, IP, OWN, "answers-prerouting", 3, "rule", -1, "", icmp)]

@@ -28,6 +28,11 @@ def packet(source: str = "10.244.0.7:40000", lost: str = "", to: str = END) -> J
     return {**path, "lost": lost, "last": "postrouting"}
 
 
+def reset(local: bool = False) -> Json:
+    back = {"direction": "answer", "refusal": "reset", "source": END, "destination": f"{CLIENT}:40000", "met": []}
+    return {**back, "lost": "", "last": "postrouting", "local": local}
+
+
 def trace(text: str, passed: bool | None, *packets: Json, departed: bool | None = False, client: str = CLIENT) -> Json:
     served = [{"endpoint": END, "answered": bool(passed), "client": client}] if packets else []
     out = {"schemaVersion": 1, "version": "0.1.0", "journeys": packets, "served": served, "lost": 0, "legacy": 0}
@@ -43,6 +48,7 @@ NONE = "node-b received no further packet of it: let the client connect again du
 LEFT = trace(SILENT, False, packet(), packet(), departed=True)
 STRAYED = trace(SILENT, False, packet(), packet(to="10.244.2.8:3000"), departed=True)  # one to another endpoint
 DROPPED = trace(RULE, False, packet(lost="dropped"))
+RESET = trace("a reset", False, packet(), reset(), packet(), reset()) | {"served": []}
 REFUSED = 'the request was refused by rule "reject" of table inet firewall'
 QUIET = (
     f"{{}} forwards it to {END}, and nothing comes back: see the endpoint's pod (its process, and the rules in its "
@@ -80,6 +86,7 @@ def followed(*answers: dict[str, Json | str], client: str = "10.244.0.7", node: 
         (ANSWERED, f"on node-a, nothing here dropped it, and it answered{OTHERS}", YES),
         (DROPPED, f"node-a drops it: {RULE}", NO),
         (NOTHING, "on node-a, no packet of this flow arrived", UNKNOWN),
+        (trace("a reset", False, packet(), reset(local=True)), "on node-a, a reset", NO),
         ("no pod of kube-proxy", "node-a gave no answer: no pod of kube-proxy", UNKNOWN),
         (
             trace(SILENT, False, packet(), departed=None),
@@ -126,6 +133,21 @@ def test_both_nodes_are_asked_about_what_left_one(second, far, text, status):
     assert (made.text, made.status) == (text, status)
     assert flows[1] == ({"node-b": (CLIENT, f"{END}/tcp"), "node-a": ("10.244.0.7", SERVICE)}, 10)
     assert [one.node for one in made.fleet.replies] == ["node-a", "node-b"]
+
+
+@pytest.mark.parametrize(
+    ("second", "far", "text", "status"),
+    [
+        (RESET, trace(REFUSED, False, packet(lost="refused by rule")), f"node-b refuses it: {REFUSED}", NO),
+        (RESET, RESET, "on node-b, a reset", NO),
+        (RESET, NOTHING, ASTRAY, NO),
+        (RESET, ANSWERED, f"node-b delivers it, and {END} answers, but on node-a, a reset", NO),
+    ],
+)
+def test_a_reset_may_come_from_a_firewall_of_the_endpoints_node(second, far, text, status):
+    made, flows = followed({"node-a": RESET}, {"node-a": second, "node-b": far})
+    assert (made.text, made.status) == (text, status)
+    assert flows[1][0] == {"node-b": (CLIENT, f"{END}/tcp"), "node-a": ("10.244.0.7", SERVICE)}
 
 
 @pytest.mark.parametrize(("source", "certain"), [(CLIENT, True), ("10.244.0.0", False)])

@@ -298,6 +298,7 @@ def _refused(found: Sequence[Journey], endpoint: str, ruleset: KnownRules) -> Ve
         return None
     answer = answers[-1]
     text = f"and {answer.source} refused it with a reset: nothing listens there"
+    text += ", or a firewall on its way or in its pod rejects this client" * (not answer.local)
     if answer.refusal != "reset":
         asked = f" for {endpoint}" if endpoint else ""
         text = f"and {answer.source.rpartition(':')[0]} answered{asked} with an ICMP error"
