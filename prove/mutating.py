@@ -33,7 +33,7 @@ MUTATIONS: dict[str, Mutation] = {
         "model/planner.py", "if previous is not None and previous != owner:", "if False:"
     ),
     "contested addresses go to everybody": Mutation(
-        "model/planner.py",
+        "model/claims.py",
         "if owner is not None and owner != (claimant.writing if written else claimant):",
         "if False:",
     ),
@@ -111,7 +111,7 @@ MUTATIONS: dict[str, Mutation] = {
         complaint="NodePorts answer on ",
     ),
     "an unreadable source range opens a load balancer": Mutation(
-        "model/compile.py",
+        "model/spec.py",
         "            unreadable = True\n",
         "            unreadable = False\n",
         complaint="plans of |closed: ",

@@ -182,6 +182,31 @@ def _of(service: Claimant | None, span: PortRange) -> Claimant:
     return service.writing if span.kind in WRITTEN else service
 
 
+def claimed_keys(
+    written: Sequence[Frontend], allocated: Collection[bytes], nodeport_addresses: Collection[bytes]
+) -> tuple[bytes, ...]:
+    """Return the keys of frontends with addresses that users wrote, and of the NodePorts that these frontends would
+    hide."""
+    taken = [frontend.nodeport_key for frontend in written if frontend.address in nodeport_addresses]
+    return tuple(dict.fromkeys([f.key for f in written] + [key for key in taken if key not in allocated]))
+
+
+def lost_to(claims: Claims, frontend: Frontend, claimant: Claimant, nodeport_addresses: Collection[bytes]) -> str:
+    """Return the reason why another Service owns a frontend; '' if the claimant owns it."""
+    written = frontend.kind in WRITTEN
+    owner = claims.owner(frontend.key)
+    if owner is not None and owner != (claimant.writing if written else claimant):
+        beaten = written and owner.right is Right.ALLOCATED
+        return f"is the cluster IP of Service {owner}" if beaten else f"belongs to the older Service {owner}"
+    if (rival := claims.rival(frontend, claimant.writing if written else claimant)) is not None:
+        return f"overlaps ports of Service {rival}"
+    if written and frontend.address in nodeport_addresses:
+        owner = claims.owner(frontend.nodeport_key)
+        if owner is not None and owner.right is Right.ALLOCATED and owner.service != claimant.service:
+            return f"is a NodePort of Service {owner}"
+    return ""
+
+
 def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
     """Return a Service's frontends of one family, in two groups: keys that the API server allocated, and frontends that
     users wrote."""
@@ -293,6 +318,16 @@ class NodeBudget:
                 continue
             left -= entries
             shares[namespace] -= entries
+
+
+IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube-system", "kube-dns")})
+"""The Services that a full sync programs first: nothing else in a cluster works without them."""
+
+
+def important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:
+    """Return the names with those of IMPORTANT Services first."""
+    important = dict.fromkeys(name for name in names if name in IMPORTANT) if len(names) > 1 else {}
+    return important | names if important else names
 
 
 class FairOrder:

@@ -5,7 +5,7 @@ events do not matter, because plans depend only on the last state of each object
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Generator, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, KeysView, Mapping, Sequence
 from sys import intern
 from typing import NamedTuple
 
@@ -14,7 +14,19 @@ from msgspec import Struct, structs
 from kubeproxy.features import BALANCING, EJECTION
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.balancing import SlowStart, asks, entries, expected_entries, slow_start
-from kubeproxy.model.claims import Claimant, Claims, FairOrder, NodeBudget, Right, parted, ranges_of, written_addresses
+from kubeproxy.model.claims import (
+    Claimant,
+    Claims,
+    FairOrder,
+    NodeBudget,
+    Right,
+    claimed_keys,
+    important_first,
+    lost_to,
+    parted,
+    ranges_of,
+    written_addresses,
+)
 from kubeproxy.model.compile import compiling, is_slow
 from kubeproxy.model.ejection import Ejections
 from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
@@ -37,9 +49,6 @@ from kubeproxy.model.world import compiled_from, nodeport_addresses, remembering
 
 NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
 """The resources that must be listed once before plans are complete."""
-
-IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube-system", "kube-dns")})
-"""The Services that a full sync programs first: nothing else in a cluster works without them."""
 
 STEP = 50
 """The number of objects or Services per step of long work. A step takes less than a millisecond, or a few for large
@@ -236,7 +245,7 @@ class Planner:
                 yield []
         changes: list[Change] = []
         contested = any(claims.contested for claims in self._claims.values())
-        for done, name in enumerate(_important_first(dirty), start=1):
+        for done, name in enumerate(important_first(dirty), start=1):
             before = self.compiled.get(name, NOTHING)
             wanted = self._wanted.get(name)  # not `services`, which events may have changed between steps
             fresh = NOTHING if wanted is None else self._settled(name) if contested else wanted
@@ -330,7 +339,8 @@ class Planner:
             if (held or asked) and (held != asked or before != after):
                 self._moved[claims] |= claims.replace(before, after, held, asked)
             if written or name in claims.written:
-                self._moved[claims] |= claims.replace_written(name, before, after, self._keys(written, asked, family))
+                keys = claimed_keys(written, asked, nodeport_addresses(self.world, family))
+                self._moved[claims] |= claims.replace_written(name, before, after, keys)
             had, has = ranges_of(old.plans, family), ranges_of(fresh.plans, family)
             self._moved[claims] |= claims.replace_ranges(before, after, had, has)
 
@@ -355,29 +365,6 @@ class Planner:
             return found
         return (yield from compiling(service, pieces, self.world, starting.growth(name), failures, most=0))
 
-    def _keys(self, written: Sequence[Frontend], allocated: Collection[bytes], family: Family) -> tuple[bytes, ...]:
-        """Return the keys of frontends with addresses that users wrote, and of the NodePorts that these frontends would
-        hide."""
-        addresses = nodeport_addresses(self.world, family)
-        taken = [frontend.nodeport_key for frontend in written if frontend.address in addresses]
-        return tuple(dict.fromkeys([f.key for f in written] + [key for key in taken if key not in allocated]))
-
-    def _lost(self, frontend: Frontend, claimant: Claimant, family: Family) -> str:
-        """Return the reason why another Service owns a frontend; '' if the claimant owns it."""
-        claims = self._claims[family]
-        written = frontend.kind in WRITTEN
-        owner = claims.owner(frontend.key)
-        if owner is not None and owner != (claimant.writing if written else claimant):
-            beaten = written and owner.right is Right.ALLOCATED
-            return f"is the cluster IP of Service {owner}" if beaten else f"belongs to the older Service {owner}"
-        if (rival := claims.rival(frontend, claimant.writing if written else claimant)) is not None:
-            return f"overlaps ports of Service {rival}"
-        if written and frontend.address in nodeport_addresses(self.world, family):
-            owner = claims.owner(frontend.nodeport_key)
-            if owner is not None and owner.right is Right.ALLOCATED and owner.service != claimant.service:
-                return f"is a NodePort of Service {owner}"
-        return ""
-
     def _settled(self, name: ServiceName) -> Compiled:
         """Return a Service's plans without the frontends that another Service owns."""
         wanted = self._wanted.get(name, NOTHING)
@@ -387,7 +374,8 @@ class Planner:
         plans: list[ServicePlan] = []
         problems: list[Problem] = []
         for plan in wanted.plans:
-            lost = {f: why for f in plan.all_frontends if (why := self._lost(f, claimant, plan.key.family))}
+            claims, hidden = self._claims[plan.key.family], nodeport_addresses(self.world, plan.key.family)
+            lost = {f: why for f in plan.all_frontends if (why := lost_to(claims, f, claimant, hidden))}
             if lost:
                 plan = plan.without(lost)  # noqa: PLW2901 - reduced
                 problems += [not_programmed(f, why) for f, why in lost.items()]
@@ -508,8 +496,3 @@ class Planner:
         if resource == "endpointslices":
             return self._service_of
         return (("", name) for name in (self.nodes if resource == "nodes" else self.service_cidrs))
-
-
-def _important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:
-    important = dict.fromkeys(name for name in names if name in IMPORTANT) if len(names) > 1 else {}
-    return important | names if important else names

@@ -213,7 +213,7 @@ def listeners(family: Family, protocol: int, net: Path = _NET) -> dict[str, List
     """Return the addresses and ports on which sockets of a family listen, by the socket's inode. Raises ApplyError."""
     path = net / _SOCKET_TABLES[family, protocol]
     try:
-        lines = path.read_text().splitlines()[1:]
+        lines = path.read_text(errors="replace").splitlines()[1:]
     except FileNotFoundError:  # the kernel has no IPv6
         return {}
     except OSError as error:
@@ -221,7 +221,10 @@ def listeners(family: Family, protocol: int, net: Path = _NET) -> dict[str, List
     wanted = _LISTEN if protocol == socket.IPPROTO_TCP else _UNCONNECTED
     # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...
     rows = (line.split(None, 10) for line in lines if f" {wanted} " in line)
-    return {row[9]: _endpoint(row[1]) for row in rows if row[3] == wanted}
+    try:
+        return {row[9]: _endpoint(row[1]) for row in rows if row[3] == wanted}
+    except (ValueError, IndexError, OverflowError) as error:
+        raise ApplyError(f"cannot read {path}: a line has another form than the kernel's") from error
 
 
 def _endpoint(text: str) -> Listening:
