@@ -4,7 +4,7 @@ node of a client by slices, podCIDRs and the configured pod network. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
 from typing import Final, Literal
 
@@ -110,6 +110,12 @@ def _names_service(text: str) -> bool:
     return len(parts) <= 2 and all(LABEL.fullmatch(part) for part in parts)
 
 
+def no_such_port(service: str, port: str, protocol: str, ports: Iterable[str]) -> QuestionError:
+    """Return the error for a port, '' if the question has none, that is not one of a Service's `ports`."""
+    wrong = " ".join(filter(None, ("no", protocol, "port", port))) if port else "no port in this question"
+    return QuestionError(f"Service {service} has {wrong}; it has {', '.join(dict.fromkeys(ports))} (spec.ports)")
+
+
 def _service_address(
     snapshot: Snapshot, name: ServiceName, port: str, protocol: str, client: bytes | None
 ) -> tuple[bytes, str, str]:
@@ -135,8 +141,7 @@ def _service_address(
         return offered[0][1].address, port, protocol
     ports = [f"{plan.key.port_name} {frontend.port_text}".strip() for plan, frontend in offered]
     if ports:
-        wrong = " ".join(filter(None, ("no", protocol, "port", port))) if port else "no port in this question"
-        raise QuestionError(f"Service {service} has {wrong}; it has {', '.join(dict.fromkeys(ports))} (spec.ports)")
+        raise no_such_port(service, port, protocol, ports)
     kind = f"{family.label} " if family is not None else ""
     raise QuestionError(f"Service {service} has no {kind}cluster IP with a port (spec.clusterIPs)")
 

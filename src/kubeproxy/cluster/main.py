@@ -98,7 +98,10 @@ def _add(command: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the plugin; return the exit code."""
-    given = parser().parse_args(argv)
+    made, words = parser(), sys.argv[1:] if argv is None else argv
+    if words and words[0].startswith("-") and words[0] not in {"-h", "--help", "--version"}:
+        made.error(f"put {words[0]} after the command, as in `kubectl kubeproxy why pod/client svc/web:80 -n shop`")
+    given = made.parse_args(words)
     return completed(lambda: _run(given), given.output)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
-from kubeproxy.ask.question import NODE, source_of
+from kubeproxy.ask.question import NODE, no_such_port, source_of
 from kubeproxy.cluster.kubectl import Items, Kubectl
 from kubeproxy.cluster.proxies import ListedPod
 from kubeproxy.errors import NoAnswerError, QuestionError
@@ -114,7 +114,9 @@ class Names:
         if kind != "service" or port:
             raise QuestionError(f"{text}: expected svc/NAME or NAMESPACE/NAME")
         if not (namespace := namespace or self._namespace):
-            return self._service("", name, "").service.partition(":")[0]
+            own = self._get(Service, "services", "", name).metadata.namespace or "default"
+            self._endpoints(own, name)
+            return f"{own}/{name}"
         self._endpoints(namespace, name)
         return f"{namespace}/{name}"
 
@@ -127,8 +129,10 @@ class Names:
         except NoAnswerError as error:
             if "(NotFound)" not in str(error):
                 raise
-            searched = f"namespace {where}" if where else "the namespace of the kubeconfig's context (see -n)"
-            raise NoAnswerError(f"{error} in {searched}{self._elsewhere(resource, name)}") from None
+            searched = f" in namespace {where}" if where else " in the namespace of the kubeconfig's context (see -n)"
+            if ': namespaces "' in str(error):  # the namespace itself does not exist
+                searched = ""
+            raise NoAnswerError(f"{error}{searched}{self._elsewhere(resource, name)}") from None
 
     def _elsewhere(self, resource: str, name: str) -> str:
         """Return a text with the objects of this name in other namespaces, '' if there are none or they are unknown."""
@@ -161,6 +165,12 @@ class Names:
         ports = service.spec.ports or []
         if not port and len(ports) == 1:
             port = f":{ports[0].port}/{(ports[0].protocol or 'TCP').lower()}"
+        wanted, _, protocol = port[1:].partition("/")
+        known = [(one.name or "", one.protocol or "TCP", one.port) for one in ports]
+        fits = any(label == wanted and protocol.upper() in {"", kind} for label, kind, _ in known)
+        if known and not wanted.isdigit() and not (wanted and fits):
+            texts = [f"{label} {number}/{kind}".strip() for label, kind, number in known]
+            raise no_such_port(f"{own}/{name}", wanted, protocol.upper(), texts)
         addresses = service.spec.cluster_ips or [service.spec.cluster_ip or ""]
         return End(tuple(one for one in addresses if pack(one)), f"{own}/{name}{port}")
 

@@ -164,6 +164,14 @@ def test_names_are_resolved(client: str, target: str, arguments: list[str], node
         ),
         (("why", "shop/client", "shop/none:80"), 'services "none" not found in namespace shop\n'),
         (("why", "svc/shop/web", "shop/web:80"), "a Service is no client"),
+        (
+            ("why", "shop/client", "shop/web:htpp"),
+            "Error: Service shop/web has no port htpp; it has http 80/TCP (spec.ports)\n",
+        ),
+        (
+            ("trace", "shop/client", "shop/web:http/udp"),
+            "Error: Service shop/web has no UDP port http; it has http 80/TCP (spec.ports)\n",
+        ),
         (("why", "node/node-z", "shop/web:80"), "node node-z: there is no such Node"),
         (("why", "node", "shop/web:80"), "give its name"),
         (("why", "10.244.0.7", "[fd00::1]:80"), "client (10.244.0.7) and destination (fd00::1) have no address family"),
@@ -184,6 +192,39 @@ def test_a_wrong_question_is_refused_before_a_node_is_asked(
     assert (status, text) == (UNKNOWN, "")
     assert says in errors
     assert asked(cluster) == []
+
+
+def test_a_port_without_a_name_is_asked_for_if_there_are_several(cluster: StandIn, run: Run):
+    cluster.node("node-a")
+    cluster.objects["services"][0]["spec"]["ports"].append({"name": "dns", "port": 53, "protocol": "UDP"})
+    status, text, _ = run("why", "shop/client", "shop/web", "-o", "json")
+    error = "Service shop/web has no port in this question; it has http 80/TCP, dns 53/UDP (spec.ports)"
+    assert (status, json.loads(text)["error"]) == (UNKNOWN, error)
+    assert asked(cluster) == []
+
+
+def test_a_question_about_a_service_needs_no_port(cluster: StandIn, run: Run):
+    cluster.node("node-a")
+    web = cluster.objects["services"][0]
+    web["metadata"]["namespace"] = "default"
+    web["spec"]["ports"].append({"name": "dns", "port": 53, "protocol": "UDP"})
+    run("services", "svc/web")
+    assert asked(cluster)[0][1][-1] == "default/web"
+
+
+def test_a_namespace_that_does_not_exist_is_the_only_one_that_the_error_names(cluster: StandIn, run: Run):
+    cluster.node("node-a")
+    cluster.errors["services"] = 'Error from server (NotFound): namespaces "other" not found'
+    _, _, errors = run("why", "shop/client", "svc/web:80", "-n", "other")
+    assert errors == 'Error: Error from server (NotFound): namespaces "other" not found\n'
+
+
+@pytest.mark.parametrize("option", ["-n", "--namespace=shop", "-nshop", "--context"])
+def test_an_option_before_the_command_is_refused(option: str, run: Run, capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as error:
+        run(option, "shop", "why", "client", "web:80")
+    said = f"error: put {option} after the command, as in `kubectl kubeproxy why pod/client svc/web:80 -n shop`\n"
+    assert (error.value.code, capfd.readouterr().err.endswith(said)) == (UNKNOWN, True)
 
 
 def test_options_of_the_command_reach_the_node_as_single_arguments(cluster: StandIn, run: Run):
