@@ -23,7 +23,7 @@ from kubeproxy.model.addresses import (
     within,
 )
 from kubeproxy.model.balancing import NO_REQUESTS, balance_requests
-from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, departed, shares, sharing_text
+from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, departed, shares, shares_at, sharing_text
 from kubeproxy.model.cilium import CILIUM_POLICY, denies
 from kubeproxy.model.index import Index
 from kubeproxy.model.plan import (
@@ -323,8 +323,8 @@ class _Question:
         endpoints = counted(len(pool), "endpoint")
         steps.append(AnswerStep(True, f"policy {plan.policy(frontend).name.title()}: {endpoints}, {nearby}", field))
         policy = Policy.LOCAL if action.picks_local else Policy.CLUSTER
+        choices = tuple(self._choices(plan, frontend, policy, action, side))
         plan = plan.at_port(frontend, self._tail[1:])
-        choices = tuple(self._choices(plan, policy, action, side))
         sharing = sharing_text(plan, policy, self._client)
         steps += [AnswerStep(True, text, "metadata.annotations") for text in sharing]
         if plan.affinity:
@@ -425,10 +425,11 @@ class _Question:
         steps.append(AnswerStep(fine, f"{client} is {text}", field))
         return not fine
 
-    def _choices(self, plan: ServicePlan, policy: Policy, action: Action, side: Side) -> Iterator[Choice]:
+    def _choices(
+        self, plan: ServicePlan, frontend: Frontend, policy: Policy, action: Action, side: Side
+    ) -> Iterator[Choice]:
         masquerades = action in {Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE}
-        pool = plan.local if policy is Policy.LOCAL else plan.cluster
-        for destination, share in shares(plan, pool, policy, self._client):
+        for destination, share in shares_at(plan, frontend, self._tail[1:], policy, self._client):
             address = destination[:-2]
             to_itself = address == self._packet.source and (
                 self._habits.hairpins == "all" or address in plan.hairpin or address in self._index.hairpins

@@ -16,7 +16,7 @@ from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES
 from kubeproxy.model.balancing import NO_REQUESTS, WEIGHT, WEIGHTS, BalanceRequests
 from kubeproxy.model.ejection import EJECT
 from kubeproxy.model.endpoints import Endpoint, Slice
-from kubeproxy.model.plan import Hashing, HashKey, Policy, Pool, ServicePlan, ServicePortKey
+from kubeproxy.model.plan import Frontend, Hashing, HashKey, Policy, Pool, PortRange, ServicePlan, ServicePortKey
 from kubeproxy.wording import counted
 
 UNPLACED: Final = "endpoints[].nodeName"
@@ -41,6 +41,21 @@ def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: ClientAddress)
         return [(table[slot], 1.0)]
     counts = Counter(table)
     return [(d, counts[d] / hashing.size) for d in pool if counts[d]]
+
+
+def shares_at(
+    plan: ServicePlan, frontend: Frontend, port: bytes, policy: Policy, client: ClientAddress
+) -> Iterable[tuple[bytes, float]]:
+    """Return the endpoints that may get a client's connection to a port of a frontend, with their probabilities. In a
+    range of ports the endpoints have this port, so several ports of one address are one endpoint.
+    """
+    found = shares(plan, plan.local if policy is Policy.LOCAL else plan.cluster, policy, client)
+    if not isinstance(frontend, PortRange):
+        return found
+    joined: dict[bytes, float] = {}
+    for destination, share in found:
+        joined[destination[:-2] + port] = joined.get(destination[:-2] + port, 0.0) + share
+    return joined.items()
 
 
 def carried(plan: ServicePlan) -> ServicePlan:

@@ -9,11 +9,12 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.features import PORT_RANGES, Features
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Outcome, Packet, answer
+from kubeproxy.model.choosing import shares_at
 from kubeproxy.model.claims import Claimant, Claims, Right
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
-from kubeproxy.model.plan import FrontendKind, PortRange
+from kubeproxy.model.plan import FrontendKind, Policy, PortRange
 from kubeproxy.model.port_ranges import ProtocolRange, parse_range
-from support.cluster_objects import address, endpoint, endpoint_slice, parsed, service, world
+from support.cluster_objects import address, dest, endpoint, endpoint_slice, parsed, service, world
 from support.compiled import compile_service
 from unit.model.test_planner import planner, taken, upserted
 
@@ -235,3 +236,12 @@ def test_an_answer_keeps_the_port_and_names_the_annotation():
         assert refused.outcome is Outcome.REFUSED
         assert "10000-20000/UDP" in refused.steps[0].text
     assert ask(subject, "10.96.0.1", 12345, TCP).outcome is Outcome.REFUSED
+
+
+def test_two_ports_of_an_address_are_one_endpoint_of_a_range():
+    slices = [parsed(endpoint("10.244.0.1"), endpoint("10.244.0.2"), ports=[EndpointPort(8080), EndpointPort(9090)])]
+    (plan,) = compile_service(asking("100-200/tcp"), slices, WORLD).plans
+    (span,) = plan.port_ranges
+    assert len(plan.cluster) == 4
+    found = dict(shares_at(plan, span, (150).to_bytes(2, "big"), Policy.CLUSTER, None))
+    assert found == {dest("10.244.0.1:150"): 0.5, dest("10.244.0.2:150"): 0.5}
