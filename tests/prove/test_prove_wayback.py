@@ -84,5 +84,6 @@ def test_services_use_what_leaves_most_in_the_kernel():
     assert any("loadBalancerSourceRanges" in spec for spec in specs)
     assert {name.partition("/")[2] for offer in OFFERS.values() for name in offer.annotations} == {
         "algorithm",
+        "port-ranges",
         "weights",
     }

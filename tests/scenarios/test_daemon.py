@@ -227,7 +227,7 @@ async def test_systemd_and_signals(bare: Live, notified: socket.socket) -> None:
     assert not hears("READY=1")
     await bare.cluster.server.listen()
     await bare.until(lambda: hears("READY=1"), "ready")
-    await bare.until(lambda: hears(r"STATUS=Ready: \d+ Services in nftables mode"), "a status when it is ready")
+    await bare.until(lambda: hears(r"STATUS=Ready: \d+ Services? in nftables mode"), "a status when it is ready")
     proxy._signal(signal.SIGHUP)
     await bare.until(lambda: bare.logged("Ignored SIGHUP"), "a line about the signal")
     proxy._signal(signal.SIGSTOP)

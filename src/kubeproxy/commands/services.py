@@ -11,6 +11,7 @@ the command then prints the Services that are new, changed or deleted."""
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -145,7 +146,8 @@ def _row(held: ProgrammedService) -> dict[str, object]:
 def _cells(held: ProgrammedService) -> tuple[str, ...]:
     used, serving = _endpoints(held)
     count = str(used) if used == serving else f"{used} of {serving}"
-    if ejected := len({one for plan in held.plans for one in plan.ejected or ()}):
+    gone = {one for plan in held.plans for one in plan.ejected or ()}
+    if ejected := max(Counter(len(one) for one in gone).values(), default=0):  # a dual-stack pod counts once
         count += f", {ejected} ejected"
     if lacking := list(unserved(held.plans)):
         count += f", none for {' '.join(lacking)} (x)" if used else " (x)"
