@@ -68,7 +68,7 @@ def compiling(
     asked = _asked(service, pieces, world, problems)
     if (annotations := service.metadata.annotations) is not None and annotations.eject is not None:
         problems += wrong_request(annotations.eject, EJECTION.value(world))
-    ranges = requested_ranges(annotations, facts.ports, world, problems)
+    ranges = requested_ranges(annotations, facts.ports, world, problems) if annotations is not None else ()
     plans: list[ServicePlan] = []
     done = 0
     for family in world.families:

@@ -333,6 +333,7 @@ class Planner:
         ipv4, ipv6 = self._claims.values()
         if old.plans == fresh.plans and before == after and name not in ipv4.written and name not in ipv6.written:
             return
+        in_range = any(plan.port_ranges for plan in (*old.plans, *fresh.plans))
         for family, claims in self._claims.items():
             held, _ = parted(old.plans, family)
             asked, written = parted(fresh.plans, family)
@@ -341,8 +342,9 @@ class Planner:
             if written or name in claims.written:
                 keys = claimed_keys(written, asked, nodeport_addresses(self.world, family))
                 self._moved[claims] |= claims.replace_written(name, before, after, keys)
-            had, has = ranges_of(old.plans, family), ranges_of(fresh.plans, family)
-            self._moved[claims] |= claims.replace_ranges(before, after, had, has)
+            if in_range:
+                had, has = ranges_of(old.plans, family), ranges_of(fresh.plans, family)
+                self._moved[claims] |= claims.replace_ranges(before, after, had, has)
 
     def _meaning(self, name: ServiceName, service: Service) -> Generator[tuple[()], None, Compiled]:
         """Compile a Service; update its slow start and its request for entries."""

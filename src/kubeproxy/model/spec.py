@@ -76,7 +76,7 @@ def read_spec(service: Service, world: Globals, problems: list[Problem]) -> Serv
         _policies(spec, problems),
         _affinity(spec, problems) if spec.session_affinity not in _NO_AFFINITY else 0,
         _health_port(spec, problems) if spec.health_check_node_port else 0,
-        served_kinds(meta.annotations, world, problems),
+        served_kinds(meta.annotations, world, problems) if meta.annotations is not None else None,
     )
 
 

@@ -198,8 +198,9 @@ class NftablesBackend:
                 if missing:
                     self._create(wanted, missing)
                 self._transact([*marks, *batch.transaction.messages()])
-                for _ in self._remove(batch.transaction.later):
-                    pass
+                if batch.transaction.later:  # nearly never
+                    for _ in self._remove(batch.transaction.later):
+                        pass
             self._mark.number = number
         for name, placed in batch.services.items():
             if placed:

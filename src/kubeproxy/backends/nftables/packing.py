@@ -44,6 +44,7 @@ _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 _NOTHING: Mapping[str, Sequence[bytes]] = MappingProxyType({})
 _FRONTENDS = frozenset[str]((*CLASS_MAPS, *VERDICT_MAPS))
 _LEADING = frozenset[str]((*VERDICT_MAPS, SetId.FIREWALL_IPS, SetId.SESSION_ENDPOINTS))
+_LOOKED_UP = _FRONTENDS | _LEADING
 
 
 def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
@@ -85,6 +86,8 @@ def former(delta: Difference[str, bytes, bytes]) -> dict[str, list[bytes]]:
     earlier map, and removes what an element found before leads to: a chain's pool, a list of source ranges, the number
     of an endpoint. Only a removed slot has a substitute, the first slot.
     """
+    if _LOOKED_UP.isdisjoint(delta.removed):
+        return {}
     present = {key for set_id in _FRONTENDS & delta.added.keys() for key, _ in delta.added[set_id]}
     moved = any(not present.isdisjoint(keys) for keys in _only_removed(delta, _FRONTENDS).values())
     if not moved and _LEADING.isdisjoint(delta.removed):
@@ -231,7 +234,7 @@ class Transaction:
             self.later.setdefault(set_id, []).extend(keys)
             self.elements += len(keys)
         for set_id, keys in delta.removed.items():
-            remaining = frozenset(later.get(set_id, ()))
+            remaining = frozenset(later[set_id]) if set_id in later else ()
             for key in keys:
                 if key not in remaining:
                     self.release(set_id, key)
