@@ -154,6 +154,8 @@ class Ejections:
 
     def replace(self, name: ServiceName, before: Iterable[ServicePlan], after: Iterable[ServicePlan]) -> None:
         """Replace the plans of a Service; forget endpoints that no Service has."""
+        if not (self._services or self.in_use):
+            return
         had, has = _keys(before), _keys(after)
         for key in has - had:
             self._services[key] = (*self._services.get(key, ()), name)
