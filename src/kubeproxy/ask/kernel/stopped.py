@@ -19,6 +19,7 @@ from kubeproxy.setup import modes
 from kubeproxy.wording import counted
 
 _FROM_OBJECTS = "the answer is from the objects alone"
+_DIFFER = "they differ from what the objects and this configuration need; `kube-proxy verify{}{}` lists the differences"
 
 
 def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosis:
@@ -47,34 +48,30 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosi
 
 
 def _compared(asked: Desk, facts: Facts, name: ServiceName | None, flows_end: FlowsEnd) -> Diagnosis:
-    names = [name] if name is not None else []
-    services = list(asked.services(names))
+    services = list(asked.services([name] if name is not None else []))
     label = "/".join(name) if name is not None else counted(len(services), "Service")
     begin, fix = "no kube-proxy runs here: the rules of the stopped proxy", "start kube-proxy on this node"
     if flows_end is FlowsEnd.PROXY:
         what = f"{begin} lead to its listeners, which are closed, so nothing serves {label}"
         return Diagnosis(Severity.BROKEN, "proxy", what, fix=fix)
     with examiners(facts, {plan.key.family for one in services for plan in one.plans}) as kernel:
-        found = look(asked.services, kernel, names).findings
-        everything = look(asked.services, kernel, []).findings if names else found
-    command = " ".join(("kube-proxy verify", *((label,) if name is not None else ())))
-    why = (
-        f"they differ from what the objects and this configuration need; `{command}{asked.flags}` lists the differences"
-    )
-    shared = [difference(*one) for one in everything if one.service is None and one.kind is not Kind.EXTRA]
+        found = look(asked.services, kernel, []).findings
+    shared = [difference(*one) for one in found if one.service is None and one.kind is not Kind.EXTRA]
     if shared:
         what = f"{begin} lack a part that all Services need, so {label} may not answer: {shared[0]} (read now)"
-        return Diagnosis(Severity.BROKEN, "proxy", what, why.replace(command, "kube-proxy verify"), fix)
+        return Diagnosis(Severity.BROKEN, "proxy", what, _DIFFER.format("", asked.flags), fix)
+    if name is not None:
+        found = tuple(one for one in found if one.service == name)
     ends = {
         (one.name, end) for one in services for plan in one.plans for pool in (plan.cluster, plan.local) for end in pool
     }
     lost = {
         (owner, end)
         for owner, end in ends
-        if any(one.service in {owner, None} and one.misses(destination_text(end)) for one in found)
+        if any(one.service == owner and one.misses(destination_text(end)) for one in found)
     }
     what = f"{begin} still serve {len(ends) - len(lost)} of {counted(len(ends), 'endpoint')} of {label} (read now)"
     if not found:
         why = "changes of Services and endpoints do not get into the kernel"
         return Diagnosis(Severity.UNKNOWN, "proxy", what, why, fix)
-    return Diagnosis(Severity.BROKEN, "proxy", what, why, fix)
+    return Diagnosis(Severity.BROKEN, "proxy", what, _DIFFER.format(f" {label}" * bool(name), asked.flags), fix)
