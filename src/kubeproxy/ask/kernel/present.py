@@ -207,15 +207,18 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         reason = "nothing was compared, because each version has its own layout of rules"
         raise KubeProxyError(f"{reason}: {different(facts.version)}")
     knowing(asked)
+    fix = _REFUSED if any(one.refusal for one in facts.standings) else REPAIR
     if not asked.running:
-        from kubeproxy.ask.checks import checkup, whereabouts  # noqa: PLC0415 - a running proxy is on its node
+        from kubeproxy.ask.checks import checkup, strangers, whereabouts  # noqa: PLC0415 - a running proxy is on its node
 
-        command = " ".join(("kubectl kubeproxy verify", *map("/".join, names)))
-        whereabouts.must_be_here(checkup.checked(asked, facts), command)
+        node = checkup.checked(asked, facts)
+        whereabouts.must_be_here(node, " ".join(("kubectl kubeproxy verify", *map("/".join, names))))
+        proxies = node.proxies
+        fix = strangers.unasked(proxies) if proxies else _START
     with examiners(facts, facts.world.families) as kernel:
         seen = look_at(asked.services, kernel, names)
     troubles = [*_troubles(facts)]
-    if names and not seen.services:
+    if names and not (seen.services or seen.on_their_way):
         troubles.append(unwatched(names[0]))
     behind: list[Finding] = []
     if asked.running and not facts.manifests and (names or api):
@@ -226,17 +229,7 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         except NoAnswerError as error:
             troubles.append(str(error))
     held = _ports(asked, facts, names) if asked.running else ()
-    return Report(facts, seen, behind, troubles, held, _repair(asked, facts))
-
-
-def _repair(asked: Source, facts: Facts) -> str:
-    """Return the fix of differences."""
-    from kubeproxy.ask.checks import checkup, strangers  # noqa: PLC0415 - as above
-
-    if not asked.running:
-        proxies = checkup.checked(asked, facts).proxies
-        return strangers.unasked(proxies) if proxies else _START
-    return _REFUSED if any(one.refusal for one in facts.standings) else REPAIR
+    return Report(facts, seen, behind, troubles, held, fix)
 
 
 _START: Final = "start kube-proxy on this node, which corrects the rules; the command queried no proxy"
