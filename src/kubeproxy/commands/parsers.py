@@ -87,13 +87,18 @@ def _source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="text, or JSON for programs")
 
 
+def add_proxy_flag(group: argparse._ArgumentGroup, name: str, kind: str) -> None:
+    """Add a flag of the proxy, which --help omits, to a command's arguments."""
+    value: dict[str, Any] = {"nargs": "?", "const": "true"} if kind == "bool" else {}
+    group.add_argument(f"--{name}", metavar=kind, help=argparse.SUPPRESS, **value)
+
+
 def _feature_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of features, which a proxy for this question would have."""
     group = parser.add_argument_group("with --manifests or --kubeconfig")
     group.description = "The flags of the proxy that the Go kube-proxy lacks, such as --service-proxy-name."
     for name, feature in FEATURES.items():
-        value: dict[str, Any] = {"nargs": "?", "const": "true"} if feature.kind == "bool" else {}
-        group.add_argument(f"--{name}", metavar=feature.kind, help=argparse.SUPPRESS, **value)
+        add_proxy_flag(group, name, feature.kind)
 
 
 def _proxy() -> argparse.ArgumentParser:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -26,6 +25,7 @@ from kubeproxy.ask.from_kernel import Switch, switches
 from kubeproxy.ask.outlook import Outlook, outlook
 from kubeproxy.ask.source import Running, Source, knowing, source
 from kubeproxy.commands import exit_code, output
+from kubeproxy.commands.parsers import add_proxy_flag
 from kubeproxy.config.durations import Duration
 from kubeproxy.config.flags import FLAGS, KEPT_WITH_CONFIG
 from kubeproxy.config.load import raise_mistakes
@@ -65,8 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     for flag in FLAGS:
         if _sets_a_field(flag.name, flag.path) and not flag.hidden:
-            value: dict[str, Any] = {"nargs": "?", "const": "true"} if flag.kind == "bool" else {}
-            group.add_argument(f"--{flag.name}", metavar=flag.kind, help=argparse.SUPPRESS, **value)
+            add_proxy_flag(group, flag.name, flag.kind)
     group.description = "Any other flag of kube-proxy that sets a field, with its value, such as --cluster-cidr."
 
 
