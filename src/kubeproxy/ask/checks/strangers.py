@@ -272,6 +272,21 @@ def _ends(ends: Sequence[End]) -> str:
 _LISTED: Final = 10  # maximum number of destinations in a text
 
 
+def _tracking(filters: Iterable[Filter]) -> Iterator[Diagnosis]:
+    """Report chains of other programs that take packets out of connection tracking, or put them into a zone of it."""
+    for one in filters:
+        if one.untracks:
+            what = f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}"
+            why = "no rule translates them, so no endpoint gets them; a program such as a DNS cache may answer"
+            fix = "see which packets the rule is for; except from it packets to Services that only kube-proxy serves"
+            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=one.where)
+        if one.zones:
+            what = f"{one.where}, chain {one.chain}: puts packets into a zone of connection tracking at {one.hook}"
+            why = "answers that are tracked in another zone than their requests are not translated back"
+            fix = "see that it sets the same zone for both directions of a connection"
+            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=one.where)
+
+
 def firewalls(
     filters: Sequence[Filter],
     flows_end: FlowsEnd,
@@ -307,17 +322,7 @@ def firewalls(
             )
         elif one.hook in _IN_THE_WAY and (one.closes or one.drops):
             noted.setdefault(one.where, []).append(one)
-    for one in filters:
-        if one.untracks:
-            what = f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}"
-            why = "no rule translates them, so no endpoint gets them; a program such as a DNS cache may answer"
-            fix = "see which packets the rule is for; except from it packets to Services that only kube-proxy serves"
-            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=one.where)
-        if one.zones:
-            what = f"{one.where}, chain {one.chain}: puts packets into a zone of connection tracking at {one.hook}"
-            why = "answers that are tracked in another zone than their requests are not translated back"
-            fix = "see that it sets the same zone for both directions of a connection"
-            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=one.where)
+    yield from _tracking(filters)
     for where, chains in noted.items():
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)
         what = f"{where} may drop packets too: {shown}"
