@@ -100,9 +100,9 @@ def _negative(value: int, flags: Mapping[str, Any]) -> str:  # noqa: ARG001 - a 
 
 # Start-up taint: removed from the Node after the first full sync (program/startup_taint.py).
 
+_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _QUALIFIED_NAME: Final = re.compile(
-    r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
-    r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+    r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?" + _LABEL_VALUE.pattern
 )
 """A key of a label or taint: IsQualifiedName of apimachinery."""
 
@@ -223,8 +223,6 @@ BALANCING: Final = Feature[int](
 )
 
 # The Services of this proxy, if another Service proxy runs on the node (KEP-2447; api/source.py, model/compile.py).
-
-_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 def _no_label_value(name: str, flags: Mapping[str, Any]) -> str:  # noqa: ARG001 - a Feature's `mistake`

@@ -72,6 +72,11 @@ def family_of(address: bytes) -> Family:
     return Family.IPV4 if len(address) == 4 else Family.IPV6
 
 
+def endpoint_id(destination: bytes, protocol: int) -> bytes:
+    """Return a destination with its protocol: packed address, protocol (1 byte) and port (2 bytes)."""
+    return destination[:-2] + bytes((protocol,)) + destination[-2:]
+
+
 def destination_text(destination: bytes) -> str:
     """Return 'address:port' or '[address]:port' of a packed destination."""
     return next(iter(destination_texts((destination,))))

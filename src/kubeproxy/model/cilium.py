@@ -29,9 +29,9 @@ _KINDS: Final[Mapping[str, Kinds]] = {
 _DENIES: Final = {"allow": False, "deny": True}
 
 
-def served_kinds(annotations: Annotations | None, world: Globals, problems: list[Problem]) -> Kinds | None:
+def served_kinds(annotations: Annotations, world: Globals, problems: list[Problem]) -> Kinds | None:
     """Return the kinds of frontends that an annotation leaves to a Service, None for all kinds."""
-    text = annotations.cilium_type if annotations is not None else None
+    text = annotations.cilium_type
     return _read(text, CILIUM_TYPE, _KINDS, world, problems) if text is not None else None
 
 

@@ -36,7 +36,7 @@ from kubeproxy.model.plan import (
     ServicePortKey,
     Traffic,
 )
-from kubeproxy.model.port_ranges import requested_ranges, with_ranges
+from kubeproxy.model.port_ranges import ProtocolRange, requested_ranges, with_ranges
 from kubeproxy.model.spec import ServiceFacts, SpecPort, read_spec
 
 # These constants are for code that runs for every Service: access to a member of an enum is slow in Python 3.11.
@@ -59,16 +59,13 @@ def compiling(
     value. `growth`: new endpoints' present percentages of their weights. `failures`: the failing endpoints, which it
     ejects; None if the Service ejects none. `most`: the maximum number of entries for weights and Maglev tables per
     family; 0 for equal shares."""
-    spec = service.spec
     if skipped(service, world):
         return NOTHING
     problems: list[Problem] = []
     facts = read_spec(service, world, problems)
     pieces = list(slices)
     asked = _asked(service, pieces, world, problems)
-    if (annotations := service.metadata.annotations) is not None and annotations.eject is not None:
-        problems += wrong_request(annotations.eject, EJECTION.value(world))
-    ranges = requested_ranges(annotations, facts.ports, world, problems) if annotations is not None else ()
+    ranges = _ranges(service, facts, world, problems)
     plans: list[ServicePlan] = []
     done = 0
     for family in world.families:
@@ -97,7 +94,7 @@ def compiling(
                         done = 0
     if is_slow(service, len(pieces)):
         yield ()
-    health = _health(facts.health_port, pieces, plans, world) if spec.health_check_node_port else None
+    health = _health(facts.health_port, pieces, plans, world) if facts.health_port else None
     return Compiled(tuple(plans), health, tuple(problems))
 
 
@@ -208,6 +205,15 @@ def _asked(
         problems.append(Problem("metadata.annotations", reason))
         return None
     return balance_requests(annotations, problems)
+
+
+def _ranges(service: Service, facts: ServiceFacts, world: Globals, problems: list[Problem]) -> Sequence[ProtocolRange]:
+    """Return the requested ranges of ports; also add the problems of a request for ejection."""
+    annotations = service.metadata.annotations
+    if annotations is None:
+        return ()
+    problems += wrong_request(annotations, EJECTION.value(world))
+    return requested_ranges(annotations, facts.ports, world, problems)
 
 
 def _allowed(facts: ServiceFacts, family: Family, world: Globals) -> tuple[Range, ...] | None:

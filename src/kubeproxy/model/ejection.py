@@ -13,6 +13,7 @@ from socket import IPPROTO_TCP, IPPROTO_UDP
 from typing import Final, NamedTuple
 
 from kubeproxy.features import Ejecting
+from kubeproxy.model.addresses import endpoint_id
 from kubeproxy.model.endpoints import Selection, annotation_field
 from kubeproxy.model.objects import Annotations, Service
 from kubeproxy.model.plan import Pool, Problem, ServiceName, ServicePlan
@@ -78,7 +79,7 @@ def _remaining(pool: Pool, failing: Collection[bytes]) -> Pool:
 def too_many(plan: ServicePlan, failures: Failures) -> Iterator[Problem]:
     """Yield the problem that failing endpoints of a plan stay, because they are more than half of a pool."""
     for pool in (plan.cluster, plan.local):
-        count = sum(_key(destination, plan.key.protocol) in failures for destination in pool)
+        count = sum(endpoint_id(destination, plan.key.protocol) in failures for destination in pool)
         if count:
             where = f"{plan.key} ({plan.key.family.label})"
             reason = f"{count} of {len(pool)} endpoints of {where} do not answer: more than half, so none is ejected"
@@ -86,16 +87,15 @@ def too_many(plan: ServicePlan, failures: Failures) -> Iterator[Problem]:
             return
 
 
-def wrong_request(text: str, setting: Ejecting) -> Iterator[Problem]:
+def wrong_request(annotations: Annotations, setting: Ejecting) -> Iterator[Problem]:
     """Yield the problem of an annotation that is invalid, or without effect on this node."""
+    text = annotations.eject
+    if text is None:
+        return
     if text not in {"on", "off"}:
         yield Problem(EJECT, f"{text[:64]!r} is not on or off; the flag --eject-failing-endpoints decides")
     elif text == "on" and setting == "never":
         yield Problem(EJECT, "ignored: the proxy on this node ejects no endpoints, by its mode or its flags")
-
-
-def _key(destination: bytes, protocol: int) -> bytes:
-    return destination[:-2] + bytes((protocol,)) + destination[-2:]
 
 
 def _keys(plans: Iterable[ServicePlan]) -> set[bytes]:
@@ -103,7 +103,9 @@ def _keys(plans: Iterable[ServicePlan]) -> set[bytes]:
     found: set[bytes] = set()
     for plan in plans:
         if plan.ejected is not None and (protocol := plan.key.protocol) in _PROTOCOLS:
-            found.update([_key(destination, protocol) for destination in {*plan.cluster, *plan.local, *plan.ejected}])
+            found.update(
+                [endpoint_id(destination, protocol) for destination in {*plan.cluster, *plan.local, *plan.ejected}]
+            )
     return found
 
 
@@ -204,5 +206,5 @@ class Ejections:
 
     def reasons(self, plan: ServicePlan) -> dict[bytes, str]:
         """Return the reason for each ejected endpoint of a plan, by its destination."""
-        keys = {destination: _key(destination, plan.key.protocol) for destination in plan.ejected or ()}
+        keys = {destination: endpoint_id(destination, plan.key.protocol) for destination in plan.ejected or ()}
         return {one: self.failures[key].text if key in self.failures else "" for one, key in keys.items()}

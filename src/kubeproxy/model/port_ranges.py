@@ -49,10 +49,10 @@ class _ServicePort(Protocol):
 
 
 def requested_ranges(
-    annotations: Annotations | None, ports: Iterable[_ServicePort], world: Globals, problems: list[Problem]
+    annotations: Annotations, ports: Iterable[_ServicePort], world: Globals, problems: list[Problem]
 ) -> Sequence[ProtocolRange]:
     """Return the valid ranges of a Service's annotation, given its ports; each other range is a problem."""
-    text = annotations.port_ranges if annotations is not None else None
+    text = annotations.port_ranges
     if text is None:
         return ()
     most = PORT_RANGES.value(world)

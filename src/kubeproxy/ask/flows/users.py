@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from kubeproxy.ask.flows.owners import Targets, keys_of
 from kubeproxy.kernel.conntrack.tracked import Tracked
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, endpoint_id, unpack
 from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
 
 MOST_CLIENTS: Final = 1 << 16
@@ -61,7 +61,6 @@ class ServedPorts(Targets[ServedPort]):
 
     def _take(self, plan: ServicePlan) -> None:
         key = plan.key
-        protocol = bytes([key.protocol])
         port = ServedPort(
             f"{key.namespace}/{key.name}",
             f"{key.port_name}/{PROTOCOL_NAMES[key.protocol]}" if key.port_name else PROTOCOL_NAMES[key.protocol],
@@ -71,7 +70,7 @@ class ServedPorts(Targets[ServedPort]):
         self.all.append(port)
         self.give(keys_of([plan]), port)
         for endpoint in plan.serving:
-            self._by_endpoint.setdefault(endpoint[:-2] + protocol + endpoint[-2:], port)
+            self._by_endpoint.setdefault(endpoint_id(endpoint, key.protocol), port)
 
     def served_by(self, target: bytes) -> ServedPort | None:
         """Return a service port with the endpoint `target`."""

@@ -56,7 +56,7 @@ from kubeproxy.backends.table_view import CHAINS, TableView, complete
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.proc.processes import Listening, listening
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, pack, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, endpoint_id, pack, unpack
 from kubeproxy.model.claims import ranges_of
 from kubeproxy.model.plan import (
     FamilyGlobals,
@@ -283,7 +283,7 @@ class NftablesExaminer(Examiner):
             for name, its in plans.items()
             for plan in its
             for destination in plan.serving
-            if destination[:-2] + bytes((plan.key.protocol,)) + destination[-2:] in gone
+            if endpoint_id(destination, plan.key.protocol) in gone
         }
 
     def _sockets(self, plans: Iterable[ServicePlan]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from kubeproxy.kernel.conntrack.tracked import (
     identity,
 )
 from kubeproxy.kernel.netlink.protocol import Closing, Netlink, NetlinkError, netfilter_header
-from kubeproxy.model.addresses import family_of
+from kubeproxy.model.addresses import endpoint_id, family_of
 
 _WANTED: Final = Wanted(DESTINATION_TRANSLATED, DESTINATION_TRANSLATED | ANSWERED)
 
@@ -61,4 +61,4 @@ class Unanswered(Closing):
 
 
 def _endpoint(one: Tracked) -> bytes:
-    return one.server[:-2] + one.target[-3:-2] + one.server[-2:]
+    return endpoint_id(one.server, one.target[-3])
