@@ -206,9 +206,9 @@ class FoundElements:
                 if self.left[SetId.FIREWALL_ALLOW].pop(span, None) is not None:
                     present.setdefault(SetId.FIREWALL_ALLOW, {})[span] = b""
         for name in desired.elements.keys() & INTERVALS:
-            # The same is true for ranges of ports at an address.
-            places = {key[: len(key) // 2 - 4] for key in desired.elements[name]}
-            for key in [key for key in self.left[name] if key[: len(key) // 2 - 4] in places]:
+            # The same is true for ranges of ports. Other Services may have ranges at the same address.
+            spans = desired.elements[name]
+            for key in [key for key in self.left[name] if any(_overlap(key, span) for span in spans)]:
                 present.setdefault(name, {})[key] = self.left[name].pop(key)
         return diff(present, wanted)
 
@@ -304,6 +304,12 @@ class FoundElements:
                 if end < most and last in there:
                     begins[frontend] = end
                     asking.append((frontend, min(most, end + max(1, end >> 3)), most))
+
+
+def _overlap(one: bytes, other: bytes) -> bool:
+    """Return whether two intervals have a value in common; each is its first value and its last value."""
+    half = len(one) // 2
+    return one[:half] <= other[half:] and other[:half] <= one[half:]
 
 
 def _dumped(table: KernelTable, name: str) -> dict[bytes, bytes]:

@@ -166,3 +166,13 @@ def test_rules_of_ranges_are_repaired(ground):
     resync(backend, services)
     assert ground.chains() == whole
     ground.is_clean(backend, services)
+
+
+def test_services_with_separate_ranges_at_an_address_are_neither_a_difference_nor_written_again(ground):
+    services = {A: shared("10000-20000/tcp", "a", 1), B: shared("20001-30000/tcp", "b", 2)}
+    backend = ground.start()
+    resync(backend, services)
+    assert ground.difference(backend) is None
+    backend = ground.start()
+    assert not resync(backend, services)
+    ground.is_clean(backend, services)
