@@ -49,15 +49,17 @@ async def test_a_firewall_of_the_clients_node(nodes: ThreeNodes) -> None:
 @pytest.mark.parametrize("client", ["pod/a1", "node/node-a"])
 async def test_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, client: str) -> None:
     name = f"far-{client[:3]}"
-    nodes.live.service(name, "a2 b1")
-    await nodes.drop("node-b", "forward", f"ip daddr {ip(nodes, 'b1')} tcp dport 3000")
+    nodes.live.service(name, "a2 b1 b2 b3")
+    await nodes.drop("node-b", "forward", f"ip daddr {{ {ip(nodes, 'b2')}, {ip(nodes, 'b3')} }} tcp dport 3000")
     try:
         text = await nodes.until(1, "node-b does not deliver to", "why", client, f"svc/{name}:tcp")
     finally:
         await nodes.admit("node-b")
     lost = (
-        f": node-b does not deliver to {ip(nodes, 'b1')}:3000 (50.0% of the connections): table inet firewall, chain "
+        f": node-b does not deliver to {ip(nodes, 'b2')}:3000 and {ip(nodes, 'b3')}:3000 (50.0% of the connections): "
+        "table inet firewall, chain "
     )
+    assert f"ok node-b delivers to {ip(nodes, 'b1')}:3000 (25.0% of the connections)" in text
     assert f"{lost}guard: drops what goes to " in first(text)
     assert "Fix: on node-b: let table inet firewall guard accept it" in text
 

@@ -26,7 +26,7 @@ class StandIn:
         """What `kubectl get RESOURCE` fails with."""
         self.printed: dict[str, Json] = {}
         """By pod what `exec` does: out (text), err, status, hangs, flood (bytes); under a command's name what differs
-        for it, and under "send" what differs for a trace with --send.
+        for it, under "send" for a trace with --send, and under ADDRESS:PORT for a question about this destination.
         """
 
     def node(self, name: str, *, app: str = "kube-proxy-py", **printed: Any) -> None:
@@ -116,6 +116,8 @@ while :; do case $1 in --*) shift ;; *) break ;; esac; done
 cd {folder}/printed/"$1" || exit
 [ ! -d "$4" ] || cd "$4" || exit
 case " $* " in *" --send "*) [ ! -d ../send ] || cd ../send || exit ;; esac
+for last do :; done
+[ ! -d "${{last%/*}}" ] || cd "${{last%/*}}" || exit
 echo +1 >> {folder}/running
 [ ! -e hangs ] || exec sleep 600
 case "$*" in *--version*) [ ! -e version ] || exec cat version ;; esac

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
 from msgspec import Struct
@@ -12,9 +14,10 @@ from kubeproxy.ask.why import Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply
 from kubeproxy.commands import UNKNOWN, exit_code
+from kubeproxy.wording import counted
 
 MOST: Final = 4
-"""The maximum number of endpoints' nodes that are queried."""
+"""The maximum number of endpoints that are checked on their nodes."""
 
 
 class Delivery(Struct):
@@ -53,8 +56,11 @@ class Delivery(Struct):
     @property
     def text(self) -> str:
         """The result in one line."""
-        end = f"{self.end.address} ({self.end.share:.1%} of the connections)"
-        node, answer = self.reply.node, self.answer
+        return self.text_for([self.end])
+
+    def text_for(self, ends: Sequence[Target]) -> str:
+        """Return the result in one line, for several endpoints of the node with the same kind of result."""
+        node, answer, end = self.reply.node, self.answer, _with_share(ends)
         if answer is None:
             return f"{node}, which has {end}, gave no answer: {self.reply.reason}"
         if not answer.why.direct:
@@ -81,15 +87,32 @@ class Delivery(Struct):
         return exit_code(wrong=self.severity is Severity.BROKEN, unknown=self.severity is Severity.UNKNOWN)
 
 
-def asked(answer: WhyAnswer, node: str) -> dict[str, Target]:
-    """Return the nodes to query, each with one endpoint: first those with endpoints that a probe did not reach. The
-    node of the answer is omitted."""
+def _with_share(ends: Sequence[Target]) -> str:
+    """Return the addresses of endpoints with their share of the connections."""
+    share = sum(one.share for one in ends)
+    return f"{' and '.join(one.address for one in ends)} ({share:.1%} of the connections)"
+
+
+def asked(answer: WhyAnswer, node: str) -> list[Target]:
+    """Return the endpoints to check on their nodes: those of different nodes first, and of each node those that a probe
+    did not reach. The node of the answer is omitted."""
     failed = {one.address for one in answer.probes if one.problem}
     ends = [one for one in answer.why.endpoints if one.client and one.node not in {"", node}]
-    chosen: dict[str, Target] = {}
-    for one in sorted(ends, key=lambda one: one.address not in failed):
-        chosen.setdefault(one.node, one)
-    return dict(list(chosen.items())[:MOST]) if answer.why.forwarded and answer.why.elsewhere is None else {}
+    ends.sort(key=lambda one: one.address not in failed)
+    before: Counter[str] = Counter()
+    rank = {}
+    for one in ends:
+        rank[one.address] = before[one.node]
+        before[one.node] += 1
+    ends.sort(key=lambda one: rank[one.address])
+    return ends[:MOST] if answer.why.forwarded and answer.why.elsewhere is None else []
+
+
+def unchecked(answer: WhyAnswer, node: str, deliveries: Sequence[Delivery]) -> list[Target]:
+    """Return the endpoints on other nodes that were not checked because there are more than `MOST`."""
+    checked = {one.end.address for one in deliveries}
+    others = [one for one in answer.why.endpoints if one.node not in {"", node} and one.address not in checked]
+    return others if deliveries else []
 
 
 def outdated(answer: WhyAnswer, listed: Collection[End] | None, node: str) -> Diagnosis | None:
@@ -142,7 +165,8 @@ def drops_elsewhere(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> bool:
 
 
 def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Delivery]) -> Iterator[str]:
-    fine = [one.reply.node for one in deliveries if one.severity is Severity.FINE]
+    doubtful = {one.reply.node for one in deliveries if one.severity < Severity.NOTE}
+    fine = sorted({one.reply.node for one in deliveries if one.severity is Severity.FINE} - doubtful)
     carried = f"{', '.join(fine)} deliver{'s' * (len(fine) == 1)} it"
     is_open = answer.answer == "yes" and all(one.severity is not Severity.BROKEN for one in deliveries)
     if is_open or not drops_elsewhere(answer, deliveries):
@@ -153,7 +177,17 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
             if fine and not answer.cause(probes=False):
                 seen = [f"; on {one.reply.node}, {what}" for one in deliveries for what in one.suspects]
                 yield f"{carried}: see the network between the nodes{''.join(seen)}"
-    for one in sorted(deliveries, key=lambda one: one.severity):
-        if one.severity < Severity.NOTE:
-            text = one.text if one.answer is not None else one.text.partition(": ")[0]  # the reason has its own line
-            yield f"{text} ({one.severity.mark})"
+    kinds = groupby(sorted(deliveries, key=_kind), key=_kind)
+    for several in (list(group) for (severity, *_), group in kinds if severity < Severity.NOTE):
+        one = several[0]
+        text = one.text_for([each.end for each in several])
+        text = text if one.answer is not None else text.partition(": ")[0]  # the reason has its own line
+        yield f"{text} ({one.severity.mark})"
+    if others := unchecked(answer, node, deliveries):
+        share = sum(one.share for one in others)
+        yield f"{counted(len(others), 'more endpoint')} ({share:.1%} of the connections) could not be checked (?)"
+
+
+def _kind(one: Delivery) -> tuple[Severity, str, bool]:
+    """Return a key that is equal for the deliveries of one node with the same kind of result."""
+    return one.severity, one.reply.node, one.judged is not None

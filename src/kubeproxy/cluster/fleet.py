@@ -57,7 +57,7 @@ class Shared(Struct):
 class Fleet:
     """The replies to one question, and the facts in their answers. `whole`: store the answers as JSON values, too.
 
-    `each` contains, by node, arguments that differ from `arguments`, and `options` further options of the command."""
+    `options` contains, by node, further options of the command."""
 
     def __init__(
         self,
@@ -65,12 +65,10 @@ class Fleet:
         arguments: Sequence[str],
         *,
         whole: bool,
-        each: Mapping[str, Sequence[str]] | None = None,
         options: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.command = command
         self.arguments = arguments
-        self._each = each or {}
         self._options = options or {}
         self.replies: list[Reply] = []
         self.answers: dict[str, NodeAnswer] = {}
@@ -92,11 +90,11 @@ class Fleet:
         if self.command in {"why", "flows", "trace"}:
             self.answers[reply.node] = answer
 
-    def words(self, node: str) -> list[str]:
+    def words(self, place: ProxyPlace) -> list[str]:
         """Return the further options of a node's command, and its arguments after `--`, so that no argument is read as
         an option. (argparse refuses a `--` without arguments.)"""
-        arguments = self._each.get(node, self.arguments)
-        return [*self._options.get(node, ()), *(["--", *arguments] if arguments else [])]
+        arguments = place.arguments or self.arguments
+        return [*self._options.get(place.node, ()), *(["--", *arguments] if arguments else [])]
 
     def common(self) -> list[Fact]:
         """Return the facts that all nodes state; the worst fact is first."""
@@ -145,8 +143,11 @@ class Fleet:
         return exit_code(wrong=NO in codes or differ, unknown=codes - {YES} or not self.examined)
 
 
-def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: Sequence[str], at_once: int) -> None:
-    """Send the question to these nodes, `at_once` at the same time; on a terminal, print the progress.
+def ask(
+    kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: Sequence[str], at_once: int
+) -> list[tuple[Reply, NodeAnswer | None]]:
+    """Send the question to these nodes, `at_once` at the same time; on a terminal, print the progress. Return the
+    replies with their answers (None without one) in the order of `places`.
 
     `options` are further options of the command. Raises QuestionError.
     """
@@ -164,6 +165,7 @@ def ask(kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: S
     finally:
         pool.shutdown(cancel_futures=True)
     fleet.replies.sort(key=lambda reply: reply.node)
+    return [future.result()[:2] for future in asked]
 
 
 def _reply(
@@ -175,7 +177,7 @@ def _reply(
         return Reply(node=place.node, problem=place.problem), None, ()
     reply = Reply(node=place.node, pod=f"{where.namespace}/{where.pod}")
     try:
-        printed = kubectl.execute(where, [fleet.command, "-o", "json", *options, *fleet.words(place.node)])
+        printed = kubectl.execute(where, [fleet.command, "-o", "json", *options, *fleet.words(place)])
         if not printed.text.lstrip().startswith(b"{"):
             reply.go = _go(kubectl, where) if _NO_COMMAND.search(printed.errors) else ""
             reply.problem = "" if reply.go else _explained(printed.reason, where)

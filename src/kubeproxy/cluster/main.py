@@ -168,8 +168,9 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
             nodes, again = " and ".join(sorted(flows)), "again " * (len(flows) > 1)
             _warn(f"{nodes}: tracing for {given.seconds:g} s; let {given.client} connect {again}now")
         options = {one: ["--no-send"] for one in flows} | {node: sending}
-        fleet = Fleet("trace", near.arguments, whole=near.whole, each=flows, options=options)
-        ask(kubectl, found.any_of(flows), fleet, [f"--seconds={given.seconds}", f"--packets={packets}"], len(flows))
+        fleet = Fleet("trace", near.arguments, whole=near.whole, options=options)
+        places = [one._replace(arguments=flows[one.node]) for one in found.any_of(flows)]
+        ask(kubectl, places, fleet, [f"--seconds={given.seconds}", f"--packets={packets}"], len(flows))
         if sending == ["--send"] and (reason := unsent(fleet, node)):
             _warn(f"{node} {reason}")
             sending = ["--no-send"]
@@ -195,21 +196,26 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
 def _deliveries(
     given: argparse.Namespace, kubectl: Kubectl, found: Survey, fleet: Fleet, names: Names
 ) -> list[Delivery]:
-    """If one node gave the answer, query the endpoints' nodes, and compare its endpoints with the API server's. (A
-    client's interface applies only to that node.)"""
+    """If one node gave the answer, ask the endpoints' nodes, one question per endpoint, and compare its endpoints with
+    the API server's. (A client's interface applies only to that node.)"""
     near = next(iter(fleet.answers.values()), None)
     if len(fleet.replies) > 1 or not isinstance(near, WhyAnswer):
         return []
     chosen = ends.asked(near, fleet.replies[0].node)
-    each = {node: ends.question(end, near.why.destination) for node, end in chosen.items()}
-    options = ["--no-probe"] * given.no_probe
-    there = _asked(given, kubectl, found.any_of(chosen), "why", (), options, each)
-    answers = {node: one for node, one in there.answers.items() if isinstance(one, WhyAnswer)}
+    places = [
+        place._replace(arguments=ends.question(end, near.why.destination))
+        for end, place in zip(chosen, found.any_of(end.node for end in chosen), strict=True)
+    ]
+    there = Fleet("why", (), whole=given.output == "json")
+    replies = ask(kubectl, places, there, ["--no-probe"] * given.no_probe, max(given.at_once, 1))
     listed = names.listed(near.why.service) if near.why.service and near.why.endpoints else None
     if finding := ends.outdated(near, listed, fleet.replies[0].node):
         near.add(finding)
         fleet.replies[0].status = NO
-    made = [Delivery(chosen[reply.node], reply, answers.get(reply.node)) for reply in there.replies]
+    made = [
+        Delivery(end, reply, one if isinstance(one, WhyAnswer) else None)
+        for end, (reply, one) in zip(chosen, replies, strict=True)
+    ]
     for one in made:
         one.listed = end_of(one.end.address) in listed if listed is not None else None
         ends.doubt(near, fleet.replies[0].node, one)
@@ -223,10 +229,9 @@ def _asked(
     command: str,
     arguments: Sequence[str],
     options: Sequence[str],
-    each: Mapping[str, Sequence[str]] | None = None,
 ) -> Fleet:
     """Send a question to these nodes; return their replies."""
-    fleet = Fleet(command, arguments, whole=given.output == "json", each=each)
+    fleet = Fleet(command, arguments, whole=given.output == "json")
     ask(kubectl, places, fleet, options, max(given.at_once, 1))
     return fleet
 
@@ -250,7 +255,8 @@ def _answer(
     else:
         show.many(fleet, known)
     codes = {fleet.status(), *(one.status for one in deliveries)}
-    return exit_code(wrong=NO in codes, unknown=UNKNOWN in codes)
+    is_partial = isinstance(answer, WhyAnswer) and ends.unchecked(answer, fleet.replies[0].node, deliveries)
+    return exit_code(wrong=NO in codes, unknown=UNKNOWN in codes or bool(is_partial))
 
 
 def _tracing(given: argparse.Namespace) -> list[str]:

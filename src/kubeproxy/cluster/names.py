@@ -241,12 +241,13 @@ def _place(address: str, port: str) -> str:
 
 
 def named(line: str, known: Mapping[str, str]) -> str:
-    """Insert the names of pods and nodes after their addresses in a line of an answer."""
+    """Insert the names of pods and nodes after their addresses in a line of an answer, except in quoted rules and
+    commands, which a user copies."""
     if not known:
         return line
     ones = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
-    place = rf"(?<![\w.:/])\[?({ones})\]?(:\d+(/\w+)?)?(?![\w:]|\.\d|/\d)"
-    return re.sub(place, lambda found: f"{found[0]} ({known[found[1]]})", line)
+    place = rf"\"[^\"]*\"|`[^`]*`|(?<![\w.:/])\[?({ones})\]?(:\d+(/\w+)?)?(?![\w:]|\.\d|/\d)"
+    return re.sub(place, lambda found: f"{found[0]} ({known[found[1]]})" if found[1] else found[0], line)
 
 
 def _address(text: str) -> tuple[str, str] | None:

@@ -73,11 +73,13 @@ class ListedPod(ApiStruct, frozen=True):
 
 
 class ProxyPlace(NamedTuple):
-    """A node, with the container of its kube-proxy, or the reason why it has none."""
+    """A node, with the container of its kube-proxy, or the reason why it has none; `arguments` are the arguments of a
+    question to this node that differ from those to other nodes."""
 
     node: str
     container: Container | None = None
     problem: str = ""
+    arguments: Sequence[str] = ()
 
 
 class Survey(NamedTuple):

@@ -18,10 +18,11 @@ from kubeproxy.cluster.names import named
 from kubeproxy.commands import output
 from kubeproxy.commands.paths import show_packets
 from kubeproxy.commands.watching import Row
-from kubeproxy.wording import counted
 
 _NODES = 10
 """The maximum number of nodes in a line; `-o json` prints all."""
+_ENDS = 10
+"""The maximum number of printed endpoints that were not checked."""
 _FACTS = 200
 """The maximum number of printed facts that all nodes share."""
 
@@ -39,9 +40,11 @@ def one(
         output.marked(each.severity.mark, named(each.text, known))
         for finding in each.judged.diagnoses if each.judged is not None else ():
             output.say(f"     {finding.severity.mark:<2} {named(finding.text, known)}")
-    near = {"", reply.node, *(each.reply.node for each in deliveries)}
-    if deliveries and (others := sum(end.node not in near for end in answer.why.endpoints)):
-        output.marked(output.NOTE, f"the nodes of {counted(others, 'more endpoint')} were not asked")
+    others = ends.unchecked(answer, reply.node, deliveries)
+    for end in others[:_ENDS]:
+        text = f"{end.node} was not asked about {end.address} ({end.share:.1%} of the connections): "
+        output.marked(output.UNSEEN, named(f"{text}at most {ends.MOST} endpoints are checked", known))
+    output.more(len(others) - _ENDS)
     elsewhere = ends.drops_elsewhere(answer, deliveries)
     for fix in () if elsewhere else answer.fixes:
         output.say(f"Fix: {fix}")

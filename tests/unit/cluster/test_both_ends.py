@@ -23,8 +23,8 @@ GUARD = "table inet firewall, chain guard: drops what goes to 10.244.1.8:3000"
 SILENT = "TCP from this node to 10.244.1.8:3000: no answer within 1 s"
 
 
-def end(address: str, node: str, client: str = "10.244.0.7") -> Json:
-    return {"address": address, "share": 0.5, "masqueraded": False, "node": node, "client": client}
+def end(address: str, node: str, client: str = "10.244.0.7", share: float = 0.5) -> Json:
+    return {"address": address, "share": share, "masqueraded": False, "node": node, "client": client}
 
 
 def found(severity: str, about: str, what: str) -> Json:
@@ -58,8 +58,7 @@ def near(
     return why(heading, answer, "10.96.0.10:80/tcp", ends, findings, service)
 
 
-def far(answer: str, *findings: Json) -> Json:
-    place = "10.244.1.8:3000"
+def far(answer: str, *findings: Json, place: str = "10.244.1.8:3000") -> Json:
     return why(f"10.244.0.7 -> {place}/tcp: forwarded", answer, f"{place}/tcp", [end(place, "node-b")], findings)
 
 
@@ -187,7 +186,39 @@ def test_no_node_is_asked_about_endpoints_without_node_or_client(cluster: StandI
     assert len(asked(cluster)) == 1
 
 
-def test_at_most_four_nodes_are_asked_and_first_those_that_a_probe_did_not_reach(cluster: StandIn, ask: Ask):
+def test_each_endpoint_of_a_node_is_checked(cluster: StandIn, ask: Ask):
+    places = [f"10.244.1.{n}:3000" for n in (7, 8, 9)]
+    there = {one: far("yes", place=one) for one in places}
+    there[places[1]] = far("no", DROPS)
+    cluster.node("node-a", **near("yes", ends=[end(one, "node-b", share=0.25) for one in places]))
+    cluster.node("node-b", **there)
+    status, text = ask()
+    part = f"node-b does not deliver to {places[1]} (25.0% of the connections): {GUARD} (x)"
+    assert (status, text.splitlines()[1]) == (NO, f"{SERVICE}: {part}")
+    assert [text.count(f"  ok node-b delivers to {one} (25.0% of") for one in places] == [1, 0, 1]
+    assert [place for pod, _, place in asked(cluster) if pod == "node-b"] == [f"{one}/tcp" for one in places]
+
+    cluster.printed["kube-proxy-py-node-b"][places[0]] = far("no", DROPS, place=places[0])
+    _, text = ask()
+    both = f"{places[0]} and {places[1]} (50.0% of the connections)"
+    assert text.splitlines()[1] == f"{SERVICE}: node-b does not deliver to {both}: {GUARD} (x)"
+    assert len(valid("cluster", ask("-o", "json")[1])["deliveries"]) == 3
+
+
+def test_endpoints_beyond_the_fourth_are_named_and_make_the_answer_unknown(cluster: StandIn, ask: Ask):
+    places = {f"10.244.1.{n}:3000": "node-b" for n in range(1, 7)} | {"10.244.2.1:3000": "node-c"}
+    cluster.node("node-a", **near("yes", ends=[end(*one, share=0.1) for one in places.items()]))
+    for name in ("node-b", "node-c"):
+        cluster.node(name, **{one: far("yes", place=one) for one in places})
+    status, text = ask()
+    rest = "3 more endpoints (30.0% of the connections) could not be checked (?)"
+    assert (status, text.splitlines()[1]) == (UNKNOWN, f"{FORWARDED}, and node-b, node-c deliver it; {rest}")
+    assert [pod for pod, *_ in asked(cluster)] == ["node-a", "node-b", "node-b", "node-b", "node-c"]
+    unasked = "  ?  node-b was not asked about 10.244.1.6:3000 (10.0% of the connections): at most 4 endpoints"
+    assert (text.count("was not asked about"), unasked in text) == (3, True)
+
+
+def test_at_most_four_endpoints_are_checked_of_different_nodes_first(cluster: StandIn, ask: Ask):
     ends = [end(f"10.244.{n}.9:3000", f"node-{n}") for n in range(2, 7)] + [end("10.244.1.8:3000", "node-b")]
     cluster.node("node-a", **near("unknown", NEAR_DOUBT, ends=ends))
     cluster.node("node-b", **far("yes"))
@@ -195,8 +226,7 @@ def test_at_most_four_nodes_are_asked_and_first_those_that_a_probe_did_not_reach
     assert [pod for pod, *_ in asked(cluster)] == ["node-a", "node-b"]
     assert status == UNKNOWN
     assert "which has 10.244.4.9:3000 (50.0% of the connections), gave no answer: no kube-proxy was found there" in text
-    assert "10.244.5.9:3000 (50.0% of the connections)" not in text
-    assert "-  the nodes of 2 more endpoints were not asked" in text
+    assert "?  node-5 was not asked about 10.244.5.9:3000 (50.0% of the connections): at most 4 endpoints are" in text
 
 
 def test_a_proxy_that_does_not_have_the_endpoint_cannot_tell(cluster: StandIn, ask: Ask):

@@ -65,7 +65,7 @@ def followed(*answers: dict[str, Json | str], client: str = "10.244.0.7", node: 
 
     def ask(each, packets):
         flows.append((dict(each), packets))
-        fleet, found = Fleet("trace", (), whole=False, each=each), left.pop(0)
+        fleet, found = Fleet("trace", (), whole=False), left.pop(0)
         for name in each:
             one = found[name]
             problem = one if isinstance(one, str) else ""
