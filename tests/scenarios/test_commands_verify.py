@@ -315,6 +315,39 @@ async def repaired(bare: Live) -> str:
 
 
 @modes("nftables", "iptables-nft", "userspace")
+async def test_answers_from_objects_are_compared_with_the_rules_of_a_proxy_that_hangs(bare: Live) -> None:
+    bare.service("web", "a1 a2")
+    await bare.start()
+    await bare.expect(bare.front("web"), {"pod": "a1 a2"})
+    asked = ("--kubeconfig", str(bare.cluster.node_kubeconfig), "--hostname-override", "node-a")
+    asked = (*asked, "--config", str(bare.proxy.config))
+    why = ("why", "node", "default/web:80", "--no-probe", *asked)
+    status, text = await bare.ask(*why)
+    assert (status, "kube-proxy forwards it" in text, "and was not asked" in text) == (0, True, True), text
+    os.kill(bare.proxy.pid, signal.SIGSTOP)
+    try:
+        hangs = f"a kube-proxy runs here (pid {bare.proxy.pid}), and hangs: "
+        bare.endpoints("web", "a3")
+        status, text = await bare.ask(*why)
+        assert (status, hangs in text, f"`kill -CONT {bare.proxy.pid}`" in text) == (1, True, True), text
+        if bare.mode.name != "userspace":
+            assert "0 of 1 endpoints are in the kernel (read now)" in text
+            status, text = await bare.ask("services", "web", *asked)
+            assert (status, hangs in text, "its rules still serve 0 of 1 endpoint" in text) == (1, True, True), text
+        if bare.mode.name == "iptables-nft":
+            other = [*why[:-2], "--proxy-mode", "nftables"]
+            status, text = await bare.ask(*other)
+            assert (status, "no rules of nftables mode to compare" in text) == (2, True), text
+        status, text = await bare.ask("doctor")
+        assert (status, "the proxy hangs" in text, f"`kill -CONT {bare.proxy.pid}`" in text) == (1, True, True), text
+    finally:
+        os.kill(bare.proxy.pid, signal.SIGCONT)
+    await bare.expect(bare.front("web"), {"pod": "a3"})
+    status, text = await bare.ask(*why)
+    assert (status, "kube-proxy forwards it" in text) == (0, True), text
+
+
+@modes("nftables", "iptables-nft", "userspace")
 async def test_the_rules_of_a_stopped_proxy_are_compared_with_the_objects(bare: Live) -> None:
     bare.service("web", "a1 a2")
     await bare.start()
@@ -328,7 +361,7 @@ async def test_the_rules_of_a_stopped_proxy_are_compared_with_the_objects(bare: 
         await bare.nft("flush", "map", "ip", "kube-proxy", "cluster-services")
         status, text = await bare.ask("verify", *asked[1:])
         os.kill(bare.proxy.pid, signal.SIGCONT)
-        fix = f"Fix: a kube-proxy runs here (pid {bare.proxy.pid}), and was not asked"
+        fix = f"Fix: a kube-proxy runs here (pid {bare.proxy.pid}), and hangs: "
         assert (status, fix in text, "start kube-proxy" in text) == (1, True, False), text
         await bare.expect(bare.front("web"), {"pod": "a1 a2"})
         await bare.eventually(partial(repaired, bare))

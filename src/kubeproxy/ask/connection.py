@@ -279,9 +279,10 @@ def _without_proxy(
         yield replace(away, what=f"{away.what}; the answer is from the objects alone")
         return
     proxies, flags = node.proxies, asked.flags
-    severity = Severity.NOTE if proxies else Severity.UNKNOWN
-    yield Diagnosis(severity, "proxy", f"{strangers.unasked(proxies)}; the answer is from the objects alone")
+    severity, unasked = Severity.NOTE if proxies else Severity.UNKNOWN, strangers.unasked(proxies, node.control)
+    yield Diagnosis(severity, "proxy", f"{unasked}; the answer is from the objects alone")
     if proxies:
+        yield from _beside(asked, node, rules, explained, unasked)
         return
     now, left = checkup.Checkup([], []), checkup.Checkup([], [])
     now.look("translation", lambda: checkup.translated_now(_way(node, why, explained), rules))
@@ -290,6 +291,34 @@ def _without_proxy(
     for one in _around(left):
         fix = one.fix and f"compare them with the objects (`kube-proxy verify{flags}`), and {one.fix}"
         yield replace(one, severity=Severity.UNKNOWN, fix=fix, harm=NOTHING)
+
+
+def _beside(
+    asked: Source, node: CheckedNode, rules: checkup.NodeRules, explained: Explained, unasked: str
+) -> Iterator[Diagnosis]:
+    """Compare the answer with the rules of a running proxy that was not asked, because this proxy may hang or have
+    older objects. A comparison that is not possible leaves the answer unknown."""
+    facts, plan = node.facts, explained.plan
+    if facts is None or plan is None:
+        return
+    try:
+        if not any(True for _ in node.mode.traces(rules.sight)):
+            what, fix = f"the kernel has no rules of {node.mode.name} mode to compare", "give the proxy's --config"
+            yield Diagnosis(Severity.UNKNOWN, "proxy", what, fix=fix)
+            return
+        kernel = present.look(asked, facts, explained)
+        if node.mode.flows_end is FlowsEnd.PROXY and (hung := strangers.hanging(node.proxies, node.control)):
+            what = f"the rules lead to the listeners of the proxy, which hangs: {hung}"
+            kernel = (Diagnosis(Severity.BROKEN, "proxy", what, fix=unasked, harm=STOPS), *kernel)
+        elif any(one.is_wrong for one in kernel):
+            kernel = _untranslated(kernel, *checkup.all_translations(_way(node, explained.why, explained), rules))
+    except (KubeProxyError, OSError) as error:
+        kernel = (Diagnosis(Severity.NOTE, "kernel", f"the rules in the kernel cannot be read: {error}"),)
+    for one in kernel:
+        is_open = one.severity is Severity.NOTE and len(kernel) == 1
+        yield (
+            replace(one, severity=Severity.UNKNOWN, about="proxy") if is_open else replace(one, fix=one.fix and unasked)
+        )
 
 
 def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:

@@ -27,19 +27,20 @@ class _Answering(msgspec.Struct):
 
 
 class _Connection(HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT)
-        self._path = path
+    def __init__(self, path: str, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
+        self._path, self._seconds = path, seconds
 
     def connect(self) -> None:
-        self.sock = connect(self._path, TIMEOUT)
+        self.sock = connect(self._path, self._seconds)
 
 
 class Client:
-    """Sends requests to the proxy whose socket is at `path`."""
+    """Sends requests to the proxy whose socket is at `path`; each waits at most `seconds`."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, seconds: float = TIMEOUT) -> None:
         self.path = path
+        self.seconds = seconds
 
     def ask(self, page: str, kind: type[T], **parameters: str) -> T:
         """Send a request; return the decoded answer. Raises NoAnswerError or QuestionError."""
@@ -62,8 +63,16 @@ class Client:
         except OSError:
             return 0
 
+    def hangs(self) -> bool:
+        """Return whether a proxy accepts the connection, and does not answer in time."""
+        try:
+            self.ask("/facts", _Answering)
+        except (NoAnswerError, QuestionError) as error:
+            return isinstance(error.__cause__, TimeoutError)
+        return False
+
     def _request(self, page: str, parameters: list[tuple[str, str]]) -> HTTPResponse:
-        connection = _Connection(self.path)
+        connection = _Connection(self.path, self.seconds)
         query = f"?{urlencode(parameters)}" if parameters else ""
         try:
             connection.request("GET", page + query, headers={"Connection": "close"})
@@ -74,6 +83,7 @@ class Client:
                     raise NoAnswerError(self._other_build(f"the proxy has no page {page}"))
                 raise QuestionError(text)
         except (OSError, HTTPException) as error:
+            connection.close()
             raise NoAnswerError(self._trouble(error)) from error
         return response
 
@@ -104,5 +114,5 @@ class Client:
         if isinstance(error, PermissionError):
             return f"{self.path}: only root may ask; use sudo"
         if isinstance(error, TimeoutError):
-            return f"the proxy at {self.path} did not answer within {TIMEOUT:.0f} s: see its log and /livez"
+            return f"the proxy at {self.path} did not answer within {self.seconds:.0f} s: see its log and /livez"
         return f"the proxy at {self.path} cannot be asked: {getattr(error, 'strerror', None) or error}"

@@ -159,6 +159,7 @@ def test_a_client_outside_may_be_another_node(source, target, interface, unknown
 )
 def test_answers_that_do_not_return_through_this_node(source, policy, mode, lost, monkeypatch):
     monkeypatch.setattr(processes, "proxies", lambda: [processes.ProxyProcess(1, (), ours=True)])
+    monkeypatch.setattr("kubeproxy.ask.connection._beside", lambda *_: ())  # the rules in the kernel
     there = subject(GATEWAY, policy=policy)._replace(mode=mode)
     desk = Desk(there)
     told = tell(desk, desk.facts(), explain(there, packet(there, source, f"{NODE_IPS[Family.IPV4]}:30080")), ())

@@ -15,7 +15,9 @@ from kubeproxy.ask.source import source
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration
+from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError, KubeProxyError
+from kubeproxy.kernel.proc.processes import is_halted
 from kubeproxy.setup import modes
 
 
@@ -31,7 +33,8 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
         silence = "" if before else str(error)
         if isinstance(error.__cause__, TimeoutError):
             why = "changes of Services and endpoints do not get into the kernel, whose last rules decide"
-            fix = "see its log; then end the process, and the kubelet or systemd starts it again"
+            pid = Client(given.control_socket).pid()
+            fix = strangers.resumed([pid]) if is_halted(pid) else strangers.RESTART
             before, silence = [Diagnosis(Severity.BROKEN, "proxy", f"the proxy hangs: {silence}", why, fix)], ""
         config = KubeProxyConfiguration()
         try:
@@ -50,7 +53,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
     if silence:
         report.unknown.insert(0, silence)
     if given.manifests or given.kubeconfig:
-        report.unknown.insert(0, strangers.unasked(node.proxies))
+        report.unknown.insert(0, strangers.unasked(node.proxies, node.control))
     if os.geteuid():
         report.unknown.append("not run as root: what other processes do cannot be seen; use sudo")
     return node, report

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Trace
+from kubeproxy.control.client import Client
 from kubeproxy.kernel.chains import Chain, RuleChain
 from kubeproxy.kernel.nftables.tables import INGRESS
-from kubeproxy.kernel.proc.processes import ProxyProcess
+from kubeproxy.kernel.proc.processes import ProxyProcess, is_halted
 from kubeproxy.meaning.firewall import ZONES, Drop, Filter, ForeignTranslation
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
@@ -23,13 +24,33 @@ _FORWARDED: Final = frozenset({"prerouting", "forward", "postrouting"})
 _IN_THE_WAY: Final = _FORWARDED | {"input", "output", INGRESS}
 
 
-def unasked(proxies: Sequence[ProxyProcess]) -> str:
-    """Return a text about kube-proxies that run on this node although the command was given another source of
-    objects."""
+def unasked(proxies: Sequence[ProxyProcess], control: str = "") -> str:
+    """Return a text about kube-proxies that run on this node although the command was given another source of objects,
+    and whether they hang. `control` is the path of a control socket, '' for none.
+    """
     pids = ", ".join(str(process.pid or "in another PID namespace") for process in proxies)
     if not pids:
         return "no kube-proxy runs here"
+    if hung := hanging(proxies, control):
+        return f"a kube-proxy runs here (pid {pids}), and hangs: {hung}"
     return f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig"
+
+
+def hanging(proxies: Iterable[ProxyProcess], control: str) -> str:
+    """Return the cause and the fix if running kube-proxies do nothing; '' if they answer, or have no control socket."""
+    if halted := [one.pid for one in proxies if is_halted(one.pid)]:
+        return resumed(halted)
+    is_silent = control and Client(control, PATIENCE).hangs()
+    return f"it gives no answer for {PATIENCE:.0f} s; {RESTART}" if is_silent else ""
+
+
+PATIENCE: Final = 3.0  # seconds to wait for an answer of a proxy that the command does not need
+RESTART: Final = "see its log; then end the process, and the kubelet or systemd starts it again"
+
+
+def resumed(pids: Iterable[int]) -> str:
+    """Return the cause and the fix of processes that a signal has stopped."""
+    return f"a signal (SIGSTOP) or a debugger has stopped it; `kill -CONT {' '.join(map(str, pids))}` resumes it"
 
 
 def unevaluated(found: Iterable[Chain]) -> Iterator[Diagnosis]:

@@ -214,7 +214,7 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         node = checkup.checked(asked, facts)
         whereabouts.must_be_here(node, " ".join(("kubectl kubeproxy verify", *map("/".join, names))))
         proxies = node.proxies
-        fix = strangers.unasked(proxies) if proxies else _START
+        fix = strangers.unasked(proxies, node.control) if proxies else _START
     with examiners(facts, facts.world.families) as kernel:
         seen = look_at(asked.services, kernel, names)
     troubles = [*_troubles(facts)]

@@ -1,4 +1,4 @@
-"""The rules that a stopped proxy left, compared with the objects of Services."""
+"""The rules of a proxy that was not asked or has stopped, compared with the objects of Services."""
 
 from __future__ import annotations
 
@@ -27,31 +27,38 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosi
     belong to a running proxy that was not asked, or to a stopped proxy, or there are none.
     """
     node = checkup.checked(asked, facts)
-    if node.proxies:
-        return Diagnosis(Severity.NOTE, "proxy", f"{strangers.unasked(node.proxies)}; {_FROM_OBJECTS}")
+    proxies = node.proxies
+    begin, unread = strangers.unasked(proxies, node.control), Severity.UNKNOWN if proxies else Severity.NOTE
     try:
         command = " ".join(("kubectl kubeproxy services", *(("/".join(name),) if name is not None else ())))
         if away := whereabouts.elsewhere(node, command):
             return replace(away, severity=Severity.NOTE, what=f"{away.what}; {_FROM_OBJECTS}")
         sight = checkup.NodeRules(node).sight
         if any(True for _ in node.mode.traces(sight)):
-            return _compared(asked, facts, name, node.mode.flows_end)
-        what = f"no kube-proxy runs here, and the kernel has no rules of {node.mode.name} mode"
+            return _compared(asked, facts, name, node.mode.flows_end, begin if proxies else "")
+        what = f"{begin}, and the kernel has no rules of {node.mode.name} mode"
         others = [mode.name for mode in modes.every() if any(True for _ in mode.traces(sight))]
         if others:
-            what, fix = f"{what}, but of {others[0]} mode", "give the --config of the stopped proxy"
+            what, fix = (
+                f"{what}, but of {others[0]} mode",
+                f"give the --config of the {'running' if proxies else 'stopped'} proxy",
+            )
             return Diagnosis(Severity.UNKNOWN, "proxy", f"{what}; {_FROM_OBJECTS}", fix=fix)
-        return Diagnosis(Severity.NOTE, "proxy", f"{what}; {_FROM_OBJECTS}")
+        return Diagnosis(unread, "proxy", f"{what}; {_FROM_OBJECTS}")
     except (KubeProxyError, OSError) as error:
-        what = f"no kube-proxy was asked, and the rules in the kernel cannot be read ({error}); {_FROM_OBJECTS}"
-        return Diagnosis(Severity.NOTE, "proxy", what)
+        what = f"{begin}, and the rules in the kernel cannot be read ({error}); {_FROM_OBJECTS}"
+        return Diagnosis(unread, "proxy", what)
 
 
-def _compared(asked: Desk, facts: Facts, name: ServiceName | None, flows_end: FlowsEnd) -> Diagnosis:
+def _compared(asked: Desk, facts: Facts, name: ServiceName | None, flows_end: FlowsEnd, unasked: str) -> Diagnosis:
     services = list(asked.services([name] if name is not None else []))
     label = "/".join(name) if name is not None else counted(len(services), "Service")
     begin, fix = "no kube-proxy runs here: the rules of the stopped proxy", "start kube-proxy on this node"
-    if flows_end is FlowsEnd.PROXY:
+    if unasked:
+        begin, fix = f"{unasked}; its rules", ""
+        if flows_end is FlowsEnd.PROXY:
+            return Diagnosis(Severity.NOTE, "proxy", f"{unasked}; {_FROM_OBJECTS}")
+    elif flows_end is FlowsEnd.PROXY:
         what = f"{begin} lead to its listeners, which are closed, so nothing serves {label}"
         return Diagnosis(Severity.BROKEN, "proxy", what, fix=fix)
     with examiners(facts, {plan.key.family for one in services for plan in one.plans}) as kernel:
@@ -73,5 +80,7 @@ def _compared(asked: Desk, facts: Facts, name: ServiceName | None, flows_end: Fl
     what = f"{begin} still serve {len(ends) - len(lost)} of {counted(len(ends), 'endpoint')} of {label} (read now)"
     if not found:
         why = "changes of Services and endpoints do not get into the kernel"
-        return Diagnosis(Severity.UNKNOWN, "proxy", what, why, fix)
+        return (
+            Diagnosis(Severity.NOTE, "proxy", what) if unasked else Diagnosis(Severity.UNKNOWN, "proxy", what, why, fix)
+        )
     return Diagnosis(Severity.BROKEN, "proxy", what, _DIFFER.format(f" {label}" * bool(name), asked.flags), fix)

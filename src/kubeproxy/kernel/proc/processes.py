@@ -53,6 +53,15 @@ def proxies(proc: Path = PROC) -> list[ProxyProcess]:
     return found
 
 
+def is_halted(pid: int, proc: Path = PROC) -> bool:
+    """Return whether a signal (SIGSTOP) or a debugger has stopped a process, so that it does nothing."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[:1] in (["T"], ["t"])
+
+
 def _pids(proc: Path) -> list[int]:
     return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
 
