@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
 
 from lab.probes import NoAnswer
+from scenarios.test_commands_flows import connected
 from scenarios.test_udp_flows import client
 from support.live import Front, Live
 from support.modes import modes
@@ -125,6 +127,25 @@ async def test_a_udp_client_of_a_range_leaves_an_endpoint_that_is_gone(live: Liv
             await asking.expect("b1")
             live.endpoints("flows", "a1 b1")
             await asking.expect("b1")
+
+
+@modes("nftables")
+async def test_connections_to_a_range_are_followed_by_service_and_range(live: Live) -> None:
+    ranged(live, "media", "a1 b1", **DUAL)
+    for front in fronts(live, "media"):
+        await live.expect(front, {"pod": "a1 b1"})
+        with connected(live, "pod", front, 3), connected(live, "outside", front._replace(port=3001), 2):
+            status, text = await live.ask("flows", "media", "-o", "json")
+            _, everything = await live.ask("flows")
+        assert status == 0, text
+        assert "default/media" in everything
+        family = "IPv6" if ":" in front.address else "IPv4"
+        found = {one["port"]: one for one in json.loads(text)["ports"] if one["family"] == family}
+        assert found["2990-3010/TCP"]["connections"] == 5
+        endpoints = {one["address"]: one["connections"] for one in found["2990-3010/TCP"]["endpoints"]}
+        assert endpoints.keys() == {live.ips[pod][family] for pod in ("a1", "b1")}
+        assert sum(endpoints.values()) == 5
+        assert "3000-3001/UDP" in found
 
 
 @modes("nftables")

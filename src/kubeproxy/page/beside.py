@@ -52,7 +52,7 @@ class Flows:
         """Pass changed frontends on to the companion."""
         for change in changes:
             before, after = change.before.plans, change.after.plans
-            if [plan.frontends for plan in before] != [plan.frontends for plan in after]:
+            if [plan.all_frontends for plan in before] != [plan.all_frontends for plan in after]:
                 self._companion.tell(_line(change.name, keys_by_port(after)))
 
     def _received(self, line: bytes) -> None:

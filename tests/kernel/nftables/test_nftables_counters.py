@@ -1,19 +1,22 @@
 """Counters of connections: with real packets each is counted once, at the endpoint that got it, and nothing else is."""
 
+import re
 import socket
 from collections import Counter
 from contextlib import ExitStack, closing
 
 import pytest
 
+from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.features import CONNECTION_COUNTERS
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.objects import ServicePort
+from kubeproxy.model.objects import Annotations, ServicePort
+from kubeproxy.registry import MetricRegistry
 from support.cluster_objects import world
 from support.nftables_counters import connections
 from support.nftables_ground import KernelGround, ip, resync
-from support.nftables_plans import plans_of, sticky
+from support.nftables_plans import placed, plans_of, sticky
 
 ENDPOINTS = {Family.IPV4: "10.244.0.{}", Family.IPV6: "fd00:244::00{}"}
 SERVICES = {Family.IPV4: "10.96.0.{}", Family.IPV6: "fd00:96::00{}"}
@@ -81,6 +84,37 @@ def taken(stack, server, kind):
                 seen.add(server.recvfrom(10)[1])
         except BlockingIOError:
             return len(seen)
+
+
+@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("make", [plans_of, sticky])
+@pytest.mark.parametrize("local", ["", "Local"])
+def test_connections_to_a_range_of_ports_are_counted_once_and_apart(family, make, local):
+    globals_, asked = counted_world(family), Annotations(port_ranges="8000-8100/tcp")
+    front = {Family.IPV4: "203.0.113.1", Family.IPV6: "2001:db8:e::1"}[family]
+    spec = {"external_ips": [front], "external_traffic_policy": local or None}
+    plans = {("default", "a"): make("a", 1, 1, globals_=globals_, annotations=asked, **spec)}
+    with KernelGround.fresh() as ground, ExitStack() as stack:
+        ip("link", "set", "lo", "up")
+        ip(f"-{'4' if family is Family.IPV4 else '6'}", "route", "add", "default", "dev", "lo")
+        address = ENDPOINTS[family].format(1)
+        ip("addr", "add", address, "dev", "lo", *(["nodad"] if family is Family.IPV6 else []))
+        servers = [opened(stack, family, socket.SOCK_STREAM, address, port) for port in (8080, 8081)]
+        backend, registry = ground.start(globals_), MetricRegistry()
+        resync(backend, plans)
+        for _ in range(5):
+            for to in ((SERVICES[family].format(1), 80), (SERVICES[family].format(1), 8080), (front, 8081)):
+                stack.enter_context(socket.socket(family)).connect(to)
+        assert [taken(stack, server, socket.SOCK_STREAM) for server in servers] == [10, 5]
+        with closing(KernelTable.open(family)) as table:
+            counting = Counting(family, table.counters, ConnectionMetrics(registry))
+            for _ in range(20):
+                counting.step({name: placed(found) for name, found in plans.items()})
+        found = re.findall(r'_total\{.*port="(\w*)".*service="(a?)"\} (\d+)', registry.render().decode())
+        assert found == [("", "", "0"), ("", "a", "5"), ("ranges", "a", "10")]
+        ground.is_clean(backend, plans)
+        again = ground.start(globals_)
+        assert not resync(again, plans)
 
 
 def test_a_table_that_does_not_count_is_replaced_by_one_that_does_and_back():

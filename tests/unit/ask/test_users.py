@@ -8,6 +8,7 @@ from kubeproxy.ask.flows import users
 from kubeproxy.ask.flows.users import Census, ServedPorts, uses
 from kubeproxy.kernel.conntrack.tracked import ANSWERED, Tracked, target_of
 from kubeproxy.model.addresses import PROTOCOLS, Family, pack
+from kubeproxy.model.objects import Annotations
 from support.nftables_plans import EVERYTHING, V4, plans_of
 
 TCP, UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]
@@ -106,6 +107,26 @@ def test_where_connections_end_at_the_proxy_its_own_count_for_endpoints(ports):
     assert (used.connections, used.unanswered) == (1, 1)
     assert {one.address: one.connections for one in used.endpoints} == {"10.244.0.1:8080": 1, "10.244.0.2:8080": 0}
     assert [one.address for one in used.clients] == ["10.0.0.1"]
+
+
+def test_connections_to_a_range_of_ports_are_counted_by_range_and_address():
+    annotations = Annotations(port_ranges="10000-20000/udp, 443/tcp")
+    plans = plans_of("web", 1, 2, external_ips=["203.0.113.1"], annotations=annotations)
+    ports = ServedPorts(plans, {V4: frozenset()})
+    census = Census(ports, None)
+    for address, port in (("10.96.0.1", 10000), ("10.96.0.1", 20000), ("203.0.113.1", 15000)):
+        made = entry("10.0.0.1", (address, UDP, port), ("10.244.0.1", port))
+        census.add(made, silent=False)
+        census.began(made, 2)
+    http, media, single = (uses(port, 1.0, {pack("10.244.0.1"): "default/a"}) for port in ports.all)
+    assert (http.port, http.connections, single.port, single.connections) == ("TCP", 0, "443/TCP", 0)
+    assert (media.service, media.port, media.connections) == ("default/web", "10000-20000/UDP", 3)
+    assert media.new_per_second == 6.0
+    assert [(one.address, one.pod, one.connections, one.new_per_second, one.serving) for one in media.endpoints] == [
+        ("10.244.0.1", "default/a", 3, 6.0, True),
+        ("10.244.0.2", "", 0, 0.0, True),
+    ]
+    assert [(one.address, one.connections) for one in media.clients] == [("10.0.0.1", 3)]
 
 
 def test_clients_beyond_a_number_are_counted_together(ports, monkeypatch):

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
+from kubeproxy.model.objects import Annotations
+from kubeproxy.model.plan import Compiled
+from kubeproxy.model.planner import Change
 from kubeproxy.page import beside as module
-from kubeproxy.page.beside import Problems
+from kubeproxy.page.beside import Flows, Problems
+from support.nftables_plans import plans_of
 
 
 class FakeCompanion:
@@ -79,6 +84,18 @@ def test_whoever_asks_often_gets_one_look_after_a_pause(socket, monkeypatch):
         assert sum(not message["looking"] for message in told) == 2
 
     play(scene, socket)
+
+
+def test_changed_ranges_of_ports_are_passed_on_for_counting():
+    told, flows = [], Flows("nftables", SimpleNamespace(), lambda *_: None)
+    flows._companion.tell = told.append
+    states = [
+        Compiled(plans_of("a", 1, annotations=Annotations(port_ranges=text))) for text in (None, "7/udp", "7/udp")
+    ]
+    for before, after in pairwise(states):
+        flows.settled([Change(("default", "a"), before, after)])
+    (line,) = told
+    assert "7/UDP/IPv4" in json.loads(line)[1]
 
 
 def test_a_familys_trouble_is_looked_into():

@@ -82,7 +82,7 @@ class Known:
 
     def endpoint(self, port: ServedPort, server: bytes) -> str:
         """Return the name of the pod behind an endpoint."""
-        if server not in port.endpoints:
+        if port.endpoint(server) not in port.endpoints:
             self._meet(server)
         return self.pod(server)
 

@@ -9,13 +9,15 @@ from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, is_loopback
+from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, destination_text, is_loopback, unpack
 from kubeproxy.model.plan import NODEPORT_KEY, FrontendKind, ServicePlan
 
 Keys = tuple[bytes, ...]
 """The keys of a Service's frontends. The key of a NodePort begins with its family, because a NodePort
-has no address.
+has no address. The key of a range of ports ends with its last port.
 """
+
+_RANGE_SIZES: Final = frozenset({9, 21})  # of an IPv4 and an IPv6 address, protocol, first and last port
 
 
 def keys_of(plans: Iterable[ServicePlan]) -> Keys:
@@ -29,8 +31,21 @@ def keys_of(plans: Iterable[ServicePlan]) -> Keys:
 
 def keys_by_port(plans: Iterable[ServicePlan]) -> dict[str, Keys]:
     """Return the frontends of a Service's plans by port and family, such as http/TCP/IPv4."""
-    named = ((plan.key, plan) for plan in plans)
-    return {f"{k.port_name}/{PROTOCOL_NAMES[k.protocol]}/{k.family.label}": keys_of([plan]) for k, plan in named}
+    found: dict[str, Keys] = {}
+    for plan in plans:
+        key, family = plan.key, plan.key.family.label
+        found[f"{key.port_name}/{PROTOCOL_NAMES[key.protocol]}/{family}"] = keys_of([plan])
+        found |= {f"{ports}/{family}": keys for ports, keys in keys_of_ranges(plan).items()}
+    return found
+
+
+def keys_of_ranges(plan: ServicePlan) -> dict[str, Keys]:
+    """Return the keys of a plan's ranges of ports, by their ports, such as 10000-20000/UDP."""
+    found: dict[str, Keys] = {}
+    for span in plan.port_ranges:
+        ports = f"{span.ports_text}/{PROTOCOL_NAMES[span.protocol]}"
+        found[ports] = (*found.get(ports, ()), span.key + PORT_BYTES[span.last])
+    return found
 
 
 def _nodeport(family: int, key: bytes) -> bytes:
@@ -47,7 +62,24 @@ def nodeport_addresses(
     }
 
 
-Owner = TypeVar("Owner")
+class PortOwner(Struct):
+    """A Service and its port or range of ports."""
+
+    service: str
+    port: str
+    is_range: bool = False
+
+    def endpoint(self, server: bytes) -> bytes:
+        """Return the endpoint of a connection to a packed address and port; a range of ports has addresses only."""
+        return server[:-2] if self.is_range else server
+
+
+def endpoint_text(endpoint: bytes) -> str:
+    """Return the text of an endpoint of a PortOwner."""
+    return unpack(endpoint) if len(endpoint) in {4, 16} else destination_text(endpoint)
+
+
+Owner = TypeVar("Owner", bound=PortOwner)
 
 
 class Targets(Generic[Owner]):
@@ -56,10 +88,16 @@ class Targets(Generic[Owner]):
     def __init__(self, node: Mapping[Family, frozenset[bytes]]) -> None:
         self._node = node
         self._owners: dict[bytes, Owner] = {}
+        self._ranges: dict[bytes, dict[bytes, Owner]] = {}  # by address and protocol, and by key
 
     def give(self, keys: Iterable[bytes], owner: Owner) -> None:
         """Set the owner of these keys; an earlier owner loses the keys."""
-        self._owners.update(dict.fromkeys(keys, owner))
+        for key in keys:
+            self._holder(key)[key] = owner
+
+    def _holder(self, key: bytes) -> dict[bytes, Owner]:
+        """Return the mapping that has a key."""
+        return self._ranges.setdefault(key[:-4], {}) if len(key) in _RANGE_SIZES else self._owners
 
     def of(self, target: bytes) -> Owner | None:
         """Return the owner of a connection to `target` (see kernel.tracked.Tracked); None for no owner."""
@@ -68,10 +106,13 @@ class Targets(Generic[Owner]):
         address = target[:-NODEPORT_KEY]
         family = Family.IPV4 if len(address) == 4 else Family.IPV6
         owner = self._owners.get(_nodeport(family, target[-NODEPORT_KEY:]))
-        return owner if owner is not None and address in self._node.get(family, ()) else None
+        if owner is not None and address in self._node.get(family, ()):
+            return owner
+        ranges, port = self._ranges.get(target[:-2], {}).items(), target[-2:]
+        return next((owner for key, owner in ranges if key[-4:-2] <= port <= key[-2:]), None)
 
 
-class Owners(Targets[tuple[str, str]]):
+class Owners(Targets[PortOwner]):
     """Maps destinations of clients to Services and ports, and follows their changes."""
 
     def __init__(self, node: Mapping[Family, frozenset[bytes]]) -> None:
@@ -82,12 +123,13 @@ class Owners(Targets[tuple[str, str]]):
         """Replace the keys of a Service's ports (see keys_by_port); `ports` is empty for a deleted Service."""
         for port, keys in self._ports.pop(service, {}).items():
             for key in keys:
-                if self._owners.get(key) == (service, port):
-                    del self._owners[key]
+                owner = self._holder(key).get(key)
+                if owner is not None and (owner.service, owner.port) == (service, port):
+                    del self._holder(key)[key]
         if ports:
             self._ports[service] = ports
         for port, keys in ports.items():
-            self.give(keys, (service, port))
+            self.give(keys, PortOwner(service, port, any(len(key) in _RANGE_SIZES for key in keys)))
 
 
 class FollowedNode(Struct, frozen=True):

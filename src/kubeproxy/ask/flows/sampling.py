@@ -10,9 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from kubeproxy.ask.flows.owners import Owners
+from kubeproxy.ask.flows.owners import Owners, endpoint_text
 from kubeproxy.kernel.conntrack.tracked import Event, Events, Tracked
-from kubeproxy.model.addresses import destination_text
 
 
 class ProcessorShare(NamedTuple):
@@ -89,8 +88,7 @@ class Beginnings:
         """Count a sampled connection, `weight` times."""
         owner = self._owners.of(entry.target)
         if owner is not None:
-            service, port = owner
-            self._counts[service][port, entry.server] += weight
+            self._counts[owner.service][owner.port, owner.endpoint(entry.server)] += weight
 
     def take(self, seconds: float) -> dict[str, Any]:
         """Reset the counts; return, by Service, the new connections per second and their shares by port and
@@ -105,5 +103,5 @@ class Beginnings:
     def _shares(self, counts: Counter[tuple[str, bytes]], total: int) -> dict[str, dict[str, float]]:
         shares: dict[str, dict[str, float]] = {}
         for (port, endpoint), count in counts.most_common(MOST_ENDPOINTS) if self._endpoints else ():
-            shares.setdefault(port, {})[destination_text(endpoint)] = round(count / total, 4)
+            shares.setdefault(port, {})[endpoint_text(endpoint)] = round(count / total, 4)
         return shares

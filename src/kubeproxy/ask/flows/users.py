@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from kubeproxy.ask.flows.owners import Targets, keys_of
+from kubeproxy.ask.flows.owners import PortOwner, Targets, endpoint_text, keys_of, keys_of_ranges
 from kubeproxy.kernel.conntrack.tracked import Tracked
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, endpoint_id, unpack
 from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
@@ -37,11 +37,9 @@ class ConnectionCount(Struct):
         return -self.open, -self.closing
 
 
-class ServedPort(Struct, eq=False):
-    """A service port of one family, with its connections."""
+class ServedPort(PortOwner, eq=False, kw_only=True):
+    """A service port, or a range of ports, of one family, with its connections."""
 
-    service: str
-    port: str
     family: Family
     endpoints: frozenset[bytes]
     total: ConnectionCount = field(default_factory=ConnectionCount)
@@ -60,15 +58,16 @@ class ServedPorts(Targets[ServedPort]):
             self._take(plan)
 
     def _take(self, plan: ServicePlan) -> None:
-        key = plan.key
-        port = ServedPort(
-            f"{key.namespace}/{key.name}",
-            f"{key.port_name}/{PROTOCOL_NAMES[key.protocol]}" if key.port_name else PROTOCOL_NAMES[key.protocol],
-            key.family,
-            frozenset(plan.serving),
-        )
+        key, serving = plan.key, frozenset(plan.serving)
+        service, protocol = f"{key.namespace}/{key.name}", PROTOCOL_NAMES[key.protocol]
+        name = f"{key.port_name}/{protocol}" if key.port_name else protocol
+        port = ServedPort(service, name, family=key.family, endpoints=serving)
         self.all.append(port)
         self.give(keys_of([plan]), port)
+        for ports, keys in keys_of_ranges(plan).items():
+            addresses = frozenset([endpoint[:-2] for endpoint in serving])
+            self.all.append(ServedPort(service, ports, is_range=True, family=key.family, endpoints=addresses))
+            self.give(keys, self.all[-1])
         for endpoint in plan.serving:
             self._by_endpoint.setdefault(endpoint_id(endpoint, key.protocol), port)
 
@@ -93,7 +92,7 @@ class Census:
             return
         counts = [port.total, self._client(port, entry.client[:-2])]
         if self._own is None:
-            counts.append(port.by_endpoint.setdefault(entry.server, ConnectionCount()))
+            counts.append(port.by_endpoint.setdefault(port.endpoint(entry.server), ConnectionCount()))
         _count(counts, entry, silent=silent)
 
     def _add_own(self, entry: Tracked, *, silent: bool) -> None:
@@ -111,7 +110,7 @@ class Census:
         if port is not None:
             port.total.began += weight
             if self._own is None:
-                port.by_endpoint.setdefault(entry.server, ConnectionCount()).began += weight
+                port.by_endpoint.setdefault(port.endpoint(entry.server), ConnectionCount()).began += weight
         elif self._own is not None and entry.client[:-2] in self._own:
             port = self._ports.served_by(entry.target)
             if port is not None:
@@ -159,7 +158,7 @@ class ClientUse(Struct, frozen=True, rename="camel"):
 
 
 class PortUse(Struct, frozen=True, rename="camel"):
-    """The use of a service port of one family."""
+    """The use of a service port, or of a range of ports, of one family."""
 
     service: str
     port: str
@@ -194,8 +193,8 @@ def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse
         round(total.began / seconds, 1),
         tuple(
             EndpointUse(
-                destination_text(endpoint),
-                pods.get(endpoint[:-2], ""),
+                endpoint_text(endpoint),
+                pods.get(endpoint if port.is_range else endpoint[:-2], ""),
                 count.open,
                 (count.open + count.closing) / known if known else 0.0,
                 count.closing,

@@ -1,4 +1,5 @@
-"""Counts new connections per service port and endpoint, with the counters of elements in the endpoint maps.
+"""Counts new connections per service port and endpoint, with the counters of elements in the maps of endpoints. All
+ranges of ports of a Service count as one service port.
 
 Only the first packet of a connection passes the nat chains, so the counter of an element is the number of connections
 to its endpoint. When an element is written again, its counter begins at 0, so the connections after the last read are
@@ -13,15 +14,13 @@ from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, SetId, slot_keys
+from kubeproxy.backends.nftables.layout import COUNTED_MAPS, ENDPOINT_MAPS, SetId, slot_keys
 from kubeproxy.backends.nftables.render import Parts, Placed
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.elements import COUNTED_AT_ONCE, ElementCount
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import ServiceName, ServicePortKey
 from kubeproxy.registry import CounterMetric, MetricFamily, MetricRegistry
-
-_STICKY: Final = SetId.SESSION_ENDPOINTS
 
 log = logging.getLogger("kubeproxy.nftables")
 
@@ -40,12 +39,19 @@ Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]
 """Returns key, data and counter of each requested element that exists in the map. Raises ApplyError."""
 
 
-def _elements(item: Placed) -> list[tuple[str, bytes]]:
-    """Return map and key of each element of a service port in the maps of endpoints."""
-    parts = Parts([item])
-    pools = [(name, key, len(pool)) for (name, key), pool in parts.pools.items() if name in ENDPOINT_MAPS]
-    numbered = [(_STICKY, key) for key in parts.elements.get(_STICKY, ())]
-    return numbered + [(name, element) for name, key, count in pools for element in slot_keys(key, count)]
+def _elements(item: Placed) -> Iterator[tuple[str, bytes, ServicePortKey]]:
+    """Yield map and key of each element of a service port in COUNTED_MAPS, and the key of its series."""
+    parts, own = Parts([item]), item.plan.key
+    for numbered, series in ((SetId.SESSION_ENDPOINTS, own), (SetId.RANGE_ENDPOINTS, _of_ranges(own))):
+        yield from ((numbered, key, series) for key in parts.elements.get(numbered, ()))
+    for (name, key), pool in parts.pools.items():
+        if name in ENDPOINT_MAPS:
+            yield from ((name, element, own) for element in slot_keys(key, len(pool)))
+
+
+def _of_ranges(key: ServicePortKey) -> ServicePortKey:
+    """Return the key of the series of a Service's ranges of ports."""
+    return key._replace(port_name="ranges", protocol=0)
 
 
 class Totals:
@@ -100,7 +106,7 @@ class ConnectionMetrics:
         self._series.clear()
         for each, found in self._totals.items():
             for key, count in found.busiest.items():
-                labels = key.namespace, key.name, key.port_name, PROTOCOL_NAMES[key.protocol], each.label
+                labels = key.namespace, key.name, key.port_name, PROTOCOL_NAMES.get(key.protocol, ""), each.label
                 self._series.labels(*labels).inc(count)
             self._series.labels("", "", "", "", each.label).inc(found.others)
         self._age.labels(family.label).set(time.time())
@@ -142,13 +148,13 @@ class Counting:
     def _over_all(self) -> Iterator[None]:
         seen: dict[tuple[str, bytes], ElementCount] = {}
         new: Counts[ServicePortKey] = Counts()
-        asked: dict[str, list[tuple[bytes, ServicePortKey]]] = {name: [] for name in (*ENDPOINT_MAPS, _STICKY)}
+        asked: dict[str, list[tuple[bytes, ServicePortKey]]] = {name: [] for name in COUNTED_MAPS}
         for number, service in enumerate(list(self._placed.values())):
             if number % COUNTED_AT_ONCE == 0:
                 yield
             for item in service:
-                for name, key in _elements(item):
-                    asked[name].append((key, item.plan.key))
+                for name, key, series in _elements(item):
+                    asked[name].append((key, series))
             for name, elements in asked.items():
                 while len(elements) >= COUNTED_AT_ONCE:
                     self._count(name, elements[:COUNTED_AT_ONCE], seen, new)
@@ -179,4 +185,5 @@ class Counting:
                 new[owners[count.key]] += count.packets - (known if known <= count.packets else 0)
 
     def _is_there(self, key: ServicePortKey) -> bool:
-        return any(item.plan.key == key for item in self._placed.get((key.namespace, key.name), ()))
+        placed = [item.plan for item in self._placed.get((key.namespace, key.name), ())]
+        return any(key == plan.key or (plan.port_ranges and key == _of_ranges(plan.key)) for plan in placed)

@@ -143,6 +143,9 @@ POOL_MAPS: Final = (
 """In the order of ENDPOINT_MAPS, like VERDICT_MAPS."""
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
+COUNTED_MAPS: Final = (*ENDPOINT_MAPS, SetId.SESSION_ENDPOINTS, SetId.RANGE_ENDPOINTS)
+"""Maps whose elements have counters of connections: each connection passes one of them, once."""
+
 RANGE_POOLS: Final = (
     SetId.CLUSTER_RANGES,
     SetId.EXTERNAL_RANGES,

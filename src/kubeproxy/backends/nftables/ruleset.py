@@ -17,6 +17,7 @@ from kubeproxy.backends.nftables.layout import (
     BELOW,
     CLASS_MAPS,
     CLASSES,
+    COUNTED_MAPS,
     COUNTERS,
     EXACT,
     HASHED,
@@ -26,7 +27,6 @@ from kubeproxy.backends.nftables.layout import (
     TRANSPORTS,
     ChainName,
     Layout,
-    Packing,
     SetId,
     tries,
 )
@@ -127,7 +127,7 @@ class Ruleset:
         """Return the sets that every table has."""
         counted = CONNECTION_COUNTERS.value(self._world)
         found = [
-            shape.spec._replace(flags=tables.COUNTED) if counted and shape.kind is Packing.DESTINATION else shape.spec
+            shape.spec._replace(flags=tables.COUNTED) if counted and shape.spec.name in COUNTED_MAPS else shape.spec
             for shape in self.layout.shapes.values()
         ]
         if self._resets:

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from kubeproxy.backends.nftables import counting
 from kubeproxy.backends.nftables.counting import ConnectionMetrics, Counting, Totals
-from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, service_key, slot_bytes
+from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, SetId, service_key, slot_bytes
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables.elements import ElementCount
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.objects import ServicePort
+from kubeproxy.model.objects import Annotations, ServicePort
+from kubeproxy.model.plan import Policy
 from kubeproxy.registry import MetricRegistry
 from support.nftables_counters import connections
 from support.nftables_plans import placed, plans_of
@@ -75,6 +76,24 @@ def test_connections_are_added_up_over_addresses_and_passes(monkeypatch):
     proxy.kernel.take(item, "cluster", 0, 6)
     proxy.pass_over()
     assert proxy.series() == {"web": 8, "": 0}
+
+
+def test_connections_to_ranges_of_ports_have_a_series_of_their_own(monkeypatch):
+    annotations = Annotations(port_ranges="10000-20000/udp")
+    ports = [ServicePort(port=80, name="http")]
+    proxy = Proxy(monkeypatch, web=plans_of("web", 1, ports=ports, annotations=annotations))
+    (item,) = proxy.placed["default", "web"]
+    proxy.kernel.take(item, "cluster", 0, 5)
+    for number, packets in zip(item.endpoints[Policy.CLUSTER].values(), (3, 4), strict=False):
+        proxy.kernel.elements[SetId.RANGE_ENDPOINTS, number] = b"", packets
+    proxy.pass_over()
+    labels = 'ip_family="IPv4",namespace="default",port="{}",protocol="{}",service="web"'
+    text = proxy.registry.render().decode()
+    assert f"_total{{{labels.format('http', 'TCP')}}} 5" in text
+    assert f"_total{{{labels.format('ranges', '')}}} 7" in text
+    proxy.placed["default", "web"] = tuple(placed(plans_of("web", 1, ports=ports)))
+    proxy.pass_over()
+    assert proxy.series() == {"web": 5, "": 7}
 
 
 def test_an_element_that_was_written_anew_begins_at_0(monkeypatch):
