@@ -18,7 +18,7 @@ SERVER_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM files: the authority, the server's and a client's pair."""
+    """PEM files: the certificate of the authority, and certificates and keys of the server and of a client."""
 
     ca: Path
     server: Path
@@ -27,7 +27,7 @@ class Certificates:
     client_key: Path
 
     def server_context(self) -> ssl.SSLContext:
-        """TLS for the API server; client certificates are taken where given."""
+        """Return the TLS settings of the API server; client certificates are optional."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.ca))
         context.load_cert_chain(self.server, self.server_key)
         context.verify_mode = ssl.CERT_OPTIONAL
@@ -54,7 +54,7 @@ def make_certificates(folder: Path, user: str = "system:kube-proxy", days: int =
 
 
 def make_client(folder: Path, certificate: Path, key: Path, user: str, days: int) -> None:
-    """Make a client's certificate and key, signed by the authority in a folder of make_certificates(). Raises
+    """Create a client's certificate and key, signed by the authority in a folder of make_certificates(). Raises
     Unsupported."""
     authority = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
     uses = ["-addext", "extendedKeyUsage=clientAuth", "-addext", "basicConstraints=critical,CA:FALSE"]

@@ -56,8 +56,8 @@ class NotInTimeError(KubeProxyError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """How a cluster is made. The id is part of the names of its namespaces; with random ids several clusters run at the
-    same time."""
+    """The settings of a cluster. The id is part of the names of its namespaces; with random ids several clusters run at
+    the same time."""
 
     cluster_id: str = field(default_factory=lambda: secrets.token_hex(3))
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -123,7 +123,7 @@ class LabCluster:
         try:
             await self._answers.start()
         finally:
-            await made  # whoever is cancelled takes down what is there by then
+            await made  # A cancelled start stops the parts that have already started.
         await self._serve()
         self.rest.create(by_plural("endpointslices"), objects.api_slice(OUTSIDE_IP), "default")
         for node in NODES:
@@ -248,10 +248,11 @@ class LabCluster:
         await self.until(holds, f"{count} ready pods with {selector}", timeout)
         return found
 
-    # places
+    # network namespaces
 
     def namespace_of(self, place: str) -> str:
-        """The network namespace of a place: node, outside, pod (a client on node-a), neighbour, or a pod NS/NAME.
+        """Return the network namespace of a place: node, outside, pod (a client on node-a), neighbour, or a pod
+        NS/NAME.
 
         Raises ConfigError for any other place.
         """
@@ -288,7 +289,7 @@ class LabCluster:
         timeout: float = 0.5,
         source: str | None = None,
     ) -> list[Answer | NoAnswer]:
-        """`count` probes in a row; about 0.3 ms each where something answers."""
+        """Return `count` successive probes; a probe takes about 0.3 ms if a server answers."""
         questions = functools.partial(ask_many, proto, address, port, count, timeout, source)
         return await run_in_async(self.namespace_of(place), questions)
 
@@ -319,8 +320,8 @@ class LabCluster:
     ) -> proxyprocess.Proxy:
         """Run kube-proxy on a node and wait until it is ready (None: do not wait). Raises ProxyError.
 
-        `overrides` replace fields of its configuration, `args` follow on its command line, `command` is another
-        binary to run, with its first arguments.
+        `overrides` replace fields of its configuration, `args` are appended to its command line, `command` is another
+        binary with its first arguments.
         """
         kubeconfig = self.node_kubeconfig if node is NODE_A else self.neighbour_kubeconfig
         config = proxyprocess.configuration(kubeconfig, {"hostnameOverride": node.name} | (overrides or {}))
@@ -347,17 +348,17 @@ class LabCluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """For kubectl on this machine."""
+        """The kubeconfig for kubectl on this machine."""
         return self.folder / "kubeconfig"
 
     @property
     def node_kubeconfig(self) -> Path:
-        """For programs inside node-a."""
+        """The kubeconfig for programs on node-a."""
         return self.folder / "node.kubeconfig"
 
     @property
     def neighbour_kubeconfig(self) -> Path:
-        """For programs inside node-b."""
+        """The kubeconfig for programs on node-b."""
         return self.folder / "neighbour.kubeconfig"
 
     def _write_kubeconfigs(self) -> None:

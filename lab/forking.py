@@ -19,7 +19,7 @@ _DEATH_OF_PARENT, _NAME = 1, 15  # PR_SET_PDEATHSIG and PR_SET_NAME, linux/prctl
 
 def import_all(left_out: Iterable[str] = ()) -> None:
     """Import all modules of the proxy, except those whose name contains one of these texts."""
-    import kubeproxy  # noqa: PLC0415 - a mutation may be applied before the first import
+    import kubeproxy  # noqa: PLC0415 - a caller may apply a mutation before the first import
 
     for module in pkgutil.walk_packages(kubeproxy.__path__, "kubeproxy."):
         if not any(part in module.name for part in left_out):
@@ -48,7 +48,7 @@ def begin_anew(
     output: int, errors: int | None, unused: Iterable[int], name: str = "", orphaned: int = signal.SIGKILL
 ) -> None:
     """Reset a forked process to the state of a new process, with these descriptors as its outputs (None: the present
-    standard error). The `unused` ones are closed. It gets the signal `orphaned` when its parent dies.
+    standard error). Closes the `unused` descriptors. The process gets the signal `orphaned` when its parent dies.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_DEATH_OF_PARENT, orphaned)
@@ -56,7 +56,7 @@ def begin_anew(
         libc.prctl(_NAME, name.encode())
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell ignores this signal in background processes.
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for number, place in ((nothing, 0), (output, 1), (errors, 2)):
@@ -74,7 +74,7 @@ def end_with(work: Callable[[], int]) -> NoReturn:
         status = work()
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # as the interpreter does at its end
+    except BaseException:  # The interpreter flushes these at its end.
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):

@@ -18,7 +18,9 @@ _CONNECT_WITHIN = 2.0
 
 
 class Forward:
-    """An async context manager; `port` is where it listens on 127.0.0.1: `wanted`, or a free one if that is taken."""
+    """An async context manager that listens on 127.0.0.1: at the port `wanted`, or at a free port if `wanted` is in
+    use.
+    """
 
     def __init__(self, namespace: str, inside: int, wanted: int = 0) -> None:
         self.port = 0
@@ -51,11 +53,11 @@ class Forward:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - asyncio runs this in one
+        assert task is not None  # noqa: S101 - asyncio runs this callback in a task
         self._connections.add(task)
         try:
-            # While a proxy restarts, nothing listens: the connection is closed, as without forwarding. And asyncio's
-            # streams of Python 3.11 take a handler that was cancelled for one that failed.
+            # While a proxy restarts, nothing listens: the connection is closed, as without forwarding. asyncio's
+            # streams of Python 3.11 report a cancelled handler as a failed handler.
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await self._lead(reader, writer)
         finally:
@@ -67,7 +69,7 @@ class Forward:
         try:
             sock.setblocking(False)
             address = ("127.0.0.1", self._inside)
-            async with asyncio.timeout(_CONNECT_WITHIN):  # wait_for of Python 3.11 may lose close()'s cancellation
+            async with asyncio.timeout(_CONNECT_WITHIN):  # wait_for of Python 3.11 may lose the cancellation by close()
                 await asyncio.get_running_loop().sock_connect(sock, address)
             there, here = await asyncio.open_connection(sock=sock)
         except BaseException:
@@ -75,7 +77,7 @@ class Forward:
             raise
         pumps = [asyncio.create_task(_pump(reader, here)), asyncio.create_task(_pump(there, writer))]
         try:
-            # Whichever side ends it: HTTP needs no half-closed connections.
+            # The first side that closes ends both directions: HTTP needs no half-closed connections.
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for pump in pumps:

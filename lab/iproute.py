@@ -13,7 +13,7 @@ class LinkError(KubeProxyError):
 
 
 def ip_batch(lines: Iterable[str], namespace: str | None = None) -> None:
-    """Run `ip` commands (without the word ip) in order, in a namespace; stops at the first that fails. ~3 ms.
+    """Run `ip` commands (without the word ip) in order, in a namespace; stop at the first failure. Takes about 3 ms.
 
     Raises LinkError with the message of ip.
     """

@@ -80,20 +80,21 @@ def _in_thread(enter: Callable[[], None], work: Callable[[], _T]) -> _T:
 
 
 def run_in(name: str, work: Callable[[], _T]) -> _T:
-    """Call `work` inside the namespace and return its result; about 0.1 ms. Processes it starts are inside too.
+    """Call `work` inside the namespace and return its result; takes about 0.1 ms. Processes that `work` starts are in
+    the namespace too.
 
-    Raises NamespaceError, and whatever `work` raises.
+    Raises NamespaceError, and the exceptions of `work`.
     """
     return _in_thread(lambda: _enter(name), work)
 
 
 def run_in_new(work: Callable[[], _T]) -> _T:
-    """Call `work` inside a temporary namespace without a name, for probing the kernel."""
+    """Call `work` inside a temporary namespace without a name, to test the kernel's abilities."""
     return _in_thread(lambda: _check(_libc.unshare(CLONE_NEWNET), "making a network namespace"), work)
 
 
 async def run_in_async(name: str, work: Callable[[], _T]) -> _T:
-    """run_in() for callers in an event loop."""
+    """Call run_in() from an event loop, without blocking it."""
     return await asyncio.get_running_loop().run_in_executor(None, run_in, name, work)
 
 

@@ -1,4 +1,4 @@
-"""The API objects of a lab: its nodes, the API's own EndpointSlice, and pods to try things with. Pure."""
+"""Makes the API objects of a lab: nodes, the EndpointSlice of the API server, and pods for experiments. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ API_PORT = 6443
 
 
 def node(net: NodeNet) -> Json:
-    """A Node that is ready, as a kubelet would have it."""
+    """Return a ready Node, as a kubelet would write it."""
     now = timestamp()
     labels = {
         "kubernetes.io/hostname": net.name,
@@ -48,7 +48,7 @@ def node(net: NodeNet) -> Json:
 
 
 def api_slice(address: str) -> Json:
-    """The EndpointSlice of default/kubernetes: where the API server is reached from pods."""
+    """Return the EndpointSlice of default/kubernetes: the address at which pods reach the API server."""
     return {
         "metadata": {"name": "kubernetes", "labels": {"kubernetes.io/service-name": "kubernetes"}},
         "addressType": "IPv4",
@@ -58,7 +58,7 @@ def api_slice(address: str) -> Json:
 
 
 def whoami_rc(name: str, replicas: int, port: int = 3000, labels: dict[str, str] | None = None) -> Json:
-    """A ReplicationController of whoami pods that answer on a TCP and a UDP port."""
+    """Return a ReplicationController of whoami pods that answer on a TCP and a UDP port."""
     labels = labels or {"app": name}
     ports = [{"name": proto.lower(), "containerPort": port, "protocol": proto} for proto in ("TCP", "UDP")]
     container = {"name": "whoami", "image": "whoami", "ports": ports}
@@ -75,7 +75,7 @@ def whoami_rc(name: str, replicas: int, port: int = 3000, labels: dict[str, str]
 
 
 def service(name: str, selector: dict[str, str], ports: list[Json], **spec: Any) -> Json:
-    """A Service; further fields of its spec by name."""
+    """Return a Service; `spec` are further fields of its spec."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

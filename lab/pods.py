@@ -1,7 +1,7 @@
-"""The kubelets of all nodes: pods that are assigned become namespaces with addresses that answer, and go again.
+"""The kubelets of all nodes: run each assigned pod as a namespace with addresses that answer, and remove it at its end.
 
-What a pod's life looks like in the API is what a kubelet makes of it: Pending, Running and Ready, on deletion
-Terminating for as long as its containers take, then gone.
+The pod's status in the API changes as with a real kubelet: Pending, Running and Ready; after its deletion Terminating
+until its containers have ended, then the object is deleted.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ log = logging.getLogger("lab.pods")
 Json = dict[str, Any]
 _PODS = by_plural("pods")
 READY_ANNOTATION = "lab.kubeproxy/ready"
-"""On a pod, "false" makes its readiness probe fail."""
+"""Annotation of a pod; the value "false" makes its readiness probe fail."""
 DRAIN_ANNOTATION = "lab.kubeproxy/drain-seconds"
-"""On a pod, how long its containers take to end after they are told to; bounded by its grace period."""
+"""Annotation of a pod: the seconds that its containers take to end after a deletion, at most its grace period."""
 DEFAULT_PORTS = [("TCP", 3000), ("UDP", 3000)]
 _BY_NAME = {n.name: n for n in NODES}
 
 
 def ports_of(pod: Json) -> list[tuple[str, int]]:
-    """The (protocol, port) pairs that a pod's containers answer on. SCTP is not spoken."""
+    """Return the (protocol, port) pairs on which a pod's containers answer. SCTP is not supported."""
     ports = [
         (p.get("protocol", "TCP"), int(p["containerPort"]))
         for c in lasting_containers(pod)
@@ -46,7 +46,7 @@ def ports_of(pod: Json) -> list[tuple[str, int]]:
 
 
 def drain_seconds(pod: Json, default: float) -> float:
-    """How long a deleted pod goes on answering."""
+    """Return the seconds for which a deleted pod continues to answer."""
     grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
     text = (pod["metadata"].get("annotations") or {}).get(DRAIN_ANNOTATION)
     try:
@@ -57,12 +57,12 @@ def drain_seconds(pod: Json, default: float) -> float:
 
 
 def is_probed_ready(pod: Json) -> bool:
-    """Whether a pod's readiness probe succeeds."""
+    """Return whether a pod's readiness probe succeeds."""
     return (pod["metadata"].get("annotations") or {}).get(READY_ANNOTATION) != "false"
 
 
 def is_ready(pod: Json) -> bool:
-    """Whether a running pod is ready: its probe succeeds and the condition of every readiness gate is True."""
+    """Return whether a running pod is ready: its probe succeeds and the condition of every readiness gate is True."""
     gates = [gate["conditionType"] for gate in pod["spec"].get("readinessGates") or ()]
     return is_probed_ready(pod) and all(condition(pod, gate) == "True" for gate in gates)
 
@@ -72,7 +72,7 @@ def _condition(kind: str, holds: bool) -> Json:
 
 
 def running_status(pod: Json, net: PodNet) -> Json:
-    """The status of a pod that runs."""
+    """Return the status of a running pod."""
     old = {c["type"]: c for c in (pod.get("status") or {}).get("conditions") or ()}
     probed = is_probed_ready(pod)
     states = {"PodScheduled": True, "Initialized": True, "ContainersReady": probed, "Ready": is_ready(pod)}
@@ -112,7 +112,7 @@ def _key(pod: Json) -> Key:
 
 
 class Kubelets:
-    """Follows the store's pods. start() and stop() belong together; all in the event loop's thread."""
+    """Follows the store's pods. Call start() before stop(); all calls are in the event loop's thread."""
 
     def __init__(self, rest: Rest, topology: Topology, answers: Answers, drain: float) -> None:
         self._rest = rest
@@ -124,17 +124,17 @@ class Kubelets:
         self._starter: asyncio.Task[None] | None = None
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._forced: dict[str, asyncio.Event] = {}
-        """By uid of a pod that drains: set when it is deleted by force."""
+        """Events of draining pods by uid; an event is set when its pod is deleted by force."""
         self._unsubscribe: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Run the pods that exist, and all that come."""
+        """Run the existing pods, and all later pods."""
         self._unsubscribe = self._rest.store.subscribe("pods", self._on_change)
         for record in self._rest.store.records("pods"):
             self._look_at(record.decode())
 
     async def stop(self) -> None:
-        """Hear of no more pods. Their namespaces go with the topology."""
+        """Unsubscribe from the store. The namespaces of the pods are removed with the topology."""
         self._unsubscribe()
         tasks = [t for t in (self._starter, *self._ending.values()) if t is not None]
         for task in tasks:
@@ -142,7 +142,7 @@ class Kubelets:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def net_of(self, uid: str) -> PodNet | None:
-        """The namespace and addresses of a running pod."""
+        """Return the namespace and addresses of a running pod."""
         return self._nets.get(uid)
 
     def _on_change(self, change: Change) -> None:
@@ -153,7 +153,7 @@ class Kubelets:
         elif uid in self._forced:
             self._forced[uid].set()
         elif uid in self._nets and uid not in self._ending:
-            # Deleted by force, without the kubelet: what is left of it goes at once.
+            # Deleted by force, without the kubelet: its remains are removed at once.
             self._end(pod, 0.0)
 
     def _look_at(self, pod: Json) -> None:
@@ -165,7 +165,7 @@ class Kubelets:
         if is_deleted and uid not in self._ending:
             self._end(pod, drain_seconds(pod, self._drain))
         if uid in self._nets:
-            self._update_readiness(pod)  # probes go on while it terminates
+            self._update_readiness(pod)  # The readiness probes continue while the pod terminates.
         elif not is_deleted:
             self._waiting[_key(pod)] = None
             if self._starter is None or self._starter.done():
@@ -182,7 +182,7 @@ class Kubelets:
         self._rest.update(_PODS, body, _key(pod), "status")
 
     async def _start_waiting(self) -> None:
-        """Start pods, all that came meanwhile at a time: the commands of many cost little more than of one."""
+        """Start all new pods together: the commands for many pods take hardly longer than those for one pod."""
         while self._waiting:
             keys, self._waiting = list(self._waiting), {}
             records = [self._rest.store.get("pods", key) for key in keys]
@@ -216,7 +216,7 @@ class Kubelets:
             if now is not None and now["metadata"]["uid"] == metadata["uid"]:
                 self._write_status(now, net)
             elif metadata["uid"] not in self._ending:
-                # It went while it was being started.
+                # The pod was deleted while it was being started.
                 self._end(pod, 0.0)
         except (AnswerError, ApiError) as e:
             log.error("pod cannot run pod=%s/%s err=%s", *_key(pod), e)

@@ -1,4 +1,4 @@
-"""Questions to whoami servers: sockets and waiting, without a process for each question.
+"""Sends requests to whoami servers, without a process for each request.
 
 The functions block and use the network namespace of the thread that calls them; see netns.run_in.
 """
@@ -22,25 +22,25 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: whoami\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER: close by reset. Otherwise the server's TIME_WAIT would refuse the first SYN of a later connection to which
-a node's masquerading happens to give the same port."""
-# Each UDP question leaves from a port of its own, so that no earlier flow in conntrack is met again.
+a node's masquerading gives the same port by chance."""
+# Each UDP request leaves from a different port, so that it matches no earlier flow in conntrack.
 _SOURCE_PORTS = itertools.cycle(range(33000, 60000))
 _TRIES = 1000
 
 
 class NoAnswer(StrEnum):
-    """Why there was no answer; compares equal to the plain words."""
+    """The reason why there was no answer; equal to its text."""
 
     REFUSED = "refused"
     TIMEOUT = "timeout"
     UNREACHABLE = "unreachable"
     GARBLED = "garbled"
-    """Something answered that is no whoami."""
+    """A server that is not whoami answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a whoami said: the pod and its node, the address and port that it was asked on, and the client it saw."""
+    """The answer of a whoami: the pod and its node, the address and port of the request, and the client's address."""
 
     pod: str
     node: str
@@ -70,7 +70,9 @@ def _outcome(error: OSError) -> NoAnswer:
 
 
 def ask(proto: str, address: str, port: int, timeout: float = 0.5, source: str | None = None) -> Answer | NoAnswer:
-    """One question by tcp or udp, from an address of the namespace when `source` names one; `timeout` in seconds."""
+    """Send one request by tcp or udp, from the address `source` of the namespace unless it is empty; `timeout` in
+    seconds.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = socket.SOCK_STREAM if proto == "tcp" else socket.SOCK_DGRAM
     start = time.perf_counter()
@@ -89,7 +91,7 @@ def ask(proto: str, address: str, port: int, timeout: float = 0.5, source: str |
 
 
 def bind_next(sock: socket.socket, address: str, ports: Iterator[int] | None = None) -> None:
-    """Take the next port that nobody else on the node has: a proxy that carries bytes has thousands of them.
+    """Bind a socket to the next port that is free on the whole node: a userspace proxy uses thousands of ports.
 
     Raises OSError.
     """
@@ -114,14 +116,14 @@ def _tcp(sock: socket.socket) -> bytes:
 
 
 def _is_whole(received: bytes) -> bool:
-    """Whether an answer has the length that it says; one that says none ends with its connection."""
+    """Return whether an answer has its Content-Length; an answer without this header ends with its connection."""
     head, end, body = received.partition(b"\r\n\r\n")
     length = _LENGTH.search(head + b"\r\n") if end else None
     return length is not None and len(body) >= int(length[1])
 
 
 def _udp(sock: socket.socket) -> bytes:
-    # A drop on the way out fails here, as a reject does; which of them it is, the wait for the answer tells.
+    # Both a dropped outgoing packet and a reject fail here; the wait for the answer distinguishes them.
     with contextlib.suppress(PermissionError):
         sock.send(b"?")
     return sock.recv(2048)
@@ -130,12 +132,12 @@ def _udp(sock: socket.socket) -> bytes:
 def ask_many(
     proto: str, address: str, port: int, count: int, timeout: float = 0.5, source: str | None = None
 ) -> list[Answer | NoAnswer]:
-    """`count` questions, one after the other."""
+    """Send `count` requests, one after the other."""
     return [ask(proto, address, port, timeout, source) for _ in range(count)]
 
 
 def http_get(address: str, port: int, path: str, timeout: float = 1.0) -> tuple[int, bytes]:
-    """(status, body) of a plain HTTP GET. Raises OSError."""
+    """Return the status and body of a plain HTTP GET. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)

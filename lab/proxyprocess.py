@@ -1,4 +1,4 @@
-"""A kube-proxy process in a node's namespace: started with a configuration, waited for, stopped or killed."""
+"""A kube-proxy process in a node's namespace: start with a configuration, wait until ready, stop or kill."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ _serials = itertools.count(1)
 
 
 class ProxyError(KubeProxyError):
-    """The proxy ended, or did not become ready; the message has the end of its log."""
+    """The proxy ended, or did not become ready; the message contains the end of its log."""
 
 
 def proxy_command() -> str:
-    """The kube-proxy of this installation."""
+    """Return the path of this installation's kube-proxy."""
     return str(Path(sys.executable).with_name("kube-proxy"))
 
 
 def last_syncs(metrics: bytes) -> list[float]:
-    """Return the time of the last sync of each family since the epoch, 0 for none yet, in a page of /metrics."""
+    """Return the time of each family's last sync from the text of /metrics, in seconds since the epoch; 0 before the
+    first sync.
+    """
     return [float(value) for value in _LAST_SYNC.findall(metrics)]
 
 
 def configuration(kubeconfig: Path, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A KubeProxyConfiguration for node-a; `overrides` replace its fields, those of clientConnection one by one."""
+    """Return a KubeProxyConfiguration for node-a; `overrides` replace its fields (in clientConnection one by one)."""
     config: dict[str, Any] = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -50,7 +52,7 @@ def configuration(kubeconfig: Path, overrides: dict[str, Any] | None = None) -> 
         "clusterCIDR": "10.244.0.0/16,fd00:244::/32",
         "healthzBindAddress": f"0.0.0.0:{HEALTH_PORT}",
         "metricsBindAddress": f"127.0.0.1:{METRICS_PORT}",
-        # Namespaces share the machine's conntrack limits, which are not the cluster's to change.
+        # Namespaces share the machine's conntrack limits, which a cluster of the lab must not change.
         "conntrack": {"maxPerCore": 0, "min": 0},
         "oomScoreAdj": 0,
     }
@@ -59,7 +61,7 @@ def configuration(kubeconfig: Path, overrides: dict[str, Any] | None = None) -> 
 
 
 class Process(Protocol):
-    """What is asked of a process, as asyncio has it."""
+    """The required methods of a process, as in asyncio."""
 
     @property
     def pid(self) -> int:
@@ -67,23 +69,23 @@ class Process(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, None while it runs, negative after a signal."""
+        """The exit status: None while the process runs, negative after a signal."""
 
     async def wait(self) -> int:
-        """Wait until it ends; returns its exit status."""
+        """Wait until the process ends; return its exit status."""
 
     def send_signal(self, signal: int) -> None:
-        """Send it a signal. Raises ProcessLookupError."""
+        """Send the process a signal. Raises ProcessLookupError."""
 
 
 Spawn = Callable[[str, Sequence[str], Path], Awaitable[Process]]
-"""Starts a command line inside a namespace, with its output in a file."""
+"""A function that starts a command line inside a namespace, with its output in a file."""
 
 
 async def spawn(namespace: str, argv: Sequence[str], log: Path) -> Process:
-    """See Spawn."""
+    """Call as described in Spawn."""
     with log.open("wb") as output:
-        # ip execs the command: the process is the proxy itself. Ctrl-C is for the cluster.
+        # ip execs the command, so the process is the proxy itself. Ctrl-C reaches only the cluster.
         return await asyncio.create_subprocess_exec(
             *["ip", "netns", "exec", namespace, *argv],
             stdin=asyncio.subprocess.DEVNULL,
@@ -94,7 +96,7 @@ async def spawn(namespace: str, argv: Sequence[str], log: Path) -> Process:
 
 
 class Proxy:
-    """One process. Its output goes to `log`; use start() to make one."""
+    """One process of kube-proxy. Its output is written to `log`; start() creates instances."""
 
     def __init__(self, process: Process, namespace: str, log: Path, config: Path) -> None:
         self._process = process
@@ -110,11 +112,11 @@ class Proxy:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, None while it runs."""
+        """The exit status, None while the process runs."""
         return self._process.returncode
 
     async def wait_ready(self, timeout: float = 30.0) -> float:
-        """Wait until it is healthy and has synced; returns how long that took, in seconds. Raises ProxyError."""
+        """Wait until the proxy is healthy and has synced; return the duration in seconds. Raises ProxyError."""
         start = time.monotonic()
         while time.monotonic() - start < timeout:
             if self._process.returncode is not None:
@@ -124,7 +126,7 @@ class Proxy:
         raise ProxyError(f"kube-proxy was not ready after {timeout:g} s:\n{self.tail()}")
 
     async def _is_ready(self) -> bool:
-        """Ask for up to 0.2 seconds: entering the namespace costs more CPU time than a question that is refused."""
+        """Ask for up to 0.2 seconds: entering the namespace takes more CPU time than a refused request."""
 
         def ask() -> bool:
             try:
@@ -145,20 +147,20 @@ class Proxy:
         return await run_in_async(self.namespace, ask_often)
 
     async def metrics(self) -> str:
-        """The text of /metrics. Raises OSError."""
+        """Return the text of /metrics. Raises OSError."""
         _, body = await run_in_async(self.namespace, lambda: http_get("127.0.0.1", METRICS_PORT, "/metrics", 5.0))
         return body.decode()
 
     def tail(self, lines: int = 20) -> str:
-        """The end of its output."""
+        """Return the end of the process's output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     async def wait(self) -> int:
-        """Wait until it ends by itself; returns its exit status."""
+        """Wait until the process ends without a signal; return its exit status."""
         return await self._process.wait()
 
     async def stop(self, timeout: float = 5.0) -> int:
-        """End it in order, by force after `timeout` seconds; returns its exit status."""
+        """End the process in order, by force after `timeout` seconds; return its exit status."""
         self._signal(signal.SIGTERM)
         try:
             return await asyncio.wait_for(self._process.wait(), timeout)
@@ -166,7 +168,7 @@ class Proxy:
             return await self.kill()
 
     async def kill(self) -> int:
-        """kill -9."""
+        """Kill the process with SIGKILL."""
         self._signal(signal.SIGKILL)
         return await self._process.wait()
 
@@ -188,7 +190,7 @@ async def start(
     serial = next(_serials)
     config_file = folder / f"proxy-{serial}.yaml"
     config_file.write_text(yaml.safe_dump(config))
-    control = folder / f"proxy-{serial}.sock"  # nodes share the machine's /run
+    control = folder / f"proxy-{serial}.sock"  # All nodes share the machine's /run.
     given = ["--config", str(config_file), "--control-socket", str(control), *args]
     proxy = await launch(namespace, folder, [*command, *given], config_file, spawned)
     proxy.control = control
@@ -196,6 +198,6 @@ async def start(
 
 
 async def launch(namespace: str, folder: Path, argv: Sequence[str], config_file: Path, spawned: Spawn = spawn) -> Proxy:
-    """Start a whole command line inside a namespace, which names `config_file`. The log goes to `folder`."""
+    """Start a complete command line, which names `config_file`, inside a namespace. The log is written to `folder`."""
     log = folder / f"proxy-{next(_serials)}.log"
     return Proxy(await spawned(namespace, argv, log), namespace, log, config_file)

@@ -1,4 +1,4 @@
-"""Where a running cluster keeps its files, and which process it is: /run/kubeproxy-lab/ID."""
+"""The files of a running cluster, and the id of its process: /run/kubeproxy-lab/ID."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ RUN = Path("/run/kubeproxy-lab")
 
 
 def run_folder(cluster_id: str) -> Path:
-    """Where a cluster keeps its kubeconfig, logs and pid. Raises ConfigError for an id that makes no names."""
+    """Return the folder of a cluster's kubeconfig, logs and pid. Raises ConfigError for an invalid id."""
     if not re.fullmatch(r"[a-z0-9]{1,16}", cluster_id):
         raise ConfigError(f"id: {cluster_id!r} must be 1 to 16 lower-case letters or digits")
     return RUN / cluster_id
 
 
 def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot: with the pid it names one process for good (proc(5))."""
+    """Return the start time of a process in clock ticks since boot: pid and start time together identify a process
+    (proc(5)).
+    """
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def owner_pid(folder: Path) -> int | None:
-    """The process that runs the cluster of a folder; None when it is gone."""
+    """Return the pid of the process that runs a folder's cluster; None if the process has ended."""
     try:
         pid, started = (folder / "pid").read_text().split()
         return int(pid) if _started(int(pid)) == started else None
@@ -36,7 +38,9 @@ def owner_pid(folder: Path) -> int | None:
 
 
 def claim(folder: Path) -> None:
-    """Make the cluster's folder; leftovers of a killed run are replaced. Raises ConfigError when it is running."""
+    """Create the cluster's folder; it replaces the folder of a killed run. Raises ConfigError if the cluster is
+    running.
+    """
     pid = owner_pid(folder)
     if pid is not None:
         raise ConfigError(f"id: a lab {folder.name} is running already (pid {pid}); choose another --id")
@@ -47,7 +51,7 @@ def claim(folder: Path) -> None:
 
 def _make(folder: Path) -> None:
     for _ in range(10):
-        # The last cluster to leave removes the parent, perhaps just now.
+        # Another cluster may have removed the parent folder at this moment, as the last one to end.
         with contextlib.suppress(FileNotFoundError):
             RUN.mkdir(mode=0o700, exist_ok=True)
             folder.mkdir(mode=0o700)
@@ -59,12 +63,14 @@ def release(folder: Path) -> None:
     """Remove the cluster's folder."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        # The last one out.
+        # The last cluster also removes the parent folder.
         RUN.rmdir()
 
 
 def remove_leftovers(cluster_id: str) -> bool:
-    """Remove what a killed cluster left; whether there was anything. Raises ConfigError when it still runs."""
+    """Remove the remains of a killed cluster; return whether there were any. Raises ConfigError if the cluster still
+    runs.
+    """
     folder = run_folder(cluster_id)
     if (pid := owner_pid(folder)) is not None:
         raise ConfigError(f"id: the lab {cluster_id} is running (pid {pid})")
@@ -76,7 +82,7 @@ def remove_leftovers(cluster_id: str) -> bool:
 
 
 def clusters() -> dict[str, int | None]:
-    """The clusters that left a folder, and their processes (None: killed)."""
+    """Return the ids of the clusters with a folder, and their processes (None: killed)."""
     try:
         folders = sorted(p for p in RUN.iterdir() if p.is_dir())
     except FileNotFoundError:

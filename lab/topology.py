@@ -1,4 +1,4 @@
-"""Network namespaces and links that make one Kubernetes node, its neighbour and a client outside.
+"""Creates the network namespaces and links of a Kubernetes node, its neighbour and a client outside.
 
                  outside (192.168.100.1, a bridge that is the LAN of all nodes)
                  /                                                        \\
@@ -7,8 +7,8 @@
        |- client 10.244.0.2, fd00:244::2                      |- pods
        '- pods
 
-Every pod is a namespace of its own. Addresses are the same in every cluster; names carry the cluster's id, so that
-several clusters live side by side. Nothing here knows the API.
+Every pod has its own namespace. Addresses are the same in every cluster; names contain the cluster's id, so several
+clusters can run at the same time. This module does not use the API.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ PREFIX = "kd-"
 OUTSIDE_IP, OUTSIDE_IP6 = "192.168.100.1", "fd00:100::1"
 SECOND_OUTSIDE_IP = "192.168.100.50"
 LB_RANGE, LB_RANGE6 = "203.0.113.0/24", "2001:db8:2::/64"
-# What the outside sends to node-a: cluster IPs, load balancer IPs, and ranges for externalIPs.
+# The networks that the outside routes to node-a: cluster IPs, load balancer IPs, and ranges for externalIPs.
 SERVICE_ROUTES = ("10.96.0.0/16", "198.51.100.0/24", LB_RANGE, "fd00:10:96::/112", "2001:db8:1::/64", LB_RANGE6)
-# A veth whose two ends happen to have the same index is taken for no pair by the kernel's link watch, which then
-# reports its carrier up to a second late (linkwatch_urgent_event): ends named eth0 get an index that no other has.
+# If both ends of a veth have the same index by chance, the kernel's link watch does not recognise them as a pair, and
+# reports the carrier up to a second late (linkwatch_urgent_event): so links named eth0 get an index that no other link
+# has.
 ETH0_INDEX = 100_000
 BRIDGE_MAC = "02:00:00:00:00:01"
 CLIENT_HOST = 2
@@ -59,7 +60,7 @@ class NodeNet:
 
     @property
     def addresses(self) -> tuple[str, str]:
-        """InternalIPs, IPv4 first."""
+        """The InternalIPs, IPv4 first."""
         return (self.ip, self.ip6)
 
 
@@ -70,7 +71,7 @@ NODES = (NODE_A, NODE_B)
 
 @dataclass(frozen=True, slots=True)
 class PodNet:
-    """The namespace and addresses of one pod; one in its node's network has no link."""
+    """The namespace and addresses of one pod; a pod in its node's network has no link."""
 
     namespace: str
     link: str
@@ -80,7 +81,7 @@ class PodNet:
 
 
 def requirements() -> list[str]:
-    """What this machine lacks for a cluster: each a line that says what, and how to get it. Changes nothing."""
+    """Return the requirements that this machine lacks for a cluster, one line each, with remedies. Changes nothing."""
     if os.geteuid() != 0:
         return ["root is needed to make network namespaces: run this as root (sudo)"]
     missing = [
@@ -109,7 +110,7 @@ def _kernel_lacks() -> list[str]:
             tries("veth links", ip, "link add v0 type veth peer name v1"),
             tries("bridges", ip, "link add b0 type bridge"),
         ]
-        # Modes other than nftables run where only iptables has it, as under the kernel of the tests of ipvs mode.
+        # The guest kernel of ipvs mode has only iptables; modes other than nftables work with it.
         if lacks_nat := tries("nftables NAT", nft, rule):
             problems.append(tries("NAT of iptables", ["iptables-legacy", "-t", "nat", "-S"], "") and lacks_nat)
         if not Path("/proc/net/if_inet6").exists():
@@ -123,7 +124,7 @@ def _kernel_lacks() -> list[str]:
 
 
 def host(cidr: str, number: int) -> str:
-    """The address of a range at an offset."""
+    """Return the address at an offset in a network."""
     return str(ipaddress.ip_network(cidr)[number])
 
 
@@ -138,20 +139,20 @@ _ROUTER_SYSCTLS = _COMMON_SYSCTLS | {
     "ipv6.conf.all.forwarding": "1",
     "ipv4.conf.all.rp_filter": "0",
     "ipv4.conf.default.rp_filter": "0",
-    # Rejects are ICMP; a test that asks often must hear each of them.
+    # Rejects are ICMP messages; the kernel must not limit their rate, because a test counts each of them.
     "ipv4.icmp_ratelimit": "0",
     "ipv6.icmp.ratelimit": "0",
 }
 
 
 class Topology:
-    """The namespaces of one cluster. up() before anything else, down() at the end; both may be repeated."""
+    """The namespaces of one cluster. Call up() first and down() at the end; both calls can be repeated."""
 
     def __init__(self, cluster_id: str) -> None:
         self.prefix = f"{PREFIX}{cluster_id}-"
         self.outside = f"{self.prefix}outside"
         self.client = f"{self.prefix}client"
-        # Pods come and go in threads; a cluster that goes down waits for those that are at it.
+        # Threads create and remove pods; down() waits for these threads.
         self._lock = threading.Lock()
         self._is_up = False
         self._numbers = itertools.count(1)
@@ -159,13 +160,13 @@ class Topology:
         self._used: dict[str, set[int]] = {n.name: set() for n in NODES}
 
     def node(self, node: NodeNet) -> str:
-        """The namespace of a node."""
+        """Return the namespace of a node."""
         return f"{self.prefix}{node.name}"
 
-    # the whole
+    # all namespaces of the cluster
 
     def up(self) -> None:
-        """Make the namespaces and links, after removing leftovers of this id. Raises LinkError."""
+        """Create the namespaces and links, after removing leftovers of this id. Raises LinkError."""
         self.down()
         with self._lock:
             self._make()
@@ -174,8 +175,8 @@ class Topology:
     def _make(self) -> None:
         routers = [self.outside, *(self.node(n) for n in NODES)]
         ip_batch(f"netns add {ns}" for ns in (*routers, self.client))
-        # Before any link exists: a link-local address under duplicate detection keeps a router from asking for
-        # neighbours, and the setting counts for later links only.
+        # Set before any link exists: a router does not solicit neighbours from a link-local address under duplicate
+        # address detection, and the setting applies only to later links.
         for namespace in routers:
             run_in(namespace, lambda: _sysctls(_ROUTER_SYSCTLS))
         run_in(self.client, lambda: _sysctls(_COMMON_SYSCTLS))
@@ -199,7 +200,7 @@ class Topology:
         self._wait_for_pods([client])
 
     def add_node(self, node: NodeNet) -> None:
-        """Make one more node on the LAN, without pods; for programs of a node alone. Raises LinkError."""
+        """Create a further node on the LAN, without pods; for programs that run on a node. Raises LinkError."""
         namespace = self.node(node)
         with self._lock:
             ip_batch([f"netns add {namespace}"])
@@ -211,11 +212,11 @@ class Topology:
             wait_for_links(namespace, ["eth0"])
 
     def exists(self) -> bool:
-        """Whether any namespace of this id exists."""
+        """Return whether any namespace of this id exists."""
         return bool(names(self.prefix))
 
     def down(self) -> None:
-        """Remove every namespace of this id, and end what still runs in them."""
+        """Remove every namespace of this id, and end the processes in them."""
         with self._lock:
             self._is_up = False
             found = names(self.prefix)
@@ -249,18 +250,18 @@ class Topology:
             if other is not node:
                 lines += [f"route add {other.pod_cidr} via {other.ip}", f"route add {other.pod_cidr6} via {other.ip6}"]
         if node is not NODE_A:
-            # No proxy runs on the neighbour: its pods reach Services through node-a.
+            # The neighbour has no proxy: its pods reach Services through node-a.
             lines += [f"route add {r} via {_hop(r, NODE_A)}" for r in SERVICE_ROUTES]
         return [*lines, f"route add default via {OUTSIDE_IP}", f"route add ::/0 via {OUTSIDE_IP6}"]
 
     # pods
 
     def host_pod(self, node: NodeNet) -> PodNet:
-        """What a pod in its node's network has: nothing is reserved, made or removed."""
+        """Return the network of a pod in its node's network: nothing is reserved, created or removed."""
         return PodNet(self.node(node), "", node, *node.addresses)
 
     def plan_pod(self, node: NodeNet) -> PodNet:
-        """Reserve a namespace name and addresses. Raises LinkError when the node has no address left."""
+        """Reserve a namespace name and addresses. Raises LinkError if the node has no free address."""
         used = self._used[node.name]
         for _ in range(FIRST_POD_HOST, 255):
             number = next(self._hosts[node.name])
@@ -272,9 +273,9 @@ class Topology:
         raise LinkError(f"{node.name} has no pod address left in {node.pod_cidr}: delete some pods")
 
     def add_pods(self, pods: list[PodNet]) -> None:
-        """Make the namespaces and links of planned pods, and return when they carry packets.
+        """Create the namespaces and links of planned pods, and wait until they carry packets.
 
-        About 10 ms for one, 4 ms for each of many. Raises LinkError.
+        Takes about 10 ms for one pod, 4 ms for each of many. Raises LinkError.
         """
         pods = [p for p in pods if p.link]
         with self._lock:
@@ -296,7 +297,7 @@ class Topology:
             wait_for_links(pod.namespace, ["eth0"])
 
     def remove_pods(self, pods: list[PodNet]) -> None:
-        """Remove pods' namespaces; their links go with them."""
+        """Remove the namespaces of pods, and thereby their links."""
         pods = [p for p in pods if p.link]
         with self._lock:
             existing = set(names(self.prefix))
@@ -307,12 +308,14 @@ class Topology:
 
 
 def _veth_line(namespace: str, peer: str, peer_namespace: str) -> str:
-    """A pair: eth0 in one namespace, a named end in another."""
+    """Return the command for a veth pair: eth0 in one namespace, a named end in another."""
     return f"link add eth0 index {ETH0_INDEX} netns {namespace} type veth peer name {peer} netns {peer_namespace}"
 
 
 def _bridge_lines(name: str) -> list[str]:
-    """A bridge that is up. Its own MAC stays: one that follows its ports changes under its neighbours' feet."""
+    """Return the commands for a bridge that is up. It has a fixed MAC: otherwise its MAC changes with its ports, and
+    neighbours have an old one.
+    """
     return [f"link add {name} address {BRIDGE_MAC} type bridge mcast_snooping 0", f"link set {name} up"]
 
 
@@ -332,7 +335,9 @@ def _pod_lines(pod: PodNet) -> list[str]:
 
 
 def _port_lines(pods: Iterable[PodNet]) -> list[str]:
-    """Bridge ports on the node's side; hairpin lets a pod reach itself through its Service."""
+    """Return the commands for bridge ports on the node's side; with hairpin mode a pod can reach itself through its
+    Service.
+    """
     return [
         line
         for p in pods

@@ -1,4 +1,4 @@
-"""Folders as the kubelet fills them for a pod: ConfigMaps and service accounts, changed whole by a symlink swap.
+"""Folders that the kubelet fills for a pod: ConfigMaps and service accounts, replaced atomically by a symlink.
 
 FOLDER/name -> ..data/name, FOLDER/..data -> ..SERIAL, FOLDER/..SERIAL/name is the file. Source: the kubelet's
 AtomicWriter (pkg/volume/util/atomic_writer.go).
@@ -17,14 +17,14 @@ _serials = itertools.count(1)
 
 
 class Volume:
-    """One mounted folder. A reader sees all files of one write, or all of the next."""
+    """One mounted folder. A reader sees either all old files or all new files of a write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, files: Mapping[str, str]) -> None:
-        """Replace the whole content."""
+        """Replace all files of the folder."""
         data, link = self.folder / "..data", self.folder / "..data_tmp"
         old = data.resolve() if data.is_symlink() else None
         new = self.folder / f"..{next(_serials):08d}"
@@ -44,7 +44,7 @@ class Volume:
 
 
 class ServiceAccountVolume:
-    """A pod's service account: token, ca.crt and namespace. The token rotates when it is told to."""
+    """A pod's service account: token, ca.crt and namespace. rotate() replaces the token."""
 
     def __init__(self, folder: Path, tokens: Tokens, user: str, ca: Path) -> None:
         self._volume = Volume(folder)
@@ -56,11 +56,11 @@ class ServiceAccountVolume:
 
     @property
     def folder(self) -> Path:
-        """Where it is mounted."""
+        """The mount point in the pod."""
         return self._volume.folder
 
     def rotate(self, grace: float) -> None:
-        """Put a new token in place; the one before is refused after `grace` seconds."""
+        """Write a new token; the API server refuses the previous token after `grace` seconds."""
         old, self._token = self._token, self._tokens.issue(self._user)
         namespace = self._user.split(":")[2]
         self._volume.write({"token": self._token, "ca.crt": self._ca, "namespace": namespace})

@@ -1,16 +1,16 @@
 """Answers for all pods of a cluster over HTTP and UDP with the name of the pod and the address of the client.
 
-GET /echo?msg=TEXT, and the datagram "echo TEXT", are answered with TEXT instead.
+The answer to GET /echo?msg=TEXT, and to the datagram "echo TEXT", is TEXT.
 
-Runs as a separate process with only the standard library (no imports from this package). Reads commands from stdin, a
-JSON object a line, and answers each on stdout:
+Runs as a separate process with only the standard library (no imports from this package). Reads commands from stdin, one
+JSON object per line, and answers each on stdout:
 
     {"id": 1, "do": "open", "uid": "4f1", "netns": "kd-x-pod1", "pod": "web-abcde", "node": "node-a",
      "ports": [["TCP", 3000]]}
     {"id": 2, "do": "close", "uid": "4f1"}
 
-(The first is one line.) Sockets are opened inside the pod's network namespace, which several pods may share, and
-served from here. Ends with its stdin.
+(The first is one line.) Sockets are opened inside the pod's network namespace, which several pods may share, and this
+process serves them. The process ends when its stdin ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def plain(address: str) -> str:
-    """An address without the prefix that IPv4 has on a dual-stack socket."""
+    """Return an address without the prefix ::ffff: of IPv4 addresses on a dual-stack socket."""
     return address.removeprefix("::ffff:").partition("%")[0]
 
 
@@ -91,7 +91,7 @@ def listener(protocol: str, port: int) -> socket.socket:
 
 
 class Connection:
-    """One TCP connection: HTTP requests in, one answer each, kept open unless the client says otherwise."""
+    """One TCP connection: answers each HTTP request, and stays open unless the client asks to close it."""
 
     def __init__(self, sock: socket.socket, said: bytes) -> None:
         self.sock = sock
@@ -130,7 +130,7 @@ class Whoami:
         self.sockets: dict[str, set[socket.socket]] = {}
 
     def open(self, uid: str, netns: str, pod: str, node: str, ports: list[tuple[str, int]]) -> None:
-        """Answer for a pod."""
+        """Open the sockets of a pod, and answer requests to it."""
         self.sockets.setdefault(uid, set())
         for (protocol, port), sock in zip(ports, open_inside(netns, ports), strict=True):
             who = {"pod": pod, "node": node, "proto": protocol.lower(), "port": port}
@@ -176,7 +176,8 @@ class Whoami:
             address = asked[:16]
             here = plain(socket.inet_ntop(socket.AF_INET6, address)) if address else ""
             said = who | {"ip": here, "client": plain(peer[0]), "clientPort": peer[1]}
-            # A datagram's answer leaves from the address that was asked, whichever the pod has first.
+            # The answer to a datagram leaves from the address that the client sent to, not from the pod's first
+            # address.
             source = [(socket.IPPROTO_IPV6, IPV6_PKTINFO, IN6_PKTINFO.pack(address, 0))] if address else []
             is_echo = data.startswith(ECHO_DATAGRAM)
             answer = data.removeprefix(ECHO_DATAGRAM) if is_echo else json.dumps(said).encode() + b"\n"
@@ -211,7 +212,7 @@ class Whoami:
                 *lines, waiting = (waiting + data).split(b"\n")
                 for line in lines:
                     os.write(answers, self.command(line))
-                # A command may have closed sockets that this round still lists: poll again.
+                # A command may have closed sockets that this round of events still contains: poll again.
                 break
 
 

@@ -14,7 +14,7 @@ def service_account(namespace: str, name: str) -> str:
 
 
 class Tokens:
-    """Bearer tokens by user. `fixed` are good for ever; `refused` counts the requests with one that is not good."""
+    """Bearer tokens by user. `fixed` tokens never expire; `refused` counts the requests with an invalid token."""
 
     def __init__(self, fixed: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class Tokens:
         return bool(self._users)
 
     def issue(self, user: str) -> str:
-        """Return a new token of a user, valid until it is ended."""
+        """Return a new token of a user, valid until end() refuses it."""
         token = secrets.token_urlsafe(32)
         self._users[token] = user
         return token

@@ -1,6 +1,6 @@
-"""Who may do what: RBAC with the rules of kube-apiserver, and a record of granted and denied requests.
+"""Authorizes requests by RBAC with the rules of kube-apiserver, and records granted and denied requests.
 
-A request is allowed only if a role allows it that a binding gives to the user. Pure. Source: rbac/v1 and
+A request is allowed only if a binding gives the user a role that allows the request. Pure. Source: rbac/v1 and
 pkg/registry/rbac/validation of Kubernetes; aggregation and nonResourceURLs are refused, not ignored.
 """
 
@@ -51,7 +51,7 @@ class _Bound(NamedTuple):
 
 
 class Rbac:
-    """Roles and bindings at work. `used` are the grants that allowed something, `denied` the requests that none did."""
+    """Roles and bindings. `used` are the grants that allowed a request, `denied` the requests that no grant allowed."""
 
     def __init__(self, objects: Iterable[Json]) -> None:
         """Add the objects of rbac.authorization.k8s.io; other objects are ignored. Raises ConfigError."""

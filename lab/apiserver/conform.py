@@ -93,7 +93,7 @@ def decode_body(raw: bytes, kind: str) -> Json:
 class _Yaml(yaml.SafeLoader):
     """Loads YAML like Kubernetes: a value that looks like a time is text."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - of the class that it is made from
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as in the base class
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -102,7 +102,7 @@ class _Yaml(yaml.SafeLoader):
 def decode_yaml(raw: bytes, kind: str) -> Json:
     """Return the object in a body of YAML (or JSON, which is YAML); raises ApiError 400."""
     try:
-        value = yaml.load(raw, _Yaml)  # noqa: S506 - a safe loader, below
+        value = yaml.load(raw, _Yaml)  # noqa: S506 - Loader is a safe loader
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise bad_request(f"error decoding YAML: {e}") from e
     if not isinstance(value, dict):

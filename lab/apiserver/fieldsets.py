@@ -43,7 +43,7 @@ class Sets(NamedTuple):
 
     @property
     def applied(self) -> set[Path]:
-        """Return the paths that the manager owns who applies this object."""
+        """Return the paths that a manager owns after it has applied this object."""
         return {*self.leaves, *self.items}
 
     @property
@@ -97,7 +97,7 @@ def _json(value: Any) -> str:
 
 
 def changed(old: Sets, new: Sets) -> tuple[set[Path], set[Path]]:
-    """(paths that are new or have another value, paths that are gone)."""
+    """Return the new and changed paths, and the removed paths."""
     before, after = old.everything, new.everything
     written = {path for path, value in after.items() if path not in before or before[path] != value}
     return written, before.keys() - after.keys()

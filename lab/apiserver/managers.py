@@ -49,7 +49,7 @@ class Owners:
         self._now = now
         self._owned: dict[Manager, _Owned] = {}
         for entry in entries:
-            if entry:  # [{}] is how a client says that it wants none
+            if entry:  # A client sends [{}] to remove all managed fields.
                 manager = Manager(
                     entry.get("manager", ""),
                     Operation(entry["operation"]),
@@ -59,7 +59,7 @@ class Owners:
                 self._owned[manager] = _Owned(frozenset(decoded(entry.get("fieldsV1") or {})), entry.get("time", now))
 
     def paths(self, manager: Manager) -> frozenset[Path]:
-        """What a manager owns."""
+        """The fields that one manager owns."""
         return self._owned[manager].paths if manager in self._owned else frozenset()
 
     def of_others(self, manager: Manager) -> Iterator[tuple[Manager, frozenset[Path]]]:

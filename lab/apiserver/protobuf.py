@@ -112,7 +112,7 @@ MESSAGES: dict[tuple[str, str], Message] = {
 
 
 def decode_protobuf(raw: bytes, api_version: str, kind: str) -> Json | None:
-    """The JSON form of a body; None for a kind without a table. Raises ApiError 400 for what is no protobuf."""
+    """Return the JSON form of a body, or None for a kind without a table. Raises ApiError 400 for invalid protobuf."""
     message = MESSAGES.get((api_version, kind))
     if message is None:
         return None
@@ -142,7 +142,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _split(raw: bytes) -> list[tuple[int, Any]]:
-    """(field number, int or bytes) of each field on the wire."""
+    """Yield the field number and the value (int or bytes) of each field in wire format."""
     found: list[tuple[int, Any]] = []
     at = 0
     while at < len(raw):

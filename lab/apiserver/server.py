@@ -34,7 +34,7 @@ log = logging.getLogger("lab.apiserver")
 
 MAX_BODY = 64 * 1024 * 1024
 ACCEPTING = 4
-"""Number of turns of the event loop after which an accepted connection has a transport, so that it can be closed."""
+"""Turns of the event loop after which an accepted connection has a transport and can be closed."""
 SERVICE_CIDRS = ("10.96.0.0/16", "fd00:10:96::/112")
 
 
@@ -69,8 +69,7 @@ def loopback(port: int = 0) -> socket.socket:
 async def _accept_no_more(servers: Sequence[asyncio.Server]) -> None:
     """Wait until every accepted connection has a transport, so that it can be closed.
 
-    If a server is closed before that, asyncio of Python 3.11 never closes the connection, and its client waits for
-    ever."""
+    If a server closes earlier, asyncio of Python 3.11 never closes the connection, and the client waits forever."""
     for server in servers:
         for listening in server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
@@ -79,7 +78,7 @@ async def _accept_no_more(servers: Sequence[asyncio.Server]) -> None:
 
 
 class ApiServer:
-    """The API server: The API server: `store` and `rest` can be used in this process; HTTP works after start()."""
+    """The API server: `store` and `rest` can be used in this process; HTTP works after start()."""
 
     def __init__(self, config: ServerConfig | None = None) -> None:
         self.config = config or ServerConfig()
@@ -140,7 +139,7 @@ class ApiServer:
         self._verbs.end_watches()
 
     async def close(self) -> None:
-        """Stop serving."""
+        """Stop the server and close all connections."""
         self.end_watches()
         servers, self._servers = self._servers, []
         for server in servers:
@@ -211,7 +210,7 @@ class ApiServer:
         if not allowed:
             raise status.forbidden(user, verb, named, resource.group, target.namespace, target.name)
 
-    # what is no resource
+    # The path is not the path of a resource.
 
     def _not_a_resource(self, request: web.Request) -> web.Response:
         path = request.path.rstrip("/")

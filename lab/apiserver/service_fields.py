@@ -21,7 +21,7 @@ def needs_cluster_ip(spec: Json) -> bool:
 
 
 def is_headless(spec: Json) -> bool:
-    """clusterIP: None."""
+    """Return whether clusterIP is None (a headless Service)."""
     return spec.get("clusterIP") == "None" or spec.get("clusterIPs") == ["None"]
 
 
@@ -33,12 +33,12 @@ def needs_node_ports(spec: Json) -> bool:
 
 
 def needs_health_port(spec: Json) -> bool:
-    """LoadBalancer with externalTrafficPolicy Local."""
+    """Return whether the type is LoadBalancer, with externalTrafficPolicy Local."""
     return spec.get("type") == LOAD_BALANCER and spec.get("externalTrafficPolicy") == "Local"
 
 
 def externally_accessible(spec: Json) -> bool:
-    """Whether externalTrafficPolicy means anything."""
+    """Return whether externalTrafficPolicy has an effect."""
     return spec.get("type") in {NODE_PORT, LOAD_BALANCER} or bool(spec.get("externalIPs"))
 
 
@@ -96,7 +96,7 @@ def _set(spec: Json, name: str, value: Any) -> None:
 
 
 def family_of(address: str) -> str:
-    """Return IPv4 or IPv6; '' if the text is no address."""
+    """Return IPv4 or IPv6, or '' if the text is not an address."""
     try:
         return f"IPv{ipaddress.ip_address(address).version}"
     except ValueError:

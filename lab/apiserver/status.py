@@ -32,7 +32,7 @@ class ApiError(Exception):
 
 
 def go_value(value: object) -> str:
-    """`value` as Go's field errors print it: JSON."""
+    """Return a value as JSON, as Go's field errors print it."""
     return msgspec.json.encode(value).decode()
 
 
@@ -104,20 +104,20 @@ def not_found(plural: str, group: str, name: str) -> ApiError:
 
 
 def already_exists(plural: str, group: str, name: str) -> ApiError:
-    """409: the name is taken."""
+    """409: an object with this name exists."""
     message = f'{_qualified(plural, group)} "{name}" already exists'
     return ApiError(409, "AlreadyExists", message, _details(plural, group, name))
 
 
 def conflict(plural: str, group: str, name: str, why: str = "") -> ApiError:
-    """409: the writer saw an older version."""
+    """409: the write is based on an older version of the object."""
     why = why or "the object has been modified; please apply your changes to the latest version and try again"
     message = f'Operation cannot be fulfilled on {_qualified(plural, group)} "{name}": {why}'
     return ApiError(409, "Conflict", message, _details(plural, group, name))
 
 
 def apply_conflict(owned: list[tuple[str, str]]) -> ApiError:
-    """409: what is applied would change fields of others; (manager, path) of each, in the order of the managers."""
+    """409: an apply would change fields of other managers. `conflicts` are (manager, path), in order."""
     count = f"{len(owned)} conflict" + ("" if len(owned) == 1 else "s")
     if len(owned) == 1:
         text = f"conflict with {owned[0][0]}: {owned[0][1]}"
@@ -133,7 +133,7 @@ def apply_conflict(owned: list[tuple[str, str]]) -> ApiError:
 
 
 def bad_request(message: str) -> ApiError:
-    """400: the request itself makes no sense."""
+    """400: the request is invalid."""
     return ApiError(400, "BadRequest", message)
 
 
@@ -143,7 +143,7 @@ def method_not_allowed() -> ApiError:
 
 
 def unsupported_media_type(given: str, accepted: tuple[str, ...]) -> ApiError:
-    """415: a body in a format that is not spoken here, or not for this resource."""
+    """415: the server does not accept this format of a body, or not for this resource."""
     message = f"the body of the request was in an unknown format ({given}) - accepted media types include: "
     return ApiError(415, "UnsupportedMediaType", message + ", ".join(accepted))
 
@@ -166,17 +166,17 @@ def forbidden(user: str, verb: str, resource: str, group: str, namespace: str | 
 
 
 def unauthorized() -> ApiError:
-    """401: no token, or one that nobody has."""
+    """401: no token, or an unknown token."""
     return ApiError(401, "Unauthorized", "Unauthorized")
 
 
 def too_old(asked: int, oldest: int) -> ApiError:
-    """410 of a watch: the history no longer reaches back that far."""
+    """410 of a watch: the history does not contain the requested revision any more."""
     return ApiError(410, "Expired", f"too old resource version: {asked} ({oldest})")
 
 
 def list_expired(continue_token: str) -> ApiError:
-    """410 of a paged list; the token in it goes on without a consistent view."""
+    """410 of a paged list; with the token in the answer the client can continue, without a consistent view."""
     message = (
         "The provided continue parameter is too old to display a consistent list result. You can start a new list "
         "without the continue parameter, or use the continue token in this response to retrieve the remainder of "
@@ -187,7 +187,7 @@ def list_expired(continue_token: str) -> ApiError:
 
 
 def too_large(asked: int, current: int) -> ApiError:
-    """504: the version asked for has not happened yet."""
+    """504: the requested version is in the future."""
     details: Json = {
         "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
         "retryAfterSeconds": 1,

@@ -138,10 +138,10 @@ class Store:
         """Changes up to and including this revision are no longer in the history."""
         return self._compacted.get(storage, 0)
 
-    # hearing
+    # listeners
 
     def subscribe(self, storage: str, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with each change, during the write. Returns what ends it."""
+        """Call `listener` with each change, during the write. Return the function that removes the listener."""
         listeners = self._listeners.setdefault(storage, [])
         listeners.append(listener)
 

@@ -69,7 +69,7 @@ def as_seen(change: Change, options: ListOptions, namespace: str | None) -> Even
 
 
 class Watch:
-    """One watch request. Made, then run() with the response; `wake` ends it early when closing."""
+    """One watch request. Call run() with the response after construction; `wake` ends the watch early."""
 
     def __init__(
         self, store: Store, faults: Faults, resource: Resource, namespace: str | None, options: ListOptions
@@ -91,7 +91,7 @@ class Watch:
         self._include = include
 
     def begin(self) -> None:
-        """Queue the backlog, and from now on every change. Errors become an ERROR event."""
+        """Queue the backlog, and every later change. Errors become an ERROR event."""
         try:
             self._pending.extend(self._backlog())
         except ApiError as e:
@@ -176,7 +176,7 @@ class Watch:
                     await response.write(self._bookmark())
 
     def end(self) -> None:
-        """Hear no more changes."""
+        """Remove the watch's listener from the store."""
         self._unsubscribe()
 
     async def _flush(self, response: web.StreamResponse) -> bool:

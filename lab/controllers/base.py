@@ -32,7 +32,7 @@ class Controller:
         raise AssertionError(f"a controller says what it does about {key}")
 
     def stop(self) -> None:
-        """Hear of nothing more."""
+        """Unsubscribe from all storages."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._unsubscribe.clear()

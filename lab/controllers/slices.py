@@ -95,7 +95,7 @@ def pod_addresses(pod: Json, family: str) -> list[str]:
 
 
 Wanted = dict[tuple[str, PortKey], dict[str, Json]]
-"""By (address type, ports): the endpoints by address."""
+"""Desired endpoints by (address type, ports), then by address."""
 
 
 def wanted_endpoints(service: Json, pods: list[Json], zones: dict[str, str]) -> Wanted:

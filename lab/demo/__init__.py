@@ -1,1 +1,1 @@
-"""The demo: the whoami example, played for real against a kube-proxy, with every answer checked."""
+"""The demo: runs the whoami example against a real kube-proxy, and checks every answer."""

@@ -1,4 +1,4 @@
-"""Questions in a row from one place to one front, and who answered them. Knows no rich and no expectations."""
+"""Sends several requests from one place to one Service address, and records which pods answer."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from lab.netns import run_in_async
 from lab.probes import Answer, NoAnswer, ask
 
 TIMEOUT = 1.0
-"""Seconds after which a question counts as unanswered; answers take well under a millisecond."""
+"""Seconds after which a request counts as unanswered; answers take well under a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The answers to some questions. `failure` is why the last one was not answered; no more were asked after it."""
+    """The answers to several requests. `failure` is the reason why the last request failed, if it failed."""
 
     answers: tuple[Answer, ...]
     failure: NoAnswer | None
 
     @property
     def asked(self) -> int:
-        """How many questions there were."""
+        """The number of requests."""
         return len(self.answers) + (self.failure is not None)
 
     @property
     def counts(self) -> Counter[str]:
-        """How often each pod answered."""
+        """The number of answers of each pod."""
         return Counter(a.pod for a in self.answers)
 
     @property
     def pods(self) -> set[str]:
-        """Who answered."""
+        """The names of the pods that answered."""
         return {a.pod for a in self.answers}
 
     @property
     def clients(self) -> set[str]:
-        """The source addresses that the pods saw."""
+        """The source addresses that the pods reported."""
         return {a.client for a in self.answers}
 
 
 def ask_until_wrong(proto: str, address: str, port: int, count: int, patience: float, source: str | None) -> Tally:
-    """Up to `count` questions from the thread's namespace; the first without an answer is the last."""
+    """Send up to `count` requests from the thread's namespace; stop after the first request without an answer."""
     answers: list[Answer] = []
     for _ in range(count):
         said = ask(proto, address, port, patience, source)
@@ -63,6 +63,6 @@ async def tally(
     patience: float = TIMEOUT,
     source: str | None = None,
 ) -> Tally:
-    """Ask `count` times from a place of the cluster, from the address `source` of it where one is given."""
+    """Send `count` requests from a place of the cluster, from the address `source` if it is not empty."""
     work = functools.partial(ask_until_wrong, proto, address, port, count, patience, source)
     return await run_in_async(cluster.namespace_of(place), work)

@@ -1,4 +1,4 @@
-"""Act 6: pods go and come under traffic, then there are none, then three again."""
+"""Act 6: pods are deleted and replaced under traffic; the Service is scaled to no pods, and back to three."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ GONE, NEW = "a pod is told to end", "a new pod is ready"
 
 
 class ReadyTimes:
-    """When each pod's endpoint was first written as ready, in monotonic seconds."""
+    """The time at which each pod's endpoint was first written as ready, in monotonic seconds."""
 
     def __init__(self, stage: Stage) -> None:
         self.ready: dict[str, float] = {}
         self._unsubscribe: Callable[[], None] = stage.cluster.store.subscribe("endpointslices", self._on_change)
 
     def stop(self) -> None:
-        """Hear of no more."""
+        """Remove the listener."""
         self._unsubscribe()
 
     def _on_change(self, change: Change) -> None:
@@ -39,9 +39,9 @@ class ReadyTimes:
 
 
 async def pods_come_and_go(stage: Stage) -> None:
-    """Pods are deleted under traffic, and replaced; then there are none, and three again."""
+    """Delete pods under traffic until all are replaced; scale the Service to 0, and back to 3."""
     stage.report.act(
-        "A pod goes, another comes: nobody notices",
+        "A pod is deleted and replaced: no client notices",
         f"Clients outside and in a pod connect without pause while {ROUNDS} pods are deleted, one after the "
         "other. Each time the ReplicationController makes a new one.",
     )
@@ -107,7 +107,7 @@ def _note_traffic(stage: Stage, totals: dict[str, Total]) -> None:
     stage.report.table(["from", "connections", "failed", ""], rows, " rr")
     stage.report.fact(
         f"A pod that is told to end gets no new connections from {milliseconds(stage.ledger.median(GONE))} on "
-        "(p50); those it has may finish."
+        "(p50); open connections may finish."
     )
 
 
@@ -115,7 +115,7 @@ async def _no_pods(stage: Stage, times: ReadyTimes) -> None:
     fronts = [CLUSTER_FRONTS[0], balancer_fronts(stage)[0], CLUSTER_FRONTS[1]]
     stage.cluster.scale(NAME, 0)
     await stage.cluster.until(lambda: not stage.cluster.select("pods", SELECTOR), "no whoami pods")
-    # A pod whose server has ended refuses too, as long as it has a network.
+    # A pod whose server has ended also refuses connections, as long as its network namespace exists.
     pods = f"{stage.cluster.topology.prefix}pod"
     await stage.cluster.until(lambda: not names(pods), "no network of whoami pods")
     refused = await stage.refused("scaled to 0", fronts)

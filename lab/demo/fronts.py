@@ -1,4 +1,4 @@
-"""Acts 1 to 5: the whoami Service by its cluster IP, as NodePort and LoadBalancer, with affinity, with Local policy."""
+"""Acts 1 to 5: the whoami Service with a cluster IP, as NodePort and LoadBalancer, with affinity, with Local policy."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def balancer_fronts(stage: Stage) -> list[Front]:
 
 
 async def cluster_ip(stage: Stage) -> None:
-    """A Service is created."""
+    """Create a Service."""
     stage.report.act(
         "ClusterIP: one address for three pods",
-        "Pods come and go, the Service's address stays. kube-proxy makes the kernel send every new connection to "
-        "one of the pods at random. Pods reach it with their own address; for anyone else, the node stands in as "
-        "the client, so that answers come back through it. 60 connections each:",
+        "Pods are created and deleted; the Service's address stays. kube-proxy makes the kernel send every new "
+        "connection to one of the pods at random. Pods connect with their own address; for all other clients the "
+        "node's address replaces the client's, so that answers return through the node. 60 connections each:",
     )
     ports = [{k: v for k, v in p.items() if k != "nodePort"} for p in PORTS]
     wanted = service(
@@ -52,10 +52,10 @@ async def cluster_ip(stage: Stage) -> None:
 
 
 async def node_port(stage: Stage) -> None:
-    """The Service becomes a NodePort."""
+    """Change the Service's type to NodePort."""
     stage.report.act(
         "NodePort: the same pods at a port of every node",
-        f"type: NodePort, nodePort: {NODE_PORT}. Now clients outside need to know a node's address only.",
+        f"type: NodePort, nodePort: {NODE_PORT}. Clients outside need only a node's address.",
     )
     change = functools.partial(stage.service, {"type": "NodePort", "ports": PORTS})
     took = await stage.timed("a Service becomes a NodePort", change, NODE_FRONTS[0])
@@ -64,9 +64,9 @@ async def node_port(stage: Stage) -> None:
 
 
 async def load_balancer(stage: Stage) -> None:
-    """The Service becomes a LoadBalancer, then one for a single client."""
+    """Change the Service's type to LoadBalancer, then restrict it to a single client."""
     stage.report.act(
-        "LoadBalancer: an address for the world",
+        "LoadBalancer: an address for external clients",
         "type: LoadBalancer. The cloud (here the lab) gives the Service addresses and sends their traffic to "
         "a node. kube-proxy takes it from there.",
     )
@@ -103,11 +103,11 @@ def _unanswered(heard: Tally) -> bool:
 
 
 async def affinity(stage: Stage) -> None:
-    """Each client keeps its pod."""
+    """Check that each client reaches the same pod again."""
     stage.report.act(
-        "sessionAffinity: ClientIP: who comes again meets the same pod",
-        "Above, every connection could meet another pod. Now the kernel remembers for three hours which pod a client "
-        "address was sent to, for programs that keep something about their clients. 60 connections each:",
+        "sessionAffinity: ClientIP: a client reaches the same pod again",
+        "Without affinity every connection could reach another pod. With it the kernel stores the pod of each client "
+        "address for three hours, for programs that keep state about their clients. 60 connections each:",
     )
     stage.service({"sessionAffinity": "ClientIP"})
     v4, v6 = CLUSTER_FRONTS
@@ -135,16 +135,16 @@ async def affinity(stage: Stage) -> None:
     every = set(stage.pods)
     free = await stage.until_answers(lambda heard: heard.pods == every, "pod", v4, 60)
     if stage.hold("sessionAffinity: None, from a pod", free, f"answers from {names_of(every)}", "the affinity stays"):
-        stage.report.fact("With sessionAffinity: None all three pods answer each client again.")
+        stage.report.fact("With sessionAffinity: None all three pods answer each client.")
 
 
 async def local_policy(stage: Stage) -> None:
-    """Traffic from outside stays on the node and keeps its source."""
+    """Check that traffic from outside stays on the node and keeps its source address."""
     stage.report.act(
-        "externalTrafficPolicy: Local: the pods learn who the client is",
-        "So far the pods saw the node in place of a client outside. With the policy Local the node keeps the client's "
-        "address, and for that sends traffic to its own pods only; a health check port tells load balancers which "
-        "nodes have any.",
+        "externalTrafficPolicy: Local: the pods see the client's address",
+        "Until now the pods saw the node's address instead of that of a client outside. With the policy Local the node "
+        "keeps the client's address, and therefore sends traffic only to its own pods; a health check port shows load "
+        "balancers which nodes have pods.",
     )
     front = balancer_fronts(stage)[0]
     on_node = {p["metadata"]["name"] for p in await stage.refresh_pods() if p["spec"]["nodeName"] == NODE_A.name}
@@ -178,7 +178,7 @@ async def _policy_row(stage: Stage, policy: str, front: Front, pods: set[str], s
 
 
 async def _health(stage: Stage, port: int, right: str) -> str:
-    """What the health check port says to the outside, once it says what it should, or in the end."""
+    """Return the answer of the health check port to a client outside, once it is as expected, or at the timeout."""
     deadline, said = monotonic() + IN_TIME, ""
     while said != right and monotonic() < deadline:
         try:

@@ -1,4 +1,4 @@
-"""How much kube-proxy holds in the kernel, as `nft` lists it."""
+"""Counts kube-proxy's rules and elements in the kernel, as `nft` lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lab.cluster import LabCluster
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of each kind the kernel holds, in both tables."""
+    """The numbers of chains, rules and elements in both tables."""
 
     chains: int = 0
     rules: int = 0
@@ -18,7 +18,7 @@ class Sizes:
 
 
 async def kernel_sizes(cluster: LabCluster) -> Sizes:
-    """Count what `nft list table` lists for IPv4 and IPv6. A table that is missing counts nothing."""
+    """Return the numbers that `nft list table` shows for IPv4 and IPv6. A missing table counts as empty."""
     counted = {"chain": 0, "rule": 0, "elem": 0}
     for family in ("ip", "ip6"):
         _, out, _ = await cluster.exec("node", ["nft", "-j", "list", "table", family, "kube-proxy"])

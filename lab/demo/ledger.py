@@ -1,4 +1,4 @@
-"""What the demo holds against its expectations: checks, connections and how long changes took. Pure."""
+"""Records the demo's results: checks, connections and durations of changes. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One expectation: what it is about, what should be, and what was."""
+    """One check: its subject, the expected and the actual result."""
 
     name: str
     ok: bool
@@ -20,7 +20,7 @@ class Check:
 
 
 class Ledger:
-    """Everything that the last line of the demo is about."""
+    """All results that the last line of the demo summarises."""
 
     def __init__(self) -> None:
         self.checks: list[Check] = []
@@ -28,19 +28,19 @@ class Ledger:
         self.times: dict[str, list[float]] = {}
 
     def hold(self, name: str, ok: bool, expected: str, got: str) -> bool:
-        """Note a check; returns `ok`."""
+        """Record a check; return `ok`."""
         self.checks.append(Check(name, ok, expected, got))
         return ok
 
     def took(self, change: str, seconds: float) -> None:
-        """Note how long a kind of change took, from the API write to the first packet that met it."""
+        """Record the duration of a kind of change, from the API write to the first packet that the change affects."""
         self.times.setdefault(change, []).append(max(0.0, seconds))
 
     def median(self, change: str) -> float:
-        """The p50 of a kind of change, in seconds; 0.0 when there was none."""
+        """Return the median duration of a kind of change in seconds, or 0.0 without measurements."""
         return statistics.median(self.times.get(change) or [0.0])
 
     @property
     def wrong(self) -> list[Check]:
-        """The checks that do not hold."""
+        """Return the failed checks."""
         return [c for c in self.checks if not c.ok]

@@ -1,6 +1,6 @@
-"""What goes on in a cluster that is kept: a few more Services, a few requests a second, and now and then a change.
+"""Generates activity in a cluster that stays up: further Services, a few requests per second, and occasional changes.
 
-So there is something to see, on the page and by the commands. All of it ends with the cluster.
+So the page and the commands have something to show. All activity ends with the cluster.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from lab.probes import ask
 
 Json = dict[str, Any]
 SHOP, SEARCH, ORPHAN = "shop", "search", "orphan"
-"""A Service whose pods come and go, one with the pods of the demo, and one that selects none."""
+"""A Service whose pods change, a Service with the pods of the demo, and a Service without pods."""
 PORTS: list[Json] = [{"name": "http", "port": 80, "targetPort": PORT}]
 FEW, MORE = 2, 4
-"""Pods of the shop, in turn."""
+"""Numbers of pods of the shop, in turn."""
 EVERY = 0.25
 """Seconds between two requests."""
 CHANGE = 8.0
 """Seconds between two changes."""
 _TURNS = [(SHOP, "pod"), (NAME, "outside"), (SHOP, "node"), (SEARCH, "pod"), (SHOP, "outside")]
-"""Who is asked, and from where, in turn."""
+"""Pairs of a client and a Service, in turn."""
 
 
 @asynccontextmanager
 async def life(stage: Stage) -> AsyncIterator[None]:
-    """Have something go on meanwhile."""
+    """Run the activity until the context ends."""
     cluster = stage.cluster
     cluster.create(whoami_rc(SHOP, FEW, PORT))
     await cluster.pods_ready(f"app={SHOP}", FEW)
@@ -52,7 +52,7 @@ async def life(stage: Stage) -> AsyncIterator[None]:
 
 
 async def _requests(stage: Stage) -> None:
-    """Ask one Service after the other, by each of its addresses; whoever is at the keyboard may have removed them."""
+    """Send requests to each Service in turn, by each of its addresses; the operator may have deleted a Service."""
     for number, (name, place) in enumerate(itertools.cycle(_TURNS)):
         await asyncio.sleep(EVERY)
         with suppress(ApiError, KubeProxyError, OSError, LookupError):
@@ -63,7 +63,7 @@ async def _requests(stage: Stage) -> None:
 
 
 async def _changes(stage: Stage) -> None:
-    """Give the shop pods and take them away."""
+    """Scale the shop up and down."""
     for replicas in itertools.cycle((MORE, FEW)):
         await asyncio.sleep(CHANGE)
         with suppress(ApiError):

@@ -1,17 +1,17 @@
-"""A client that never stops asking, as a process of its own so that nothing but the network delays it.
+"""A client that sends requests without pause, in a separate process, so that only the network delays it.
 
     python -m lab.demo.load udp|tcp FIRST_SOURCE_PORT
 
-It runs inside the namespace that it asks from. Commands come on stdin, one a line, and each is answered on stdout:
+It runs inside the client's namespace. It reads commands from stdin, one per line, and answers each on stdout:
 
-    aim ADDRESS PORT    ask there from now on
-    rest                ask nowhere
-    mark                forget who has answered so far
+    aim ADDRESS PORT    send all further requests there
+    rest                send no requests
+    mark                forget the answers so far
 
-In between it writes a line for everyone (a pod, or "refused" and the like) who answers for the first time since the
-mark: {"who": ..., "sent": T, "heard": T}, T being seconds of the machine's monotonic clock, which all processes share.
-When stdin ends it writes the sum of it all. UDP questions leave every 0.3 ms, each from a port of its own, whether or
-not the ones before were answered: so the time of a change is seen as finely. TCP connections go one after the other.
+Between commands it writes a line for the first answer of each kind (a pod's name, or a failure such as "refused") since
+the mark: {"who": ..., "sent": T, "heard": T}, where T is in seconds of the machine's monotonic clock, which all
+processes share. When stdin ends, it writes the totals. UDP requests leave every 0.3 ms, each from a different port,
+without waiting for earlier answers, so the time of a change is measured to 0.3 ms. TCP connections follow one another.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ UDP_PATIENCE = 0.05
 TCP_EVERY = 0.001
 TCP_PATIENCE = 1.0
 LAST_SOURCE_PORT = 32000
-"""Below the ports that the kernel gives out by itself, and below those of probes.py."""
+"""Below the kernel's range of ephemeral ports, and below the ports of probes.py."""
 
 
 class Record:
-    """Who answered, how often, and when first and last."""
+    """The answers by kind (a pod's name or a failure): their number, and the times of the first and the last."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -48,11 +48,11 @@ class Record:
         self._seen: set[str] = set()
 
     def mark(self) -> None:
-        """Report everyone anew."""
+        """Report the first answer of each kind again."""
         self._seen.clear()
 
     def add(self, who: str, sent: float, heard: float) -> None:
-        """Note an outcome, and write it if it is the first of its kind."""
+        """Record an outcome, and write it if it is the first of its kind."""
         self.counts[who] = self.counts.get(who, 0) + 1
         self.last_sent[who] = max(sent, self.last_sent.get(who, sent))
         if who not in self._seen:
@@ -60,18 +60,18 @@ class Record:
             write({"who": who, "sent": sent, "heard": heard})
 
     def total(self) -> dict[str, Any]:
-        """The last line."""
+        """Return the last line, with the totals."""
         return {"asked": self.asked, "counts": self.counts, "last_sent": self.last_sent}
 
 
 def write(line: dict[str, Any]) -> None:
-    """One line of output."""
+    """Write one line of output."""
     with contextlib.suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
 class Commands:
-    """What comes on stdin."""
+    """Reads commands from stdin."""
 
     def __init__(self, record: Record) -> None:
         self.target: tuple[str, int] | None = None
@@ -80,7 +80,7 @@ class Commands:
         self._waiting = b""
 
     def read(self) -> None:
-        """Do what has come; sets `ended` at the end."""
+        """Carry out the received commands; set `ended` when stdin ends."""
         data = os.read(sys.stdin.fileno(), 4096)
         self.ended = not data
         *lines, self._waiting = (self._waiting + data).split(b"\n")
@@ -96,7 +96,7 @@ class Commands:
 
 
 class Datagrams:
-    """Questions by UDP that are on their way."""
+    """UDP requests without an answer yet."""
 
     def __init__(self, record: Record, first_port: int) -> None:
         self._record = record
@@ -105,11 +105,11 @@ class Datagrams:
         self._order: deque[socket.socket] = deque()
 
     def sockets(self) -> list[socket.socket]:
-        """Those that wait for an answer."""
+        """The sockets that wait for an answer."""
         return list(self._sent)
 
     def ask(self, address: str, port: int) -> None:
-        """Send one question."""
+        """Send one request."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_DGRAM)
         sock.setblocking(False)
@@ -120,7 +120,7 @@ class Datagrams:
             sock.send(b"?")
         except OSError as e:
             sock.close()
-            # A port in use says nothing of the Service; a way that is refused at once does.
+            # A port in use is no result about the Service; an error from the route at once is a result.
             if e.errno != errno.EADDRINUSE:
                 self._record.asked += 1
                 self._record.add("unreachable", sent, time.monotonic())
@@ -130,7 +130,7 @@ class Datagrams:
         self._order.append(sock)
 
     def hear(self, sock: socket.socket) -> None:
-        """Take the answer that has come."""
+        """Read a received answer."""
         try:
             who = str(json.loads(sock.recv(2048))["pod"])
         except OSError:
@@ -141,7 +141,7 @@ class Datagrams:
         sock.close()
 
     def give_up(self, patience: float) -> None:
-        """Close those that have waited too long."""
+        """Close the sockets that have waited longer than the timeout."""
         before = time.monotonic() - patience
         while self._order and (self._order[0] not in self._sent or self._sent[self._order[0]] < before):
             sock = self._order.popleft()
@@ -151,7 +151,7 @@ class Datagrams:
 
 
 def flood(record: Record, first_port: int) -> None:
-    """Ask by UDP until stdin ends."""
+    """Send UDP requests until stdin ends."""
     commands, datagrams = Commands(record), Datagrams(record, first_port)
     due = time.monotonic()
     while not commands.ended:
@@ -175,7 +175,7 @@ def flood(record: Record, first_port: int) -> None:
 
 
 def connect(record: Record) -> None:
-    """Ask by TCP until stdin ends."""
+    """Open TCP connections until stdin ends."""
     commands = Commands(record)
     while not commands.ended:
         wait = TCP_EVERY if commands.target is not None else None
@@ -190,7 +190,7 @@ def connect(record: Record) -> None:
 
 
 def main() -> None:
-    """Ask as the arguments say."""
+    """Send requests as the arguments say."""
     record = Record()
     if sys.argv[1] == "udp":
         flood(record, int(sys.argv[2]))

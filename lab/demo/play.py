@@ -1,4 +1,4 @@
-"""The demo as a whole: the cluster, the acts in their order, the last line, and what to try when it is kept."""
+"""Runs the demo: the cluster, the acts in order, the summary, and commands to try when the cluster stays up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lab.topology import NODES, OUTSIDE_IP, OUTSIDE_IP6
 DEFAULT_ID = "demo"
 LOG_LINES = 10
 INTERRUPTED = 130
-"""What a shell makes of Ctrl-C."""
+"""The exit status of a shell after Ctrl-C."""
 
 
 PICTURE = f"""
@@ -41,7 +41,7 @@ outside {OUTSIDE_IP}, {OUTSIDE_IP6}, a client and the network's router
   '-- node-b {NODES[1].ip}, {NODES[1].ip6}, a neighbour;     pods {NODES[1].pod_cidr}
 
 Each of these, and each pod, is a network namespace of this machine. The packets, the kernel's
-nftables and kube-proxy are real; the API server is a small one that speaks the API.
+nftables and kube-proxy are real; the API server is a small implementation of the API.
 
 """
 
@@ -59,25 +59,25 @@ ACTS: tuple[Act, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """How the demo is played. `proxy` replaces fields of kube-proxy's configuration."""
+    """The settings of the demo. `proxy` replaces fields of kube-proxy's configuration."""
 
     cluster_id: str = ""
-    """Empty: "demo", or a random one while a demo runs."""
+    """The cluster's id; if empty, "demo", or a random id while another demo runs."""
     keep: bool = False
     proxy: dict[str, Any] | None = None
     acts: tuple[Act, ...] = ACTS
 
 
 def run(config: DemoConfig, output: TextIO | None = None) -> int:
-    """Play it; the exit status: 0 when all is well, 1 when it is not, 130 when it was interrupted.
+    """Run the demo; return the exit status: 0 if all checks hold, 1 if one fails, 130 after an interruption.
 
-    Raises KubeProxyError where this machine cannot play it.
+    Raises KubeProxyError if this machine lacks a requirement.
     """
     return asyncio.run(Play(config, Report(output)).run())
 
 
 class Play:
-    """One performance. The first signal ends it in order; more of them do not end the taking down."""
+    """One run of the demo. The first signal ends it in order; later signals do not interrupt the clean-up."""
 
     def __init__(self, config: DemoConfig, report: Report) -> None:
         self._config = config
@@ -87,7 +87,7 @@ class Play:
         self._keeping = False
 
     async def run(self) -> int:
-        """Play it, and return the exit status."""
+        """Run the demo, and return the exit status."""
         play = asyncio.create_task(self._play())
         with self._signals(play):
             try:
@@ -97,7 +97,7 @@ class Play:
                     play.cancel()
                     await asyncio.gather(play, return_exceptions=True)
                     raise
-                self._report.fact("Interrupted. Everything is taken down.")
+                self._report.fact("Interrupted. The cluster is removed.")
                 return INTERRUPTED
 
     @contextlib.contextmanager
@@ -119,7 +119,7 @@ class Play:
     async def _play(self) -> int:
         start = perf_counter()
         async with LabCluster(ClusterConfig(cluster_id=self._config.cluster_id or _free_id())) as cluster:
-            self._report.title(f"kube-proxy in nftables mode plays the whoami example, on Linux {platform.release()}")
+            self._report.title(f"kube-proxy in nftables mode runs the whoami example, on Linux {platform.release()}")
             for line in PICTURE.splitlines():
                 self._report.literal(line, "dim")
             stage = await self._set_the_stage(cluster, perf_counter() - start)
@@ -154,7 +154,7 @@ class Play:
             await flood.stop()
             raise
         self._report.fact(
-            f"A ReplicationController runs {REPLICAS} whoami pods; each says its name on TCP and UDP port {PORT}:"
+            f"A ReplicationController runs {REPLICAS} whoami pods; each sends its name on TCP and UDP port {PORT}:"
         )
         rows = [
             [p["metadata"]["name"], p["spec"]["nodeName"], *(i["ip"] for i in p["status"]["podIPs"])]
@@ -167,20 +167,20 @@ class Play:
         for act in self._config.acts:
             await act(stage)
             if self._stop.is_set():
-                # asyncio.wait_for of Python 3.11 loses a cancellation that comes as its work ends.
+                # asyncio.wait_for of Python 3.11 loses a cancellation that arrives as the awaited task ends.
                 raise asyncio.CancelledError
             if stage.proxy.returncode is not None:
                 raise ProxyError(f"kube-proxy exited with status {stage.proxy.returncode}:\n{stage.proxy.tail()}")
         self._report.act(
             "How long changes took",
-            "From the API write to the first answer that shows the change, for a client outside that asks every "
-            "0.3 ms; where a pod ends, to the last question that reached it. API server, watch, kube-proxy, kernel "
-            "and the way there and back are all in it.",
+            "From the API write to the first answer that shows the change, for a client outside that sends a request "
+            "every 0.3 ms; for a deleted pod, to the last request that reached it. The time includes API server, "
+            "watch, kube-proxy, kernel and network.",
         )
         self._report.times(self._ledger)
 
     async def _keep(self, stage: Stage) -> None:
-        """Leave it up until a signal comes."""
+        """Leave the cluster up until a signal arrives."""
         self._keeping = True
         await thousand.remove_more(stage)
         async with life(stage):
@@ -195,13 +195,13 @@ def _free_id() -> str:
 
 
 def _kubectl() -> str:
-    """The kubectl that there is: this machine's, or that which `make setup` fetched."""
+    """Return the path of kubectl: this machine's, or the one that `make setup` downloaded."""
     fetched = Path(sys.executable).with_name("kubectl")
     return "kubectl" if shutil.which("kubectl") or not fetched.exists() else str(fetched)
 
 
 def how_to_use(stage: Stage, page: str) -> str:
-    """What to try on a cluster that is kept."""
+    """Print commands to try on a cluster that stays up."""
     cluster = stage.cluster
     front = fronts.balancer_fronts(stage)[0]
     inside, node = "ip netns exec", cluster.namespace_of("node")
@@ -213,7 +213,7 @@ The cluster stays up until Ctrl-C, with a few requests a second; Service {SHOP} 
 
   {page}
 
-If this machine has no browser, have its port on one that has, and open the same address there:
+If this machine has no browser, forward the port to a machine with a browser, and open the same address there:
 
   ssh -N -L {port}:127.0.0.1:{port} {platform.node()}
 

@@ -1,7 +1,7 @@
 """Records the demo as it plays: python -m lab.demo.recording FOLDER writes demo.cast and demo.svg.
 
-demo.cast is an asciinema recording, version 2, in the demo's own time. demo.svg shows the same part by part, slowed
-down to what people read; whoever wants no motion sees the end.
+demo.cast is an asciinema recording, version 2, in the demo's own time. demo.svg shows the same output part by part,
+slowed down to reading speed; with the setting for reduced motion a browser shows only the end.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 COLUMNS, ROWS = 100, 30
-_CELL, _LINE, _MARGIN = 8.4, 18, 14  # pixels, of a font of 14
+_CELL, _LINE, _MARGIN = 8.4, 18, 14  # Pixels, for a font of size 14.
 _SECONDS_A_LINE, _MOVING = 0.3, 0.5
-"""What a reader gets for each line of a part, and how long the next part takes to come."""
+"""Seconds that a reader gets for each line of a part, and the duration of the transition to the next part."""
 
 
 class Said(NamedTuple):
-    """Something that was printed, so many seconds after the start."""
+    """Printed text, with its time in seconds after the start."""
 
     at: float
     text: str
 
 
 def record(command: Sequence[str]) -> list[Said]:
-    """Run a command in a terminal of COLUMNS by ROWS; return what it said. Raises OSError or CalledProcessError."""
+    """Run a command in a terminal of COLUMNS by ROWS; return its output. Raises OSError or CalledProcessError."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
@@ -58,19 +58,19 @@ def record(command: Sequence[str]) -> list[Said]:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # EIO: nobody has the other end any more
+    except OSError:  # EIO: all processes have closed the other end
         return b""
 
 
 def cast(said: Sequence[Said], title: str) -> str:
-    """Return the recording as asciinema has it."""
+    """Return the recording in asciinema's format."""
     head = {"version": 2, "width": COLUMNS, "height": ROWS, "title": title, "env": {"TERM": "xterm-256color"}}
     lines = [json.dumps(head), *(json.dumps([round(one.at, 3), "o", one.text]) for one in said)]
     return "\n".join(lines) + "\n"
 
 
 def parts(said: Sequence[Said]) -> list[list[Text]]:
-    """Return the lines that were printed, cut where a new part begins: at a line in bold."""
+    """Return the printed lines in parts; a line in bold begins a new part."""
     text = Text.from_ansi("".join(one.text for one in said).replace("\r\n", "\n"))
     found: list[list[Text]] = [[]]
     for line in text.split("\n", allow_blank=True):
@@ -82,7 +82,7 @@ def parts(said: Sequence[Said]) -> list[list[Text]]:
 
 
 def svg(shown: Sequence[Sequence[Text]], title: str) -> str:
-    """Return the parts as a picture that plays: each comes from below, stays while it is read, and makes place."""
+    """Return the parts as an animated picture: each part scrolls in, stays for the reading time, and scrolls out."""
     lines = [line for part in shown for line in part]
     width, height = COLUMNS * _CELL + 2 * _MARGIN, ROWS * _LINE + 2 * _MARGIN
     stops, at, row = [], 0.0, 0
@@ -115,7 +115,7 @@ def svg(shown: Sequence[Sequence[Text]], title: str) -> str:
 
 
 def _line(line: Text, number: int, styles: dict[str, str]) -> str:
-    """Return one line's pieces, each at its column and as wide as its letters are in a terminal."""
+    """Return the pieces of one line, each at its column and with the width of its letters in a terminal."""
     pieces, baseline = [], _MARGIN + number * _LINE + 13
     cuts = sorted({0, len(line.plain), *(edge for span in line.spans for edge in (span.start, span.end))})
     for left, right in pairwise(cuts):
@@ -147,9 +147,9 @@ def _background() -> str:
 
 
 def main(folder: Path) -> None:
-    """Play the demo and write both. Raises OSError or CalledProcessError."""
+    """Run the demo and write both files. Raises OSError or CalledProcessError."""
     said = record([sys.executable, "-m", "lab", "demo"])
-    title = "make demo: a cluster in network namespaces, kube-proxy on it, and who answered whom"
+    title = "make demo: a cluster in network namespaces, a real kube-proxy, and the pods that answer each client"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "demo.cast").write_text(cast(said, title), encoding="utf-8")
     (folder / "demo.svg").write_text(svg(parts(said), title), encoding="utf-8")

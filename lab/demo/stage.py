@@ -1,4 +1,4 @@
-"""What all acts of the demo share: the cluster, the whoami Service, and the two ways to hold an answer to account."""
+"""The shared parts of the demo's acts: the cluster, the whoami Service, and two ways to check answers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NAME, PORT, REPLICAS = "whoami", 3000, 3
 LABELS = {"app": "whoami", "env": "dev"}
 SELECTOR = "app=whoami,env=dev"
 ENOUGH = 60
-"""Questions after which a pod of three that never answered is missing: by chance once in 10^10 times."""
+"""Number of requests after which a pod without an answer counts as missing: with three pods an error of 1 in 10^10."""
 IN_TIME = 3.0
-"""Seconds within which a change must have happened; nearly all take milliseconds."""
+"""Seconds within which a change must take effect; nearly all changes take milliseconds."""
 REFUSAL_PATIENCE = {"udp": 0.3, "tcp": 1.5}
-"""Linux lets a TCP client on the same machine hear of an ICMPv6 reject with its second SYN only, after a second."""
+"""Linux reports an ICMPv6 reject to a TCP client on the same machine only after its second SYN, a second later."""
 
 ORIGINS = {"pod": "a pod", "node": "the node", "outside": "outside"}
 CLIENTS = {
@@ -46,7 +46,7 @@ NODE_ADDRESSES = {
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """An address that a Service is reached at."""
+    """An address and port of a Service."""
 
     address: str
     port: int
@@ -56,7 +56,7 @@ class Front:
 
 
 def seen_as(origin: str, clients: set[str]) -> str:
-    """Whose address the pods saw as their client: "the client", "the node", or the odd addresses."""
+    """Return the origin of the source addresses that the pods saw: "the client", "the node", or other addresses."""
     if not clients:
         return "-"
     if clients <= NODE_ADDRESSES:
@@ -65,7 +65,7 @@ def seen_as(origin: str, clients: set[str]) -> str:
 
 
 def names_of(pods: set[str]) -> str:
-    """Pods for the eye."""
+    """Return the pods' names for printing."""
     return " ".join(sorted(short(p) for p in pods)) or "none"
 
 
@@ -78,37 +78,37 @@ class Stage:
     report: Report
     ledger: Ledger
     flood: Traffic
-    """The client outside that the times of changes are measured with."""
+    """The client outside that measures the durations of changes."""
     empty: Sizes = field(default_factory=Sizes)
-    """What the kernel held before there was any Service of ours."""
+    """The numbers of chains, rules and elements before the demo created Services."""
     pods: list[str] = field(default_factory=list)
 
     def service(self, patch: Json) -> Json:
-        """Change the spec of the whoami Service; returns the Service."""
+        """Change the spec of the whoami Service; return the Service."""
         return self.cluster.patch("services", NAME, {"spec": patch})
 
     def hold(self, name: str, ok: bool, expected: str, got: str) -> bool:
-        """Note a check, and show it where it is wrong."""
+        """Record a check, and print it if it fails."""
         if not self.ledger.hold(name, ok, expected, got):
             self.report.wrong(self.ledger.checks[-1])
         return ok
 
     async def refresh_pods(self) -> list[Json]:
-        """Wait for the three pods; returns them, and keeps their names."""
+        """Wait for the three pods; return them, and store their names."""
         pods = await self.cluster.pods_ready(SELECTOR, REPLICAS)
         self.pods = sorted(p["metadata"]["name"] for p in pods)
         return pods
 
     async def ask(self, origin: str, proto: str, front: Front, count: int = ENOUGH, **how: Any) -> Tally:
-        """Ask from a place, and count the connections that were made."""
+        """Send requests from a place, and count the connections."""
         heard = await tally(self.cluster, origin, proto, front.address, front.port, count, **how)
         self.ledger.connections += heard.asked
         return heard
 
     async def settled(self, fronts: Sequence[Front]) -> None:
-        """Wait until every pod answers at each front: families are programmed one after the other.
+        """Wait until every pod answers at each address: the proxy programs one family after the other.
 
-        What never does is left for the checks that follow to find.
+        A missing answer is no error here; the later checks find it.
         """
         every = set(self.pods)
         for front in fronts:
@@ -116,21 +116,23 @@ class Stage:
                 return
 
     async def timed(self, change: str, work: Callable[[], object], front: Front, who: str = "") -> str:
-        """Make a change and wait for the flood's first answer from `who` (any pod, if none is named) at a front.
+        """Make a change and wait for the client's first answer from the pod `who` (any pod, if empty) at an address.
 
-        Returns how long it took, for the eye. An answer that does not come within seconds is a check that fails.
+        Returns the duration as text. If no answer arrives in time, a check fails.
         """
         await self.flood.aim(front.address, front.port)
         start = monotonic()
         work()
         seen = await self.first_answer(change, who)
         if seen is None:
-            return "it did not come"
+            return "no answer in time"
         self.ledger.took(change, seen.heard - start)
         return milliseconds(seen.heard - start)
 
     async def first_answer(self, change: str, who: str = "") -> Sighting | None:
-        """The flood's first answer since its mark, after which it rests; None is a check that fails."""
+        """Return the client's first answer since the mark, then pause the client; without an answer a check fails and
+        the result is None.
+        """
         try:
             return await (self.flood.saw(who, IN_TIME) if who else self.flood.saw_a_pod(IN_TIME))
         except NotInTimeError as e:
@@ -140,7 +142,9 @@ class Stage:
             await self.flood.rest()
 
     async def spread(self, kind: str, fronts: Sequence[Front], expected: dict[str, str]) -> None:
-        """Ask from everywhere by TCP and UDP; every pod must answer, and see what `expected` has for the origin."""
+        """Send requests from everywhere by TCP and UDP; every pod must answer, and must see the client address that
+        `expected` names.
+        """
         await self.settled(fronts)
         rows = [(origin, front) for origin in ORIGINS for front in fronts]
         asked = [(o, f, p) for o, f in rows for p in ("tcp", "udp")]
@@ -177,7 +181,7 @@ class Stage:
     async def until_answers(
         self, holds: Callable[[Tally], bool], origin: str, front: Front, count: int = 12, proto: str = "tcp", **how: Any
     ) -> bool:
-        """Ask until `count` answers in a row are as they should be; False when they are not in time."""
+        """Send requests until `count` successive answers are as expected; return False at the timeout."""
         deadline = monotonic() + IN_TIME
         while not holds(await self.ask(origin, proto, front, count, **how)):
             if monotonic() > deadline:
@@ -186,7 +190,7 @@ class Stage:
         return True
 
     async def refused(self, kind: str, fronts: Sequence[Front]) -> bool:
-        """Ask once from everywhere; everyone must be told that nobody is there, not left to wait for nothing."""
+        """Send one request from everywhere; every client must get a refusal, not a timeout."""
         asked = [(o, f, p) for f in fronts for o in ORIGINS for p in ("tcp", "udp")]
         for front in fronts:
             await self.until_answers(lambda heard: heard.failure is NoAnswer.REFUSED, "outside", front, 1, proto="udp")
@@ -199,7 +203,7 @@ class Stage:
         return ok
 
     async def _ask_nobody(self, origin: str, proto: str, front: Front) -> Tally:
-        """Ask where nobody is, up to three times: the kernel sends so many refusals a second and drops the others."""
+        """Send up to three requests to a refusing address: the kernel limits the rate of refusals."""
         for _ in range(3):
             got = await self.ask(origin, proto, front, 1, patience=REFUSAL_PATIENCE[proto])
             if got.failure is not NoAnswer.TIMEOUT:

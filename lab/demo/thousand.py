@@ -1,4 +1,4 @@
-"""Act 7: a thousand Services more, and what they change: neither the rules, nor how long a change takes."""
+"""Act 7: a thousand further Services, which change neither the number of rules nor the duration of a change."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SERVICE_PORT = SLICE_PORT | {"targetPort": PORT}
 
 
 def cluster_ip(number: int) -> str:
-    """The cluster IP of one Service of many."""
+    """Return the cluster IP of one of the many Services."""
     return f"10.96.{16 + number // 250}.{number % 250 + 1}"
 
 
 async def thousand_services(stage: Stage) -> None:
-    """Create them, connect to each, and measure changes before and after."""
+    """Create the Services, connect to each, and measure changes before and after."""
     stage.report.act(
         f"{MORE:,} Services more: only map elements",
         "Services are elements of kernel maps, looked up in one step: the number of chains and rules does not grow "
@@ -55,7 +55,7 @@ async def thousand_services(stage: Stage) -> None:
         [name, f"{s.chains:,}", f"{s.rules:,}", f"{s.elements:,}", verdict]
         for name, s, verdict in (
             ("without any Service", stage.empty, ""),
-            ("with those so far", before, ""),
+            ("with the existing Services", before, ""),
             (f"with {MORE:,} more", after, stage.report.verdict(ok)),
         )
     ]
@@ -64,13 +64,13 @@ async def thousand_services(stage: Stage) -> None:
 
 
 def _make_switch(stage: Stage) -> None:
-    """A Service whose single endpoint the demo writes itself: a change is one API write, and one pod answers."""
+    """A Service whose single endpoint the demo writes itself: a change is one API write, and only one pod answers."""
     stage.cluster.create(service(SWITCH, {}, [SERVICE_PORT], clusterIP=SWITCH_FRONT.address))
     stage.cluster.create(_slice(SWITCH, _addresses(stage)[0]), "default")
 
 
 def _addresses(stage: Stage) -> list[tuple[str, str]]:
-    """(pod, IPv4 address) of two whoami pods."""
+    """Return the name and IPv4 address of two whoami pods."""
     return [(p, stage.cluster.get("pods", p)["status"]["podIP"]) for p in stage.pods[:2]]
 
 
@@ -92,7 +92,7 @@ def _slice(name: str, target: tuple[str, str]) -> Json:
 
 
 async def _creations(stage: Stage) -> None:
-    """Services are created that have their endpoint already, and removed again."""
+    """Create Services that already have their endpoint, and remove them again."""
     target = _addresses(stage)[0]
     for number in range(CREATIONS):
         name = f"new-{number}"
@@ -104,7 +104,7 @@ async def _creations(stage: Stage) -> None:
 
 
 async def _replacements(stage: Stage, change: str) -> None:
-    """The one endpoint of a Service is replaced, to and fro."""
+    """Replace the only endpoint of a Service, back and forth."""
     targets = _addresses(stage)
     await stage.flood.aim(SWITCH_FRONT.address, PORT)
     if await stage.first_answer(change) is None:
@@ -117,7 +117,7 @@ async def _replacements(stage: Stage, change: str) -> None:
 
 
 async def _create_more(stage: Stage) -> str:
-    """Create the Services and connect to each; returns what to say of it."""
+    """Create the Services and connect to each; return the summary to print."""
     ports = [{"port": 80, "targetPort": PORT}]
     last = Front(cluster_ip(MORE - 1), 80)
     start = monotonic()
@@ -140,7 +140,9 @@ async def _create_more(stage: Stage) -> str:
 
 
 def _ask_each() -> tuple[int, list[str]]:
-    """Ask every one of the Services once; (how many answered, why others did not). Three failures are enough."""
+    """Send one request to each Service; return the number of answers, and the reasons of failures. Three failures end
+    the loop.
+    """
     answered, failures = 0, list[str]()
     for number in range(MORE):
         heard = ask_until_wrong("tcp", cluster_ip(number), 80, 1, TIMEOUT, None)
@@ -153,7 +155,7 @@ def _ask_each() -> tuple[int, list[str]]:
 
 
 async def remove_more(stage: Stage) -> None:
-    """Remove everything that this act made, for a cluster that is kept."""
+    """Remove all objects of this act, for a cluster that stays up."""
     made = {f"more-{n:04}" for n in range(MORE)} | {SWITCH}
     for plural in ("services", "endpointslices"):
         for _, name in [r.key for r in stage.cluster.store.records(plural)]:

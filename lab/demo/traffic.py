@@ -1,4 +1,6 @@
-"""The demo's side of clients that never stop asking (load.py): started in a place, aimed, and asked what they saw."""
+"""Controls the demo's clients that send requests without pause (load.py): starts them, directs them, and reads their
+results.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _NO_ANSWERS = frozenset(n.value for n in NoAnswer)
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The first answer of a kind: who it was from, when it was asked for and when it came, in monotonic seconds."""
+    """The first answer of a kind: the pod or failure, and the times of request and answer in monotonic seconds."""
 
     who: str
     sent: float
@@ -30,7 +32,9 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """All that a client asked: how often each pod answered, how often none did and why, when who was last asked."""
+    """A client's totals: the number of answers of each pod, the number of each failure, and the time of each pod's last
+    request.
+    """
 
     asked: int = 0
     pods: dict[str, int] = field(default_factory=dict)
@@ -39,7 +43,9 @@ class Total:
 
 
 class Traffic:
-    """One client, an async context manager. `proto` as in probes: tcp goes on one by one, udp in a steady stream."""
+    """One client, an async context manager. `proto` as in probes: tcp connects one after the other, udp sends in a
+    steady stream.
+    """
 
     def __init__(self, namespace: str, proto: Literal["tcp", "udp"]) -> None:
         self._argv = ["ip", "netns", "exec", namespace, sys.executable, "-m", "lab.demo.load", proto]
@@ -53,7 +59,7 @@ class Traffic:
 
     async def __aenter__(self) -> Self:
         pipe = asyncio.subprocess.PIPE
-        # A session of its own: Ctrl-C is for the demo, which ends this in order.
+        # The client has its own session: Ctrl-C reaches only the demo, which ends the client in order.
         self._process = await asyncio.create_subprocess_exec(
             *self._argv, stdin=pipe, stdout=pipe, start_new_session=True
         )
@@ -74,16 +80,16 @@ class Traffic:
         await self._reader
 
     async def aim(self, address: str, port: int) -> None:
-        """Ask there from now on."""
+        """Send all further requests to this address."""
         await self._command(f"aim {address} {port}")
         await self.mark()
 
     async def rest(self) -> None:
-        """Ask nowhere. What nobody looks at would only fill conntrack and keep a processor busy."""
+        """Send no requests. Unneeded requests would fill conntrack and use CPU time."""
         await self._command("rest")
 
     async def mark(self) -> None:
-        """Forget who has answered so far, so that saw() is about what comes."""
+        """Forget the answers so far, so that first_answer() returns a later answer."""
         await self._command("mark")
 
     async def saw(self, who: str, timeout: float) -> Sighting:
@@ -111,7 +117,7 @@ class Traffic:
         return min(found, key=lambda s: s.heard)
 
     async def stop(self) -> Total:
-        """End it; all that it asked and heard."""
+        """End the client; return its totals."""
         await self.__aexit__()
         return self._total
 

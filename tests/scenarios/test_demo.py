@@ -91,7 +91,7 @@ def test_all_is_well_and_nothing_is_left() -> None:
         "3. LoadBalancer",
         "4. sessionAffinity",
         "5. externalTrafficPolicy",
-        "6. A pod goes, another comes",
+        "6. A pod is deleted and replaced",
         "7. 1,000 Services more",
         "8. How long changes took",
     ]
@@ -127,7 +127,7 @@ def test_interrupt_takes_everything_down() -> None:
             os.killpg(process.pid, signal.SIGINT)
         rest, _ = process.communicate(timeout=30)
         assert process.returncode == 130, rest
-    assert rest.splitlines()[-1] == "   Interrupted. Everything is taken down."
+    assert rest.splitlines()[-1] == "   Interrupted. The cluster is removed."
     assert leftovers(cluster_id) == []
 
 
