@@ -146,8 +146,8 @@ def test_the_answer(told, status):
             KEEPS_ADDRESS,
             "unknown",
             "?",
-            "nothing listens, or a NetworkPolicy or a firewall rejects this node alone",
-            (),
+            "nothing listens, or a NetworkPolicy or a firewall rejects packets of this node, and perhaps of the client",
+            ("connect from the client to 10.0.0.3:80: if that fails too",),
         ),
         (
             ProbedFor(is_node=False, own_address=[REFUSED], blocked={REFUSED: OUTPUT}),

@@ -80,12 +80,22 @@ def test_a_proxy_that_connects_itself_tries_four_endpoints_that_do_not_answer(pr
     assert len(lines) == (sum(one.failed for one in probes) if answer == "yes" else 0)
 
 
-def test_the_fix_of_endpoints_that_refuse_this_node_names_policies_for_it_alone():
+def test_the_fix_of_endpoints_that_refuse_this_node_names_policies_too():
     refused = Probe(HOLE, "TCP", 0.0, "refused", refused=True)
     told = explanation((refused,), ProbedFor(is_node=False, own_address=[HOLE]))
     (fix,) = told.fixes
     assert fix.startswith(f"perhaps nothing listens on {HOLE}: is targetPort right")
-    assert "a NetworkPolicy or a firewall in the pod refuses this node alone" in fix
+    assert f"If it listens, connect from the client to {HOLE}: if that fails too, look at the NetworkPolicies" in fix
+
+
+def test_an_endpoint_that_drops_may_drop_packets_of_all_clients_and_has_a_fix():
+    answered, silent = Probe("10.244.1.8:3000", "TCP", 0.001), Probe(HOLE, "TCP", 1.0, "no answer within 1 s")
+    told = explanation((answered, silent), ProbedFor(is_node=False, own_address=[HOLE]))
+    assert "drops packets of this node, and perhaps of the client: the endpoint sees the" in told.findings[-1].why
+    assert "alone" not in told.findings[-1].text
+    (fix,) = told.fixes
+    assert fix.startswith(f"connect from the client to {HOLE}: if that fails too, look at the NetworkPolicies")
+    assert "at the rules in its network namespace (`nft list ruleset`, `iptables-save`)" in fix
 
 
 def test_a_datagram_without_a_reply_proves_nothing():

@@ -330,28 +330,33 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
             fix = f"no pod has the address {place_of_text(one.address)[0]} here: {_RUNS}"
             yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
         elif one.address in connection.own_address and one.problem != _BLACKHOLE:
-            cause = "nothing listens" if one.refused else "the pod network does not carry packets there"
-            reason = f"{cause}, or {_THIS_NODE_ALONE}"
-            fix = f"perhaps {closed}: {_LISTENS} {_ONLY_REFUSED}" if one.refused and not (reached or quiet) else ""
-            yield Diagnosis(Severity.UNKNOWN, "endpoints", what, reason, fix)
+            cause, verb = ("nothing listens", "rejects") if one.refused else ("the pod network loses packets", "drops")
+            is_port = one.refused and not (reached or quiet)
+            fix = _AS_CLIENT.format(", ".join(refused) if one.refused else silent)
+            fix = f"perhaps {closed}: {_LISTENS} If it listens, {fix}" if is_port else fix
+            yield Diagnosis(Severity.UNKNOWN, "endpoints", what, f"{cause}, or {_PERHAPS_CLIENT.format(verb)}", fix)
         else:
             fix = (
                 f"{closed}: {_LISTENS} Or a NetworkPolicy or a firewall rejects this node: let it pass"
                 if one.refused
-                else f"this node does not reach {silent}: look at the pod network, and at NetworkPolicies"
+                else f"this node does not reach {silent}: look at the pod network, at {_POLICIES}"
             )
             yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
 
 
 _LISTENS: Final = "is targetPort right, and does the process listen on the pod's address rather than on 127.0.0.1?"
-_ONLY_REFUSED: Final = "Or a NetworkPolicy or a firewall in the pod refuses this node alone, and clients get through"
+_POLICIES: Final = (
+    "the NetworkPolicies that select the pod, and at the rules in its network namespace (`nft list ruleset`, "
+    "`iptables-save`)"
+)
+_AS_CLIENT: Final = f"connect from the client to {{}}: if that fails too, look at {_POLICIES}"
 _RUNS: Final = (
     "does it run, and is its interface up? If it is gone, see why its EndpointSlice still has it (`kubectl get "
     "endpointslices -o yaml`, and the log of kube-controller-manager)"
 )
-_THIS_NODE_ALONE: Final = (
-    "a NetworkPolicy or a firewall rejects this node alone; the endpoint sees the client's own address, so only a "
-    "connection of the client shows it"
+_PERHAPS_CLIENT: Final = (
+    "a NetworkPolicy or a firewall {} packets of this node, and perhaps of the client: the endpoint sees the client's "
+    "own address, so only a connection of the client shows it"
 )
 _BLACKHOLE: Final = "its route is a blackhole"
 
