@@ -144,6 +144,8 @@ class Explanation(Struct, frozen=True):
         more += f", but the proxy may have another node's name: {misnamed} (x)" * bool(misnamed)
         older = next((one for one in self.findings if one.about == "api" and one.severity is Severity.NOTE), None)
         more += f"; the objects may be old: {older.what} (-)" if older is not None else ""
+        note = next((one for one in self.findings if one.about == "firewall" and one.severity is Severity.NOTE), None)
+        more += f"; {note.what} (-)" if note is not None and self.answer == "yes" else ""
         return heading + more + ", unless a firewall of this node drops it first (x)" * dropped
 
     @property

@@ -175,8 +175,7 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
         else:
             yield f"on {node}, {decision.replace('this node', node)}"
             if fine and not answer.cause(probes=False):
-                seen = [f"; on {one.reply.node}, {what}" for one in deliveries for what in one.suspects]
-                yield f"{carried}: see the network between the nodes{''.join(seen)}"
+                yield f"{carried}: see the network between the nodes"
     kinds = groupby(sorted(deliveries, key=_kind), key=_kind)
     for several in (list(group) for (severity, *_), group in kinds if severity < Severity.NOTE):
         one = several[0]
@@ -186,6 +185,9 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
     if others := unchecked(answer, node, deliveries):
         share = sum(one.share for one in others)
         yield f"{counted(len(others), 'more endpoint')} ({share:.1%} of the connections) could not be checked (?)"
+    if not answer.cause(probes=False):
+        seen = [(one.reply.node, what) for one in deliveries if one.severity is Severity.FINE for what in one.suspects]
+        yield from (f"on {where}, {what} (-)" for where, what in dict.fromkeys(seen) if where not in doubtful)
 
 
 def _kind(one: Delivery) -> tuple[Severity, str, bool]:

@@ -113,7 +113,8 @@ def test_other_causes_on_the_node_are_reported_and_change_the_exit_code(findings
     cause = next((one.what for one in told.findings if one.is_wrong), "")
     wrong = ", unless another kube-proxy's rules take it first (x)"
     wrong = wrong if findings is STALE else f", but not all is well: {cause} (x)"
-    whole = "kube-proxy forwards it" + wrong * bool(status)
+    may = "; table inet fw may drop packets too: guard at forward (-)"
+    whole = "kube-proxy forwards it" + wrong * bool(status) + may * (line is not None and "may drop" in line)
     stop = next((one.what for one in told.findings if one.harm == STOPS), "")
     stops = "ip_forward is 0", "drops all new", "drops what goes", "drops the answers", "100% full"
     assert bool(stop) is any(one in str(line) for one in stops)

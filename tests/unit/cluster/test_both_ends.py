@@ -292,8 +292,19 @@ def test_chains_that_may_drop_are_named_together_with_the_network(cluster: Stand
     cluster.node("node-b", **far("yes", MAY_DROP))
     status, text = ask()
     assert status == UNKNOWN
-    line = f"node-b delivers it: see the network between the nodes; on node-b, {MAY_DROP['what']}"
+    line = f"node-b delivers it: see the network between the nodes; on node-b, {MAY_DROP['what']} (-)"
     assert text.splitlines()[1].endswith(line)
+
+
+def test_chains_that_may_drop_are_in_the_first_line_of_a_connection_that_passes(cluster: StandIn, ask: Ask):
+    there = far("yes", MAY_DROP), far("yes", MAY_DROP, place="10.244.1.9:3000")
+    cluster.node("node-a", **near("yes", ends=[end(f"10.244.1.{n}:3000", "node-b") for n in (8, 9)]))
+    cluster.node("node-b", **{f"10.244.1.{n}:3000": one for n, one in zip((8, 9), there, strict=True)})
+    status, text = ask()
+    line = f"{FORWARDED}, and node-b delivers it; on node-b, {MAY_DROP['what']} (-)"
+    assert (status, text.splitlines()[1]) == (YES, line)
+    cluster.printed["kube-proxy-py-node-b"]["10.244.1.9:3000"] = far("no", DROPS, place="10.244.1.9:3000")
+    assert MAY_DROP["what"] not in ask()[1].splitlines()[1]
 
 
 @pytest.mark.parametrize("note", [(MAY_DROP,), ()])
