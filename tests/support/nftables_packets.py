@@ -77,7 +77,7 @@ def check(kernel: FakeKernel, world: Globals, family: Family, plans: Iterable[Se
         for span in plan.port_ranges:
             for origin, text in SOURCES[family]:
                 for port in (span.port, span.last, span.last + 1):
-                    packet = Packet(origin, _packed(text), span.address, span.protocol, port)
+                    packet = Packet(origin, _packed(text), span.address, span.protocol, port, span.address == node)
                     assert fate(kernel, packet) == _wanted(cluster, packet, hairpin), f"{plan.key} {span} {packet}"
     for address in guarded:
         for origin, text in SOURCES[family]:
