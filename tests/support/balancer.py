@@ -23,7 +23,7 @@ MARKS = {"node": 1, "neighbour": 2}
 
 
 class Balancer:
-    """An async context manager for one Service of a stage; `healthy` are the nodes that get new connections."""
+    """An async context manager for one Service of a cluster; `healthy` are the nodes that get new connections."""
 
     def __init__(self, stage: Stage, name: str = "web") -> None:
         self.healthy: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ def address(text: str) -> bytes:
 
 
 def dest(text: str) -> bytes:
-    """'10.0.0.1:80' or '[fd00::1]:80', packed."""
+    """Return the packed form of '10.0.0.1:80' or '[fd00::1]:80'."""
     host, _, port = text.rpartition(":")
     return address(host.strip("[]")) + PORT_BYTES[int(port)]
 
@@ -142,7 +142,7 @@ def endpoint(
 
 
 def draining(text: str, node: str | None = THERE, **more) -> SliceEndpoint:
-    """Terminating and still serving."""
+    """Return an endpoint that is terminating and still serving."""
     return endpoint(text, node, ready=False, serving=True, terminating=True, **more)
 
 

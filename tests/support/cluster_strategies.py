@@ -198,7 +198,7 @@ rivals = st.builds(
         [None, None, *map(asking_ranges, ("70-90/tcp", "85-200/tcp", "100-30079/tcp", "9-9/tcp,30080-40000/TCP"))]
     ),
 )
-"""Services that claim the same few addresses and NodePorts."""
+"""Return a strategy for Services that claim the same few addresses and NodePorts."""
 
 rival_worlds = st.builds(world, nodeports=st.sampled_from(["primary", "all", "none"]))
 

@@ -1,8 +1,8 @@
 """Crowds of UDP clients, each with a constant source port: a client that gets no more answers is lost.
 
-One thread asks for all of them in turn and takes the answers, so that a thousand clients cost some thousand datagrams a
-second. A client is lost if it gets no answers to its requests, like real clients whose flow has a wrong translation in
-connection tracking."""
+One thread sends the requests of all clients in turn and receives the answers, so a thousand clients send some thousand
+datagrams a second. A client is lost if it gets no answers to its requests, like real clients whose flow has a wrong
+translation in connection tracking."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ class Crowd:
             sock.close()
 
     async def all_notice(self, *what: str, among: Sequence[Front] | None = None) -> None:
-        """Wait until every client (of some fronts) has received one of these answers from now on; fail with the clients
-        that have not."""
+        """Wait until every client (of some fronts) has received one of these answers after this call.
+
+        Fail with the list of clients without such an answer."""
         began = time.monotonic()
         asked = [fd for fd, front in self._fronts.items() if among is None or front in among]
 
@@ -75,7 +76,7 @@ class Crowd:
         await self._live.eventually(waiting)
 
     async def nobody_is_answered(self) -> None:
-        """Wait until all have asked since the last answer to anybody. (Refusals are no sign: ICMP has a rate.)"""
+        """Wait until every client has sent a request after the last answer. Refusals do not count: ICMP has a rate."""
 
         def quiet() -> bool:
             answers = [seen.when for seen in self._seen.values() if seen.what != "refused"]
@@ -96,7 +97,7 @@ class Crowd:
             for number, sock in enumerate(self._sockets.values(), 1):
                 self._send(sock)
                 self._receive(poll, 0)
-                due = began + EACH * number / len(self._sockets)  # evenly: no moment is without a question
+                due = began + EACH * number / len(self._sockets)  # requests are spread evenly
                 while (left := due - time.monotonic()) > 0:
                     self._receive(poll, left)
         poll.close()

@@ -15,7 +15,7 @@ VARIABLES = {"$job": ".*", "$node": ".*", "$__rate_interval": "2m"}
 
 
 class Question(NamedTuple):
-    """What a panel asks."""
+    """A query of a panel."""
 
     panel: str
     expression: str
@@ -23,7 +23,7 @@ class Question(NamedTuple):
 
 
 def dashboard() -> Json:
-    """The whole file."""
+    """Return the decoded file."""
     return json.loads((ROOT / "deploy/dashboards/kube-proxy.json").read_text(encoding="utf-8"))
 
 

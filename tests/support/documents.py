@@ -66,7 +66,7 @@ class Document:
                 yield Words(place, target)
 
     def anchors(self) -> set[str]:
-        """Return what a link can name after "#": the headings as GitHub writes them."""
+        """Return the possible targets of links after "#": the headings in GitHub's form."""
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in self.headings}
 
     def table(self, heading: str) -> list[list[str]]:
@@ -84,5 +84,5 @@ def documents() -> tuple[Document, ...]:
 
 
 def document(name: str) -> Document:
-    """Return the document of a name, as "docs/modes.md"."""
+    """Return the document with a name such as "docs/modes.md"."""
     return next(each for each in documents() if each.name == name)

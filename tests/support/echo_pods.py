@@ -1,4 +1,4 @@
-"""Answers requests on port 8080 of some addresses with the address that was asked, by TCP and UDP."""
+"""Answers requests on port 8080 of several addresses with the request's destination address, by TCP and UDP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def main() -> None:
-    """Serve until killed."""
+    """Serve until the process is killed."""
     ready = selectors.DefaultSelector()
     for address in sys.argv[1:]:
         for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def serve(ready: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-    """Take a connection, or answer one request."""
+    """Accept a connection, or answer one request."""
     made = key.fileobj
     assert isinstance(made, socket.socket)
     if made.type == socket.SOCK_DGRAM:

@@ -1,4 +1,5 @@
-"""What `make test` runs of that which `make test-all` runs: a tenth of Hypothesis' examples, one of many like tests.
+"""Selects the tests of `make test`: a tenth of the Hypothesis examples of `make test-all`, and one of many similar
+tests.
 
 Profiles of Hypothesis: `thorough` draws all examples, `quick`, the default, a tenth of them.
 """
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How fast a machine is, and what else it does, is no property of the code.
+# A test must not depend on the speed and load of the machine.
 _ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 THOROUGH = 100
 QUICK = 10
@@ -27,20 +28,20 @@ def register_profiles() -> None:
 
 
 def examples(count: int, **more: Any) -> settings:
-    """Settings of a test that draws `count` examples in the thorough profile, a tenth of them in the quick one."""
+    """Return the settings of a test that draws `count` examples in the thorough profile, a tenth in the quick one."""
     drawn = count * settings.default.max_examples // THOROUGH
     return settings(max_examples=max(drawn, min(count, FEWEST)), **more)
 
 
 def stride(step: int) -> int:
-    """The step of a loop over places where something can fail: ten times as long in the quick profile."""
+    """Return the step of a loop over points of failure: ten times larger in the quick profile."""
     return step * THOROUGH // settings.default.max_examples
 
 
 def mark_others_slow(items: Iterable[pytest.Item]) -> None:
-    """Mark the variants of a test slow that its mark `quick` does not name: each of its names is a part of their id.
+    """Mark as slow the variants of a test that its mark `quick` does not name; each name is a part of their id.
 
-    Without names the mark leaves a third of the variants, which their ids decide.
+    Without names the mark selects a third of the variants, by a hash of their ids.
     """
     for item in items:
         mark = item.get_closest_marker("quick")
@@ -53,7 +54,10 @@ def mark_others_slow(items: Iterable[pytest.Item]) -> None:
 
 
 def all_but_one_are_slow(name: str, items: Sequence[pytest.Item]) -> None:
-    """Mark all of these tests slow but one, which their common name decides. An item may stand there more than once."""
+    """Mark as slow all of these tests except one, selected by a hash of their common name.
+
+    An item may occur more than once.
+    """
     quick = items[zlib.crc32(name.encode()) % len(items)]
     for item in {*items} - {quick}:
         item.add_marker(pytest.mark.slow("another like it is in the quick set"))

@@ -1,4 +1,4 @@
-"""A kernel in memory: virtual servers, sets, addresses and rules, with the kernel's refusals."""
+"""A kernel in memory: virtual servers, IP sets, addresses and rules, with the kernel's errors."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class FakeKernel:
         self.closed = True
 
     def picture(self):
-        """What packets meet: draining real servers do not count."""
+        """Return the destinations of a packet: draining real servers are left out."""
         virtual = {
             key: (affinity, frozenset(d for d, weight in servers.items() if weight))
             for key, (affinity, servers) in self.virtual.items()

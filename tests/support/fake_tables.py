@@ -1,4 +1,4 @@
-"""Tables that take the input of iptables-restore --noflush, as real ones do; a form in which two can be compared."""
+"""Fake tables that accept the input of iptables-restore --noflush, and a form in which two tables can be compared."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FakeTables:
     def __init__(self) -> None:
         self.chains: Chains = {(table, chain): [] for table, names in BUILT_IN.items() for chain in names}
         self.inputs: list[str] = []
-        self.committed: Callable[[], None] | None = None  # called after each table that is committed
+        self.committed: Callable[[], None] | None = None  # called after each committed table
 
     def restore(self, text: str) -> None:
         self.inputs.append(text)
@@ -113,7 +113,7 @@ class FakeCommands:
 
 
 class Told:
-    """The metrics of iptables mode, that remember."""
+    """Metrics of iptables mode that record their values."""
 
     def __init__(self) -> None:
         self.counted: dict[str, tuple[int, int]] = {}
@@ -133,7 +133,7 @@ class Told:
 
 
 class FakeWatch:
-    """A Watch of fake tables; another program works on them when a test says so."""
+    """A Watch of fake tables; tests make it report changes by another program."""
 
     rest = 0.0
     places = None
@@ -164,7 +164,7 @@ class FakeWatch:
 
 
 def backend(world: Globals, family: Family, *, uses_nft: bool = False, options: StartOptions | None = None):
-    """A backend on fake tables, which are its `tables`."""
+    """A backend on fake tables; `tables` are its tables."""
     commands = FakeCommands(family, uses_nft)
     options = options or StartOptions(True, False, True)
     made = IptablesBackend(commands, world, options, Told(), FakeWatch(commands), commands)
@@ -173,7 +173,7 @@ def backend(world: Globals, family: Family, *, uses_nft: bool = False, options: 
 
 
 def played(world: Globals, states: Sequence[Plans], *, uses_nft: bool):
-    """A backend on fake tables that has synced these states of all Services one after the other."""
+    """Return a backend on fake tables that has synced these states of all Services one after the other."""
     made = backend(world, world.families[0], uses_nft=uses_nft)
     list(made.resync(states[0]))
     for before, after in pairwise(states):
@@ -183,7 +183,7 @@ def played(world: Globals, states: Sequence[Plans], *, uses_nft: bool):
 
 
 def parsed(lines: Iterable[str]) -> Chains:
-    """What iptables-save printed, as chains with their rules."""
+    """Parse the output of iptables-save into chains with their rules."""
     found: Chains = {}
     table = ""
     for line in lines:
@@ -197,9 +197,9 @@ def parsed(lines: Iterable[str]) -> Chains:
 
 
 def normalised(chains: Chains, family: Family, shared: frozenset[str] = frozenset()) -> dict:
-    """Chains with their rules in a form that does not depend on how they were written.
+    """Return chains with their rules in a form that does not depend on the notation.
 
-    The order of rules counts, apart from `shared` chains, in which the order of Services is no rule's business.
+    The order of rules matters, except in `shared` chains, in which the order of Services is arbitrary.
     """
     found = {}
     for place, rules in chains.items():
@@ -210,7 +210,7 @@ def normalised(chains: Chains, family: Family, shared: frozenset[str] = frozense
 
 @lru_cache(maxsize=1 << 16)
 def rule_words(rule: str, family: Family) -> tuple[tuple[str, ...], ...]:
-    """A rule's options with their values, sorted, with what iptables-save adds to them."""
+    """Return a rule's options with their values, sorted, with the defaults that iptables-save adds."""
     options: list[list[str]] = []
     negated = False
     for word in shlex.split(rule)[2:]:
@@ -233,7 +233,7 @@ def _completed(options: list[list[str]], family: Family) -> Iterable[list[str]]:
         yield from (["--mask", full], ["--rsource"])
     for option in options:
         if option[0] == "--probability":
-            # The kernel keeps 31 bits of it.
+            # The kernel stores 31 bits of the probability.
             yield ["--probability", f"{round(float(option[1]) * 2**31) / 2**31:.11f}"]
         elif option[0] in {"--or-mark", "--xor-mark"}:
             yield ["--set-xmark", f"{option[1]}/{option[1] if option[0] == '--or-mark' else '0x0'}"]
@@ -242,5 +242,5 @@ def _completed(options: list[list[str]], family: Family) -> Iterable[list[str]]:
 
 
 def named(made) -> list[str]:
-    """The chains that the last inputs name."""
+    """Return the chains that the last inputs name."""
     return sorted(line[1:].split()[0] for text in made.tables.inputs for line in text.splitlines() if line[0] == ":")

@@ -1,6 +1,6 @@
-"""Rules as the Go kube-proxy v1.36 makes them for one Service on TCP and UDP port 80, in nftables and iptables mode.
+"""Rules in the form of the Go kube-proxy v1.36 for one Service on TCP and UDP port 80, in nftables and iptables mode.
 
-The recordings beside this file have words in them for what a cluster decides.
+The recordings in the same folder contain placeholders for the values that depend on the cluster.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from pathlib import Path
 from kubeproxy.backends.iptables.skeleton import chain_hashes
 from support.live import Live
 
-# What the Go kube-proxy v1.36 starts its first transaction with: base chains made anew, others and maps emptied.
+# The beginning of the Go kube-proxy v1.36's first transaction: it creates base chains, and flushes other chains and
+# maps.
 AFRESH = [
     *("filter-prerouting-pre-dnat", "filter-output-pre-dnat", "filter-input", "filter-forward", "filter-output"),
     *("nat-prerouting", "nat-output", "nat-postrouting"),
@@ -27,7 +28,7 @@ MAPS = {
 
 
 def go_start() -> str:
-    """Return what a first transaction begins with, in the words of the recording."""
+    """Return the beginning of a first transaction, in the words of the recording."""
     lines = ["add table @FAMILY@ kube-proxy"]
     for chain in AFRESH:
         lines += [f"add chain @FAMILY@ kube-proxy {chain}", f"delete chain @FAMILY@ kube-proxy {chain}"]
@@ -58,7 +59,7 @@ async def load_nft(live: Live, name: str, before: str = "") -> None:
 
 
 async def load_iptables(live: Live, name: str, variant: str) -> None:
-    """Load the chains of iptables mode for one endpoint of a Service, and for one that is gone."""
+    """Load the chains of iptables mode for one endpoint of a Service, and for one removed endpoint."""
     for family, command in (("IPv4", "iptables"), ("IPv6", "ip6tables")):
         ip = live.ips["a1"][family]
         values = {

@@ -1,6 +1,7 @@
 """Runs a command line of kube-proxy with this program's outputs, in a fork of the process of forking.py.
 
-Arguments: the name of that socket, the network namespace, and the words. It imports little, as it starts often.
+Arguments: the name of that process' socket, the network namespace, and the words. It imports little, because it starts
+often.
 """
 
 import json
@@ -15,5 +16,5 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     server.connect(f"\0{name}")
     socket.send_fds(server, [json.dumps(request).encode()], [1, 2, write])
 os.close(write)
-os.read(read, 4)  # its pid
+os.read(read, 4)  # the pid of the fork
 sys.exit(int.from_bytes(os.read(read, 4), sys.byteorder, signed=True) % 256)

@@ -34,13 +34,13 @@ from lab.proxyprocess import Process, proxy_command, spawn
 PLUGIN = "kubectl-kubeproxy"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _LARGEST = 1 << 17
-"""Bytes of a request; the environment is the most of it."""
+"""Maximum number of bytes of a request; the environment is the largest part."""
 _NAME = f"kubeproxy-forks-{os.getpid()}"
-"""Of the abstract socket that also takes requests."""
+"""Name of the abstract socket that also accepts requests."""
 
 
 class Forked:
-    """A process that was forked elsewhere, with the interface of lab.proxyprocess.Process."""
+    """A process that another process forked, with the interface of lab.proxyprocess.Process."""
 
     def __init__(self, status: int) -> None:
         self._status = status
@@ -60,23 +60,23 @@ class Forked:
         self._over.set_result(self.returncode)
 
     async def wait(self) -> int:
-        """Wait until it ends; return its exit status, negative after a signal."""
+        """Wait until the process ends; return its exit status, negative after a signal."""
         return int(await asyncio.shield(self._over))
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal. Raises ProcessLookupError."""
+        """Send the process a signal. Raises ProcessLookupError."""
         if self.returncode is None:
             os.kill(self.pid, number)
 
 
 @cache
 def _server() -> socket.socket:
-    """Start the process that forks, which ends with this one; return the socket for requests."""
+    """Start the forking process, which ends with this process; return the socket for requests."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-m", __name__, str(theirs.fileno()), _NAME]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
-    process.returncode = 0  # nobody waits for it: no warning when this object is collected
+    process.returncode = 0  # No code waits for this process, so its object must not warn when it is collected.
     return ours
 
 
@@ -89,9 +89,9 @@ def client(namespace: str) -> str:
 async def fork(
     namespace: str, words: Sequence[str], output: int, errors: int, environment: Mapping[str, str] = _NOTHING
 ) -> Forked:
-    """Run a command line of kube-proxy in a network namespace, with these descriptors to write to.
+    """Run a command line of kube-proxy in a network namespace, with these descriptors for its output.
 
-    It is one of the plugin for kubectl, in the namespace of this process, if it begins with the plugin's name.
+    If it begins with the name of the plugin for kubectl, the plugin runs in the namespace of this process.
     """
     read, write = os.pipe2(os.O_CLOEXEC)
     request = {"words": list(words), "namespace": namespace, "folder": str(Path.cwd())}
@@ -105,7 +105,7 @@ async def fork(
 
 
 async def spawn_or_fork(namespace: str, argv: Sequence[str], log: Path) -> Process:
-    """Start a proxy: lab.proxyprocess.Spawn, by fork if the command line begins with this installation's."""
+    """Start a proxy (see lab.proxyprocess.Spawn): by fork if the command line begins with this kube-proxy's path."""
     if argv[0] != proxy_command():
         return await spawn(namespace, argv, log)
     with log.open("wb") as output:
@@ -138,7 +138,7 @@ def main() -> int:
     clients.bind(f"\0{sys.argv[2]}")
     clients.listen()
     import_all()
-    gc.freeze()  # otherwise a collection in a child copies every page of what is imported
+    gc.freeze()  # Otherwise a collection in a child copies every page of the imported modules.
     running: dict[int, int] = {}
     wake, woken = wake_for_children()
     while True:
@@ -172,7 +172,7 @@ def _report(pipe: int, status: int) -> None:
 
 
 def _child(request: dict[str, Any], descriptors: Sequence[int], unused: Sequence[int]) -> int:
-    """Run the command line in a process like one that was just started."""
+    """Run the command line in a process with the state of a newly started one."""
     output, errors, status = descriptors
     begin_anew(output, errors, (status, *unused), "kube-proxy")
     is_plugin = request["words"][0] == PLUGIN

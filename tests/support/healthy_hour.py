@@ -1,9 +1,9 @@
-"""What a healthy proxy's metrics were in each half minute of an hour, as tests/recordings/metrics holds it.
+"""The metrics of a healthy proxy in each half minute of an hour, as recorded in tests/recordings/metrics.
 
-Recorded once, and anew when metrics or alerts change so that it matters: `python -m support.healthy_hour SECONDS`, as
-root. It is a life as nodes have it: endpoints change, the proxy is replaced, the API server is upgraded, somebody once
-deletes the table. A series stands below the values that it shares with others, from the first scrape on, times as
-seconds since then; "_" is a scrape without it, and "3x4" is 3 four times more.
+Recorded once, and again after relevant changes of metrics or alerts: `python -m support.healthy_hour SECONDS`, as root.
+The recorded hour contains usual events: endpoints change, the proxy is replaced, the API server is upgraded, an
+operator once deletes the table. Series with equal values share one entry, from the first scrape on; times are seconds
+since then; "_" is a scrape without the series, and "3x4" is 3, repeated four times more.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SERVICES = 20
 
 
 class Scrape(NamedTuple):
-    """One look at /metrics: seconds since the epoch, and the text; '' when nobody answered."""
+    """One scrape of /metrics: seconds since the epoch, and the text; '' without an answer."""
 
     at: float
     text: str
 
 
 def series() -> Mapping[str, str]:
-    """The recorded values of each series, as promtool's tests have them."""
+    """The recorded values of each series, in promtool's notation."""
     found: dict[str, str] = {}
     values = ""
     for line in FILE.read_text(encoding="utf-8").splitlines():
@@ -51,7 +51,7 @@ def series() -> Mapping[str, str]:
 
 
 def written(scrapes: Sequence[Scrape]) -> str:
-    """The text of a recording: of what the alerts ask for."""
+    """Return the text of a recording: the series that the alerts query."""
     asked = set(re.findall(r"kubeproxy_\w+", RULES.read_text(encoding="utf-8")))
     tables = [dict(_samples(scrape.text, asked, scrapes[0].at)) for scrape in scrapes]
     for scrape, table in zip(scrapes, tables, strict=True):
@@ -73,16 +73,16 @@ def _samples(text: str, asked: set[str], start: float) -> Iterator[tuple[str, st
 
 
 def _runs(values: Iterable[str]) -> str:
-    """Values with the repeated ones counted: promtool's 1x2 is 1 and two more, but its _x2 is two."""
+    """Return values with repetitions in promtool's notation: 1x2 is 1 and two repetitions, but _x2 is two."""
     runs = [(value, sum(1 for _ in same)) for value, same in itertools.groupby(values)]
     return " ".join(value if count == 1 else f"{value}x{count if value == '_' else count - 1}" for value, count in runs)
 
 
-# The recording itself.
+# the recording
 
 
 async def record(seconds: float) -> None:
-    """Live that hour in a lab, and write the file."""
+    """Run the hour in a lab, and write the file."""
     async with LabCluster(ClusterConfig(tls=True, certificate_days=365)) as cluster:
         live = Live(cluster)
         await live.add_pods()
@@ -126,7 +126,7 @@ async def _traffic(live: Live) -> None:
 
 
 async def _events(live: Live, seconds: float) -> None:
-    """What happens on each node now and then."""
+    """Make the changes that happen on each node now and then."""
     await asyncio.sleep(seconds * 0.25)
     await live.proxy.stop()
     await live.start()

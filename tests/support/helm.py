@@ -1,4 +1,4 @@
-"""The objects of deploy/chart, by Helm itself."""
+"""Renders the objects of deploy/chart with Helm."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from support.programs import program
 
 Json = dict[str, Any]
 RELEASE = "kube-proxy-py"
-"""The release that has the names of the folders."""
+"""The release name with which the chart's objects have the names of the kustomize folders."""
 
 
 class RefusedError(Exception):
-    """Helm does not take the values; its message."""
+    """Helm refuses the values; with its message."""
 
 
 def template(chart: Path, values: Json, namespace: str, release: str = RELEASE) -> list[Json]:
-    """The objects that a chart makes with these values. Each caller has its own."""
+    """Return the objects that a chart renders with these values. Each caller gets separate copies."""
     return [obj for obj in yaml.safe_load_all(_text(chart, json.dumps(values), namespace, release)) if obj]
 
 
@@ -36,7 +36,7 @@ def _text(chart: Path, values: str, namespace: str, release: str) -> str:
 
 
 def notes(chart: Path, values: Json, namespace: str) -> str:
-    """What Helm tells whoever installs the chart with these values."""
+    """Return the notes that Helm prints after an installation with these values."""
     command = [program("helm"), "install", "--dry-run=client", "--namespace", namespace, "--values", "-"]
     command += [RELEASE, str(chart)]
     done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True, timeout=60)
@@ -44,7 +44,7 @@ def notes(chart: Path, values: Json, namespace: str) -> str:
 
 
 def lint(chart: Path, values: Json) -> str:
-    """What Helm has against a chart and values, '' for nothing."""
+    """Return Helm's complaints about a chart and values, '' for none."""
     command = [program("helm"), "lint", "--strict", "--quiet", str(chart), "--values", "-"]
     done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False, timeout=60)
     return done.stdout + done.stderr if done.returncode else ""

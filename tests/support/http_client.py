@@ -1,4 +1,4 @@
-"""The API client against a scripted server."""
+"""Runs the API client against a scripted server."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ def cluster_at(url, credentials=None, **trust):
 
 
 def run(script, use, *, credentials=None, **trust):
-    """Run `use(client, server)` against `script`; return what it returns, after all was closed."""
+    """Run `use(client, server)` against `script`; close both, and return the result of `use`."""
 
     async def main():
         async with Server(script, tls=bool(trust)) as server:

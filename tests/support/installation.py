@@ -1,8 +1,9 @@
-"""kube-proxy as an operator gets it: the wheel in an environment of its own, the objects of deploy/, a pod's life.
+"""kube-proxy as installed by an operator: the wheel in a separate environment, the objects of deploy/, the life of a
+pod.
 
-No image and no kubelet are at hand, so the parts of both that matter are done here: the files of the ConfigMap and of
-the service account are mounted, the process gets the user and the capabilities of its securityContext, and is started
-again when it ends.
+Without an image and a kubelet, this module implements their relevant parts: it mounts the files of the ConfigMap and of
+the service account, starts the process with the user and the capabilities of its securityContext, and starts it again
+when it ends.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ portRange: ""
 showHiddenMetricsForVersion: ""
 winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
 """
-"""config.conf as kubeadm writes it: every field, most of them empty."""
+"""Return config.conf as kubeadm writes it: every field, most of them empty."""
 
 KUBECONFIG = """\
 apiVersion: v1
@@ -86,22 +87,25 @@ users:
   user:
     tokenFile: MOUNT/token
 """
-"""kubeconfig.conf as kubeadm writes it; MOUNT is where the service account is mounted."""
+"""Return kubeconfig.conf as kubeadm writes it; MOUNT is the mount point of the service account."""
 
 RUNTIME = """\
 touch /run/xtables.lock && mount --bind /run/xtables.lock /run/xtables.lock
 mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys
 mount -o remount,ro,bind / && exec "$@"
 """
-"""A container's view of files: nothing can be written but the lock, and no sysctl. In a mount namespace of ip's."""
+"""A container's view of files: only the lock file is writable, and no sysctl.
+
+It needs the mount namespace of `ip netns`.
+"""
 
 USER = "system:serviceaccount:kube-system:kube-proxy-py"
 
 
 def install(folder: Path) -> Path:
-    """Build the wheel, put it and what it declares to need into an empty environment; the command.
+    """Build the wheel, install it and its declared dependencies into an empty environment; return the command.
 
-    What it needs is copied from this environment, where it was installed from the lock: no network is asked.
+    The dependencies are copied from this environment, which was installed from the lock file: no network is needed.
     """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     _run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder / "dist"), str(ROOT))
@@ -138,19 +142,19 @@ def _copy(name: str, library: Path) -> None:
 
 
 def built(folder: str) -> list[Json]:
-    """The objects of a folder of deploy/kustomize."""
+    """Return the objects of a folder of deploy/kustomize."""
     return kustomize.build(ROOT / "deploy/kustomize" / folder)
 
 
 def rules() -> Rbac:
-    """The rules of deploy/, at work."""
+    """Return the RBAC rules of deploy/, in effect."""
     return Rbac(built("kubeadm"))
 
 
 class Container:
-    """The pod of a DaemonSet on node-a: mounts its files, runs its command, and runs it again when it ends.
+    """The pod of a DaemonSet on node-a: mounts its files, runs its command, and restarts it when it ends.
 
-    `exits` are the statuses with which it ended by itself.
+    `exits` are the exit statuses of the command without a signal.
     """
 
     def __init__(self, live: Live, command: Path) -> None:
@@ -167,18 +171,18 @@ class Container:
         )
         self.config = Volume(self._folder / "config")
         self.configure({})
-        # The account of another user reads them, as in a pod. What is above is closed to all but root elsewhere.
+        # Another user's process reads the files, as in a pod; on this machine only root can enter the parent folders.
         for path in (self._folder.parents[1], self._folder.parent, self._folder):
             path.chmod(0o711)
 
     @property
     def proxy(self) -> Proxy:
-        """The process that runs now, or ran last."""
+        """The running process, or the last one."""
         return self._live.proxy
 
     def configure(self, changes: Json) -> None:
         """Change the ConfigMap, as `kubectl edit` and the kubelet do."""
-        # Namespaces share the machine's limits, which are not a test's to change.
+        # Namespaces share the machine's limits, which a test must not change.
         config = yaml.safe_load(CONFIG)
         config["conntrack"] |= {"maxPerCore": 0, "min": 0}
         config["clientConnection"]["kubeconfig"] = str(self.config.folder / "kubeconfig.conf")
@@ -186,11 +190,11 @@ class Container:
         self.config.write({"config.conf": yaml.safe_dump(config | changes), "kubeconfig.conf": kubeconfig})
 
     def apply(self, folder: str) -> None:
-        """Take the security context of another folder of deploy/kustomize from the next start on."""
+        """Use the security context of another folder of deploy/kustomize from the next start on."""
         self._objects = built(folder)
 
     def argv(self, *more: str) -> list[str]:
-        """The command line of the container, with its privileges and its view of files."""
+        """Return the command line of the container, with its privileges and its view of files."""
         (container,) = self._pod()["containers"]
         privileges = _privileges(container["securityContext"], self._command)
         return ["sh", "-ec", RUNTIME, "sh", *privileges, *self._command_of(container), *more]
@@ -231,18 +235,18 @@ class Container:
             await self._launch()
 
     async def restarted(self, status: int) -> None:
-        """Wait until it has ended once more, with this status, and runs again and is ready."""
+        """Wait until the container has ended once more, with this status, and is running and ready again."""
         self._ends += 1
         await self._live.until(lambda: len(self.exits) >= self._ends, f"an end with status {status}")
         assert self.exits[self._ends - 1 :] == [status], self._live.proxies[-2].tail()
         await self.ready()
 
     async def ready(self) -> None:
-        """Wait until it is ready."""
+        """Wait until the container is ready."""
         await self._live.eventually(self._live.unready)
 
     async def stop(self) -> int:
-        """Delete the pod; the exit status."""
+        """Delete the pod; return the exit status."""
         if self._life is not None:
             self._life.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -252,9 +256,9 @@ class Container:
 
 
 def _privileges(security: Json, command: Path) -> list[str]:
-    """setpriv's arguments for a securityContext: capabilities dropped and added, user, escalation.
+    """Return setpriv's arguments for a securityContext: capabilities dropped and added, user, escalation.
 
-    Where the image gives capabilities with the files, ambient ones stand for them.
+    The image gives capabilities to the files; ambient capabilities replace these.
     """
     capabilities = [f"+{name.lower()}" for name in security["capabilities"]["add"]]
     user = security["runAsUser"]
@@ -263,7 +267,7 @@ def _privileges(security: Json, command: Path) -> list[str]:
         escalation = [] if security["allowPrivilegeEscalation"] else ["--no-new-privs"]
         return ["setpriv", "--inh-caps", "-all", "--bounding-set", bounds, *escalation]
     if not all(_open_to_all(path) for path in (Path(sys.base_prefix), ROOT, command)):
-        capabilities.append("+dac_read_search")  # a Python in a home, or a folder of this test's own
+        capabilities.append("+dac_read_search")  # a Python in a home folder, or a folder of this test
     bounds = ",".join(["-all", *capabilities])
     group = str(security["runAsGroup"])
     return [
@@ -277,17 +281,17 @@ def _open_to_all(path: Path) -> bool:
 
 
 IPTABLES = re.compile(r"table ip6? (filter|nat|mangle|raw|security) \{")
-"""What iptables-nft makes for itself, and leaves without rules."""
+"""Chains that iptables-nft creates itself, and leaves without rules."""
 
 NOT_OURS = re.compile(r"[A-Z]+|(-A )?KUBE-FIREWALL( .*)?|-A (INPUT|OUTPUT) -j KUBE-FIREWALL")
-"""Chains of the kernel, and that which kubelet makes as well: it stays after a clean-up (Go's CleanupLeftovers)."""
+"""Built-in chains, and the chain that kubelet also creates: a clean-up keeps them (Go's CleanupLeftovers)."""
 
 
 def kernel_rules() -> list[str]:
-    """All rules and chains of this namespace, for comparing; but not what others make of themselves."""
+    """Return all rules and chains of this namespace for comparisons, without those that other programs create."""
     rules: list[str] = []
     table = ""
-    # One look: a table that is listed by name may be gone by then.
+    # One call lists everything: after a list of tables, a table might be deleted before it is listed.
     for line in _lines("nft", "list", "ruleset"):
         table = line if line.startswith("table ") else table
         if not IPTABLES.fullmatch(table) and not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""Recorded cases for iptables mode: their objects as plans, and what iptables-save printed under the Go kube-proxy.
+"""Recorded cases for iptables mode: their objects as plans, and the output of iptables-save under the Go kube-proxy.
 
 The objects are those of the conformance cases; the rules are recorded for the first of them.
 """
@@ -28,20 +28,20 @@ def case(number: str) -> dict:
 
 
 def saved(number: str, step: int, family: Family) -> list[str]:
-    """What iptables-save printed after a step of a case, line by line."""
+    """Return the lines of iptables-save after a step of a case."""
     return (SAVED / f"{number}-{step}.{family.label[-1]}").read_text().splitlines()
 
 
 def go_rules(family: Family) -> str:
-    """Input for iptables-restore: all that the Go kube-proxy wrote for a case, without its packet counters.
+    """Return the input for iptables-restore: all rules of the Go kube-proxy for a case, without its packet counters.
 
-    They are objects of their own (nfacct), which a kernel need not have.
+    The counters are separate kernel objects (nfacct), which a kernel may lack.
     """
     return "".join(f"{line}\n" for line in saved("0006", 0, family) if "nfacct" not in line)
 
 
 def planner_of(config: dict, objects: dict) -> Planner:
-    """The plans of a case's objects, as a proxy with its configuration has them."""
+    """Return the plans of a case's objects, for a proxy with the case's configuration."""
     node = "node-a"
     config = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

@@ -1,4 +1,4 @@
-"""iptables backends before the real kernel: Services to write, and a comparison with what a full sync comes to."""
+"""iptables backends on the real kernel: Services to write, and a comparison with the result of a full sync."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def opened(variant: str, family: Family = Family.IPV4, told: Told | None = None)
 
 
 def plans(name: str, number: int, *addresses: str, **spec):
-    """A Service with endpoints, half of them here, as plans of IPv4."""
+    """Return the IPv4 plans of a Service with endpoints, half of them on this node."""
     found = [endpoint(a, HERE if i % 2 else "node-b") for i, a in enumerate(addresses)]
     ports = [ServicePort(port=80, node_port=30000 + number)]
     subject = service(name, f"10.96.0.{number}", ports=ports, **spec)
@@ -56,7 +56,7 @@ def expected(wanted) -> dict:
 
 
 def check(variant: str, wanted) -> None:
-    """Compare the kernel with what one full sync of fake tables comes to, but for built-in chains that are empty."""
+    """Compare the kernel with the result of a full sync on fake tables, except for empty built-in chains."""
     seen, should = rules(variant), expected(wanted)
     built_in = {(table, chain) for table, chains in BUILT_IN.items() for chain in chains}
     assert {p: r for p, r in seen.items() if r or p not in built_in} == {

@@ -1,4 +1,4 @@
-"""Services as plans of one family, and an iptables backend over fake tables that has them."""
+"""Services as plans of one family, and an iptables backend on fake tables that contains them."""
 
 from __future__ import annotations
 

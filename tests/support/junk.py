@@ -1,4 +1,4 @@
-"""Objects as no API server should have them, and what is to be made of each. Data only."""
+"""Invalid objects that no API server should send, and the expected result of each. Data only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Json = dict[str, Any]
 
 
 class Bad(NamedTuple):
-    """What is put over a good object's part, what its event must name ('' for none), and whether the rest works."""
+    """The replacement, the text that its event must contain ('' for none), and whether other parts work."""
 
     part: Any
     named: str
@@ -71,7 +71,7 @@ SPECS: dict[str, Bad] = {
     ),
     "unknown-fields": Bad({"future": {"of": ["kubernetes"]}, "ports": [GOOD_PORT | {"more": 1}]}, "", True),
 }
-"""Over the spec of a good Service."""
+"""Replacements in the spec of a valid Service."""
 
 SERVICES: dict[str, Bad] = {
     "spec-null": Bad({"spec": None}, "spec", False),
@@ -81,7 +81,7 @@ SERVICES: dict[str, Bad] = {
     "status-null": Bad({"status": None}, "", True),
     "ingress-none": Bad({"status": {"loadBalancer": {"ingress": [{"ip": "x"}, None, 5]}}}, "status.loadBalancer", True),
 }
-"""Over a good Service."""
+"""Replacements in a valid Service."""
 
 ENDPOINTS: dict[str, Bad] = {
     "address-none": Bad({"addresses": ["10.244.0"]}, "endpoints[1]", True),
@@ -97,7 +97,7 @@ ENDPOINTS: dict[str, Bad] = {
     "hints-text": Bad({"addresses": ["10.244.3.3"], "hints": "near"}, "endpoints[1]", True),
     "empty": Bad({}, "endpoints[1]", True),
 }
-"""A second endpoint of a good slice; None and others that are no objects come in the test."""
+"""A second endpoint of a valid slice; the test adds None and other values that are not objects."""
 
 SLICES: dict[str, Bad] = {
     "endpoints-null": Bad({"endpoints": None}, "", False),
@@ -113,7 +113,7 @@ SLICES: dict[str, Bad] = {
     "type-null": Bad({"addressType": None}, "addressType", False),
     "type-fqdn": Bad({"addressType": "FQDN"}, "", False),
 }
-"""Over a good slice."""
+"""Replacements in a valid slice."""
 
 OTHERS: dict[str, tuple[str, Json]] = {
     "node-status-null": ("nodes", {"status": None}),
@@ -122,7 +122,7 @@ OTHERS: dict[str, tuple[str, Json]] = {
     "cidr-spec-null": ("servicecidrs", {"spec": None}),
     "cidr-none": ("servicecidrs", {"spec": {"cidrs": ["10.96.0.0/99", 5, None, ""]}}),
 }
-"""Over the Node and the ServiceCIDR."""
+"""Replacements in the Node and the ServiceCIDR."""
 
 VALUES: list[Any] = [None, True, -1, 0, 70000, 10**40, 1.5, "", "x", "10.96.0.1", [], [None], {}, {"a": None}, "\u0000"]
-"""What a field may be replaced by."""
+"""Values that may replace a field."""

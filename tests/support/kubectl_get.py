@@ -1,4 +1,4 @@
-"""`kubectl get` of kubectl_stand_in.py, from the file that it wrote. It imports little, as it starts often."""
+"""Implements `kubectl get` for kubectl_stand_in.py, from its file. It imports little, because it starts often."""
 
 import marshal
 import sys

@@ -1,6 +1,6 @@
-"""A stand-in for kubectl, first in PATH: it answers from files, and records its calls.
+"""A substitute for kubectl, first in PATH: it answers from files, and records its calls.
 
-It is a shell script, as it starts often; kubectl_get.py is its `kubectl get`.
+It is a shell script, because it starts often; kubectl_get.py implements its `kubectl get`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ Json = dict[str, Any]
 
 
 class StandIn:
-    """The objects of a made-up cluster, and what the proxies in its pods print."""
+    """The objects of an invented cluster, and the output of the proxies in its pods."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.objects: dict[str, list[Json]] = {"pods": [], "nodes": [], "services": [], "endpointslices": []}
         self.errors: dict[str, str] = {}
-        """What `kubectl get RESOURCE` fails with."""
+        """The error messages of `kubectl get RESOURCE`."""
         self.printed: dict[str, Json] = {}
-        """By pod what `exec` does: out (text), err, status, hangs, flood (bytes); under a command's name what differs
-        for it, under "send" for a trace with --send, and under ADDRESS:PORT for a question about this destination.
+        """The behaviour of `exec` by pod: out (text), err, status, hangs, flood (bytes); the entry of a command's name
+        overrides it for this command, the entry "send" for a trace with --send.
         """
 
     def node(self, name: str, *, app: str = "kube-proxy-py", **printed: Any) -> None:
-        """Add a Node with a kube-proxy; `printed` is what the pod prints, as in `self.printed`."""
+        """Add a Node with a kube-proxy; `printed` is the pod's output, as in `self.printed`."""
         number = len(self.objects["nodes"])
         pods = f"10.244.{number}.0/24"
         self.objects["nodes"].append(
@@ -64,7 +64,7 @@ class StandIn:
         return made
 
     def install(self) -> str:
-        """Write the program and its files; return the value of PATH for it."""
+        """Write the program and its files; return the value of PATH that selects it."""
         program = self.folder / "bin/kubectl"
         program.parent.mkdir(exist_ok=True)
         program.write_text(
@@ -81,13 +81,13 @@ class StandIn:
 
     @property
     def calls(self) -> list[list[str]]:
-        """The arguments of each call."""
+        """Return the arguments of each call."""
         path = self.folder / "calls"
         return [call.split("\0")[:-1] for call in path.read_text().split("\n\0")[:-1]] if path.exists() else []
 
     @property
     def at_a_time(self) -> list[int]:
-        """How many of `kubectl exec` ran after each start and each end of one."""
+        """Return the numbers of running `kubectl exec` after each start and each end of one."""
         return [*accumulate(map(int, (self.folder / "running").read_text().split()))]
 
 

@@ -1,4 +1,4 @@
-"""The objects of deploy/kustomize, by `kubectl kustomize`."""
+"""Renders the objects of deploy/kustomize with `kubectl kustomize`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Json = dict[str, Any]
 
 
 def build(folder: Path) -> list[Json]:
-    """The objects of a folder with a kustomization.yaml, as they are applied. Each caller has its own."""
+    """Return the objects of a folder with a kustomization.yaml, as kubectl would apply them.
+
+    Each caller gets separate copies.
+    """
     return list(yaml.safe_load_all(_built(folder)))
 
 

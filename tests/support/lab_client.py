@@ -1,4 +1,4 @@
-"""A started ApiServer and a client for it, for the tests of this folder."""
+"""A running ApiServer of the lab, and a client for it, for the tests in tests/lab."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Client:
     async def call(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any]:
-        """(status, decoded JSON or text)."""
+        """Send a request; return the status, and the decoded JSON or text."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} | (headers or {}) if data is not None else headers
         async with self.session.request(method, self.url + path, data=data, headers=headers) as r:

@@ -1,6 +1,6 @@
 """Reads a table of nf_tables from nft's text, without a kernel, for tests of kubeproxy.meaning.
 
-Knows the language of `support.recorded_rules`: that of nft's listing of the Go kube-proxy's table.
+Supports the language of `support.recorded_rules`: that of nft's listing of the Go kube-proxy's table.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _HOOK: Final = re.compile(r"type (\w+) hook (\w+) priority ([^;]+); policy accep
 _INLINE: Final = re.compile(r"(?:ip saddr|numgen random mod \d+)(?: !=| map| vmap)? (\{[^}]*\})")
 _TO: Final = re.compile(r"dnat to (\S+):(\d+)$")
 _NUMBER: Final = "numgen random mod 2"
-"""Has the type of the keys of every map that is used with random numbers."""
+"""This type contains the types of the keys of all maps that are used with random numbers."""
 
 Entry = tuple[bytes, bytes, bytes | x.RuleVerdict]
 
 
 def table(text: str) -> NftTable:
-    """Return the one table of a text: its chains, its sets, and the sets in its rules under names of their own."""
+    """Parse the only table of a text: its chains, its sets, and its rules' anonymous sets, with generated names."""
     keys: dict[str, list[str]] = {}
     forms: dict[str, SetForm] = {}
     entries: dict[str, list[Entry]] = {}

@@ -1,9 +1,8 @@
 """The cluster of the scenarios: a lab with named pods, Services and endpoints as text, answers as text.
 
 Pods are a1 to a4 on node-a (where the proxy runs) and b1 to b3 on node-b; all answer on TCP and UDP 3000 and 3001.
-Endpoints are written "a1 b1/draining", expected answers "a1 b1 kept", "a1 masqueraded", "refused" or "timeout", the
-places that ask "pod", "node", "neighbour" (the other node), "outside", a pod's name, or "outside@192.168.100.50" with
-an address of their own.
+Endpoints are written "a1 b1/draining", expected answers "a1 b1 kept", "a1 masqueraded", "refused" or "timeout", clients
+"pod", "node", "neighbour" (the other node), "outside", a pod's name, or "outside@192.168.100.50" for another address.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from support.modes import GUEST, NFTABLES, ScenarioMode
 Json = dict[str, Any]
 PODS = ("a1", "a2", "a3", "a4", "b1", "b2", "b3")
 TIMEOUT = 90.0 if GUEST else 15.0
-"""Seconds that anything may take which is waited for; nearly all of it takes milliseconds, on a busy machine too."""
+"""Seconds to wait for any event; nearly all take milliseconds, also on a busy machine."""
 ENOUGH = 120
-"""Connections after which an endpoint that was never met is taken for missing: 1 in 2^60 for three endpoints."""
+"""Connections after which an endpoint without one counts as missing: for three endpoints an error of 1 in 2^60."""
 
 _NO_PODS = {"kept", "masqueraded", *NoAnswer}
 """Words of an expected answer that name no pod."""
@@ -53,14 +52,14 @@ SLICE_PORTS: list[Json] = [
 
 
 class Front(NamedTuple):
-    """Where a Service is reached."""
+    """An address and port of a Service."""
 
     address: str
     port: int
 
 
 def front_of(service: Json, kind: str, family: str, port: int, host: Mapping[str, str]) -> Front:
-    """Return the address of a kind and family, with one of the Service's ports; `host` has a NodePort's address."""
+    """Return the address of a kind and family, with a Service's port; a NodePort's address is that of `host`."""
     spec = service["spec"]
     chosen = spec["ports"][port]
     if kind == "nodeport":
@@ -75,7 +74,7 @@ def front_of(service: Json, kind: str, family: str, port: int, host: Mapping[str
 
 
 class Live:
-    """A cluster with its pods, and the proxy if it runs. All in the event loop's thread."""
+    """A cluster with its pods, and the proxy if it runs. All calls are in the event loop's thread."""
 
     def __init__(self, cluster: LabCluster, mode: ScenarioMode = NFTABLES) -> None:
         self.cluster = cluster
@@ -89,7 +88,7 @@ class Live:
             "outside": {"IPv4": OUTSIDE_IP, "IPv6": OUTSIDE_IP6},
         }
 
-    # the proxy
+    # proxy
 
     @property
     def proxy(self) -> Proxy:
@@ -106,7 +105,7 @@ class Live:
     ) -> Proxy:
         """Start a proxy on node-a, and wait until all families are programmed unless `ready_within` is None.
 
-        It is of the cluster's mode; `overrides` replace fields of the configuration, that of the mode too.
+        The proxy has the cluster's mode; `overrides` replace fields of the configuration, including the mode.
         """
         config = {**self.mode.config, **(overrides or {})}
         self.proxies.append(await self.cluster.start_proxy(config, args, command, ready_within=ready_within))
@@ -116,7 +115,7 @@ class Live:
         return self.proxy
 
     async def unready(self, port: int = HEALTH_PORT) -> str:
-        """Why /readyz says that the proxy is not ready, '' when it is."""
+        """Return the reason why /readyz reports that the proxy is not ready, '' if it is ready."""
         try:
             status, body = await self.page("/readyz", port)
         except OSError as error:
@@ -124,16 +123,16 @@ class Live:
         return "" if status == 200 else body
 
     def logged(self, pattern: str) -> list[str]:
-        """The lines that the proxy logged which match a pattern."""
+        """Return the lines of the proxy's log that match a pattern."""
         return [line for line in self.proxy.log.read_text(errors="replace").splitlines() if re.search(pattern, line)]
 
     async def page(self, path: str, port: int = HEALTH_PORT) -> tuple[int, str]:
-        """(status, body) of a page of the proxy, asked on the node."""
+        """Return status and body of a page of the proxy, requested on the node."""
         status, body = await run_in_async(self.proxy.namespace, lambda: http_get("127.0.0.1", port, path, 5.0))
         return status, body.decode()
 
     async def metric(self, series: str) -> float:
-        """The value of one series, as in 'kubeproxy_..._total{ip_family="IPv4"}'; 0 when it is not there."""
+        """Return the value of one series, such as 'kubeproxy_..._total{ip_family="IPv4"}'; 0 if it is missing."""
         _, text = await self.page("/metrics", METRICS_PORT)
         for line in text.splitlines():
             name, _, value = line.rpartition(" ")
@@ -142,18 +141,18 @@ class Live:
         return 0.0
 
     async def choose_variant(self, variant: str, place: str = "node") -> None:
-        """Leave the hint by which a variant of iptables ("nft", "legacy", '' for none) is chosen, as a kubelet does."""
+        """Create the chain that selects a variant of iptables ("nft", "legacy", '' for none), as a kubelet does."""
         if variant:
             await self.run(f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT", place=place)
 
     async def run(self, *command: str, place: str = "node") -> str:
-        """Run a command on a node and return what it printed."""
+        """Run a command on a node and return its output."""
         status, out, err = await self.cluster.exec(place, list(command))
         assert status == 0, f"{command}: {err}"
         return out
 
     async def ask(self, *words: str) -> tuple[int, str]:
-        """Run a subcommand of kube-proxy on the node, of the proxy that was started last: its exit code and text."""
+        """Run a subcommand of kube-proxy for the proxy that was started last; return its exit code and text."""
         where = ["--control-socket", str(self.proxy.control)]
         return await forking.ask(self.cluster.namespace_of("node"), [*words, *where], 2 * TIMEOUT)
 
@@ -164,7 +163,7 @@ class Live:
     # objects
 
     async def add_pods(self) -> None:
-        """Start all pods and note their addresses."""
+        """Start all pods and store their addresses."""
         for name in PODS:
             self.cluster.create(_pod(name, NODE_A if name.startswith("a") else NODE_B))
         for pod in await self.cluster.pods_ready("role=endpoint", len(PODS), timeout=TIMEOUT):
@@ -172,8 +171,8 @@ class Live:
             self.ips[pod["metadata"]["name"]] = {"IPv4": v4, "IPv6": v6}
 
     def service(self, name: str, endpoints: str | None = None, **spec: Any) -> Json:
-        """Create a Service without selector on TCP and UDP port 80, and its slices when endpoints are given."""
-        spec = copy.deepcopy({"ports": PORTS} | spec)  # creating fills in what is missing
+        """Create a Service without selector on TCP and UDP port 80, and its slices if endpoints are given."""
+        spec = copy.deepcopy({"ports": PORTS} | spec)  # The API server adds defaults.
         body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
         created = self.cluster.create(body)
         if endpoints is not None:
@@ -199,23 +198,23 @@ class Live:
                 self.cluster.delete("endpointslices", record.key[1])
 
     def has_addresses(self, name: str) -> bool:
-        """Whether a Service has the addresses of both families that its load balancer gives it, if it has one."""
+        """Return whether a Service has a load balancer address of each of its families, if it is a load balancer."""
         service = self.cluster.get("services", name)
         balanced = service["spec"]["type"] == "LoadBalancer"
         return not balanced or len(service["status"]["loadBalancer"].get("ingress") or ()) > 1
 
     def front(self, name: str, kind: str = "cluster", family: str = "IPv4", port: int = 0) -> Front:
-        """Where a Service is reached by cluster IP, nodeport, loadbalancer or external IP; by its first port."""
+        """Return the address of a Service (cluster IP, nodeport, loadbalancer or external IP) with its first port."""
         return front_of(self.cluster.get("services", name), kind, family, port, self.ips["node"])
 
     def events(self, name: str) -> list[str]:
-        """What the events about an object say: 'reason: note'."""
+        """Return the events about an object, as 'reason: note'."""
         found = [record.decode() for record in self.cluster.store.records("events")]
         about = [e for e in found if (e.get("regarding") or e.get("involvedObject") or {}).get("name") == name]
         return [f"{e.get('reason')}: {e.get('note') or e.get('message')}" for e in about]
 
     async def destinations(self, front: Front, proto: str = "tcp", map_name: str = "endpoints") -> set[str]:
-        """The endpoints that the kernel has for a front, by pod and port: {"a1:3000"}."""
+        """Return the endpoints that the kernel has for an address of a Service, by pod and port: {"a1:3000"}."""
         table = "ip6" if ":" in front.address else "ip"
         text = " ".join((await self.nft("list", "map", table, "kube-proxy", map_name)).split())
         head = (
@@ -224,7 +223,7 @@ class Live:
         by_ip = {ip: name for name, ips in self.ips.items() for ip in ips.values()}
         counted = r"(?: counter packets \d+ bytes \d+)?"
         found = re.findall(rf"{head} \. \d+{counted} : (\S+) \. (\d+)", text)
-        if not found:  # perhaps it has session affinity
+        if not found:  # The Service may have session affinity.
             text = " ".join((await self.nft("list", "table", table, "kube-proxy")).split())
             (_, text) = text.split(f"map {map_name.replace('endpoints', 'session-pools')} {{", 1)
             if number := re.search(rf"{head} : (\S+?)[ ,]", text.split(" map ", 1)[0]):
@@ -234,7 +233,7 @@ class Live:
         return {f"{by_ip.get(ip, ip)}:{port}" for ip, port in found}
 
     async def programmed(self, front: Front, pods: str, port: int = 3000) -> None:
-        """Wait until the kernel has exactly these endpoints for a cluster IP; the proxy is asked in other modes."""
+        """Wait until the kernel (or, in other modes, the proxy) has exactly these endpoints for a cluster IP."""
         wanted = {f"{pod}:{port}" for pod in pods.split()}
         ask = self.destinations if self.mode.name == "nftables" else self._said
 
@@ -245,11 +244,11 @@ class Live:
         await self.eventually(check)
 
     async def _said(self, front: Front) -> set[str]:
-        """The endpoints that the proxy says are programmed for a cluster IP; its state while that is another."""
+        """Return the endpoints that the proxy reports as programmed for a cluster IP, or else the reported state."""
         services = [record.decode() for record in self.cluster.store.records("services")]
         (name,) = [s["metadata"]["name"] for s in services if front.address in (s["spec"].get("clusterIPs") or ())]
         status, text = await self.page(f"/debug/state?namespace=default&name={name}", METRICS_PORT)
-        if status != 200:  # not heard of it yet
+        if status != 200:  # The proxy has not received the Service yet.
             return {text}
         (service,) = json.loads(text)["services"]
         if service["state"] != "programmed":
@@ -260,21 +259,21 @@ class Live:
         ends = [text.rpartition(":") for text in texts]
         return {f"{by_ip.get(ip.strip('[]'), ip)}:{port}" for ip, _, port in ends}
 
-    # waiting and asking
+    # waiting and requests
 
     async def until(self, holds: Callable[[], Any], what: str) -> None:
-        """Wait until something holds."""
+        """Wait until a condition is true."""
         try:
             await self.cluster.until(lambda: bool(holds()), what, TIMEOUT)
         except NotInTimeError as error:
             raise AssertionError(f"{error}\nthe proxy said:\n{self._tail()}") from error
 
     async def eventually(self, check: Callable[[], Awaitable[str]]) -> None:
-        """Wait until a check finds nothing wrong; it returns what is wrong, '' for nothing."""
+        """Wait until a check returns ''; until then it returns the deviation."""
         deadline = time.monotonic() + TIMEOUT
         began = 0.0
         while wrong := await check():
-            if began > deadline:  # of the last look: it may have waited for answers in vain, and taken all the time
+            if began > deadline:  # from the last check, which may have waited
                 raise AssertionError(f"{wrong}\nthe proxy said:\n{self._tail()}")
             await asyncio.sleep(0.02)
             began = time.monotonic()
@@ -283,19 +282,20 @@ class Live:
         return self.proxy.tail() if self.proxies else "nothing, it does not run"
 
     async def expect(self, front: Front, wanted: Mapping[str, str], protocols: str = "tcp udp") -> None:
-        """Wait until every place gets the answer that it should, by every protocol."""
+        """Wait until every place gets the expected answer, by every protocol."""
         pairs = list(itertools.product(wanted.items(), protocols.split()))
 
         async def check() -> str:
             found = await asyncio.gather(*(self.look(p, proto, front, answer) for (p, answer), proto in pairs))
             return "\n".join(filter(None, found))
 
-        # A look too early costs a second, as TCP tries again: changes take milliseconds to get here.
+        # A connection that comes too early takes a second, because TCP sends its SYN again: changes arrive within
+        # milliseconds.
         await asyncio.sleep(0.05)
         await self.eventually(check)
 
     async def look(self, place: str, proto: str, front: Front, wanted: str) -> str:
-        """Return how what a place gets differs from what it should, '' when it does not."""
+        """Return how the answers to a place differ from the expected ones, '' if they do not."""
         words = wanted.split()
         pods, source = set(words) - _NO_PODS, words[-1]
         where, _, own = place.partition("@")
@@ -319,13 +319,13 @@ class Live:
         host = _HOSTS.get(place)
         others = {address for node in _HOSTS.values() if node is not host for address in node.addresses}
         if host and answer.node != host.name and front.address not in others:
-            return True  # what a node sends through its own proxy leaves with the same address either way
+            return True  # Packets from a node through its own proxy have the same source address in either case.
         where, _, own = place.partition("@")
         return (answer.client in ({own} if own else self.ips[where].values())) == (source == "kept")
 
 
 def slice_of(service: str, family: str, endpoints: Iterable[Json] | None, ports: list[Json] | None = None) -> Json:
-    """An EndpointSlice of a Service."""
+    """Return an EndpointSlice of a Service."""
     return {
         "metadata": {
             "name": f"{service}-{family.lower()}",
@@ -351,5 +351,5 @@ def _pod(name: str, node: NodeNet) -> Json:
 
 
 def leftovers(live: Live) -> list[str]:
-    """What a cluster that is down has left behind."""
+    """Return the remains of a cluster after its end."""
     return [*names(live.cluster.topology.prefix), *(f"process {p.pid}" for p in live.proxies if p.returncode is None)]

@@ -1,4 +1,4 @@
-"""The lock file of iptables, as another program sees it."""
+"""Locks the iptables lock file like another program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def is_free(path: Path) -> bool:
-    """Whether another program could take the lock, as it does without -w."""
+    """Return whether another program could take the lock without waiting (without -w)."""
     with path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""The modes as scenarios meet them: how a proxy is configured for each, and which of them this kernel has.
+"""The modes of scenarios: the proxy's configuration for each mode, and the modes that this kernel supports.
 
-A test that is marked with `modes(...)` runs once in each of those modes that are there; `live` and `bare` are clusters
-for proxies of that mode then. IPVS is there under the guest's kernel alone, which is slow and runs that mode alone.
+A test with the mark `modes(...)` runs once in each supported mode of the list; `live` and `bare` are clusters for
+proxies of that mode. Only the guest's kernel supports IPVS; it is slow and runs only that mode.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any, NamedTuple
 import pytest
 
 GUEST = bool(os.environ.get("KUBEPROXY_GUEST"))
-"""Whether this runs under the guest's kernel: IPVS is there, and one slow CPU."""
+"""Whether this is the guest's kernel: it has IPVS, and one slow CPU."""
 
 
 class ScenarioMode(NamedTuple):
-    """A mode, and the fields of the configuration for it; `variant` of iptables whose tables it is to use."""
+    """A mode, and its fields of the configuration; `variant` is the variant of iptables that it uses."""
 
     name: str
     config: Mapping[str, Any]
     variant: str = ""
 
     def seen(self, answer: str) -> str:
-        """An answer as a scenario writes it, in this mode: endpoints see the node where the proxy carries the bytes."""
+        """Return an expected answer for this mode: if the proxy relays the bytes, endpoints see the node's address."""
         return answer.replace("kept", "masqueraded") if self.name == "userspace" else answer
 
 
-_AT_ONCE = {"iptables": {"minSyncPeriod": "1ms"}}  # that of userspace mode too
+_AT_ONCE = {"iptables": {"minSyncPeriod": "1ms"}}  # also the variant of userspace mode
 NFTABLES = ScenarioMode("nftables", {"mode": "nftables"})
 _ALL = (
     NFTABLES,
@@ -43,13 +43,13 @@ HERE = [name for name in MODES if (name == "ipvs") == GUEST]
 
 
 def translate_bridged_packets() -> None:
-    """Have what pods of one node send each other pass the node's rules, as on every node of a cluster."""
+    """Make packets between pods of one node pass the node's rules, as on every node of a cluster."""
     if GUEST:
         subprocess.run(["modprobe", "br_netfilter"], check=True)
 
 
 def modes(*names: str) -> pytest.MarkDecorator:
-    """Run a test in those of these modes that this kernel has; where it has none of them the test is skipped."""
+    """Run a test in those of these modes that this kernel supports; skip it if there are none."""
     assert set(names) <= MODES.keys()
     there = [name for name in names if name in HERE]
     return pytest.mark.parametrize("mode", there, indirect=True, scope="module")

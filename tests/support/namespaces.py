@@ -1,4 +1,4 @@
-"""Network namespaces of tests: made with unique names, entered by threads of their own, gone at the end."""
+"""Network namespaces for tests: created with unique names, entered by separate threads, deleted at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLONE_NEWNET = 0x40000000
 
 @contextmanager
 def namespace() -> Iterator[str]:
-    """Make a network namespace with loopback up, and delete it afterwards."""
+    """Create a network namespace with loopback up, and delete it afterwards."""
     name = f"kpt-{os.getpid()}-{secrets.token_hex(3)}"
     run("ip", "netns", "add", name)
     try:
@@ -29,14 +29,14 @@ def namespace() -> Iterator[str]:
 
 
 def run(*command: str, text: str = "") -> str:
-    """Run a command and return what it printed; fail with what it said."""
+    """Run a command and return its output; fail with its errors."""
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 
 
 def inside(name: str, work: Callable[[], T]) -> T:
-    """Call `work` in a thread that is in the namespace; sockets made there stay there and work from anywhere."""
+    """Call `work` in a thread inside the namespace; any thread can use the sockets that it returns."""
     results: list[T] = []
     errors: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""The nft command, which tests ask as another program and as a witness."""
+"""Runs the nft command, which tests use as another program and as an independent reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kubeproxy.errors import ApplyError
 
 
 def run(text: str) -> None:
-    """Load ruleset text in one transaction. Raises ApplyError with nft's complaint."""
+    """Load ruleset text in one transaction. Raises ApplyError with nft's message."""
     done = subprocess.run(["nft", "-f", "-"], input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ApplyError(f"nft -f -: {done.stderr.strip()}")

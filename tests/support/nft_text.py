@@ -1,4 +1,4 @@
-"""Tables of nftables mode in nft's text, for tests that read their rules, or that have nft load them."""
+"""Prints tables of nftables mode as nft's text, for tests that read their rules, or load them with nft."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 
 
 def skeleton(ruleset: Ruleset, chains: Iterable[ChainName] = ()) -> str:
-    """Return the text that makes a table, empty of Services, with the chains that are needed."""
+    """Return the text that creates a table without Services, with the required chains."""
     names = ruleset.needed(chains)
     filled = f"add element {ruleset.name} transports {{ tcp, udp, sctp }}\n"
     return as_text(ruleset.name, ruleset.definition(names), ruleset.chains(names), COMMENT) + filled
@@ -22,7 +22,7 @@ def skeleton(ruleset: Ruleset, chains: Iterable[ChainName] = ()) -> str:
 def as_text(
     name: str, made: Definition, texts: Mapping[str, tuple[Hook | None, Sequence[str]]], comment: str = ""
 ) -> str:
-    """Return the text that makes a table; `texts` are its chains with the text of their rules."""
+    """Return the text that creates a table; `texts` are its chains with the text of their rules."""
     lines = [f"add table {name}" + (f' {{ comment "{comment}" ; }}' if comment else "")]
     lines += (f"add counter {name} {counter}" for counter in made.counters)
     lines += (f"add flowtable {name} {each} {{ hook ingress priority filter ; }}" for each in made.flowtables)
@@ -35,7 +35,7 @@ def as_text(
 
 
 def declaration(spec: SetSpec) -> str:
-    """Return what nft's text says of a set."""
+    """Return the properties of a set in nft's text."""
     flags = {"interval": INTERVAL, "dynamic": DYNAMIC, "timeout": TIMEOUT}
     said = [f"typeof {' . '.join(spec.key)}" + (f" : {' . '.join(spec.data)}" if spec.data else "")]
     said += [f"size {spec.size}"] if spec.size else []

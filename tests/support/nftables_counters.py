@@ -27,7 +27,7 @@ def connections(read: Read, plans: Iterable[ServicePlan]) -> Mapping[tuple[Servi
     found: dict[tuple[ServicePortKey, bytes], Total] = {}
     numbers = Numbers()
     for plan in plans:
-        # The keys depend on the number of endpoints only, not on the slot or number of each.
+        # The keys depend only on the number of endpoints, not on their slots or numbers.
         asked = render(place_all([plan], (), numbers))
         maps = [name for name in (*ENDPOINT_MAPS, SetId.SESSION_ENDPOINTS) if name in asked]
         for count in (count for name in maps for count in read(name, list(asked[name])) if count.packets):

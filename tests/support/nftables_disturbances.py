@@ -1,4 +1,4 @@
-"""What other programs do to the elements of our table, and a table with some of everything in it to do it to."""
+"""Changes that other programs make to the elements of the proxy's table, and a table with elements of all kinds."""
 
 from kubeproxy.backends.nftables.layout import Layout
 from support.nftables_ground import resync
@@ -68,7 +68,7 @@ DISTURBANCES = {
 
 
 def disturbed(ground):
-    """A table with some of everything in it, and the plans that it was made of."""
+    """Return a table with elements of all kinds, and the plans from which it was made."""
     more = {"ingress": ["198.51.100.1"], "load_balancer_source_ranges": ["172.16.0.0/24"]}
     plans = {**cluster("a", **more), ("default", "b"): plans_of("b", 2), ("default", "c"): plans_of("c", 3, 0)}
     plans["default", "d"] = sticky("d", 4, 2)

@@ -1,7 +1,7 @@
-"""Where the nftables backend is tested: on the fake kernel, or on the real one in a network namespace of its own.
+"""The kernel under the tested nftables backend: a fake kernel, or the real one in a separate network namespace.
 
-A test takes the fixture `ground` and runs on either. On the real kernel `nft` is asked for the contents, so that the
-reader under test is not its own witness.
+A test with the fixture `ground` runs on both. On the real kernel `nft` lists the contents, so the reader under test
+does not check itself.
 """
 
 from __future__ import annotations
@@ -32,24 +32,27 @@ from support.nftables_plans import V4, WORLD
 from support.own_network import own_network
 
 Contents = dict[str, set[str]]
-"""Set or map to its elements as nft writes them: 'a . b', or 'a . b : c'; ranges as 'a-b'."""
+"""Elements by set or map, as nft writes them: 'a . b', or 'a . b : c'; ranges as 'a-b'."""
 
 
 def resync(backend, plans):
-    """Resync; return the number of elements changed."""
+    """Resync; return the number of changed elements."""
     return sum(backend.resync(plans))
 
 
 def sync(backend, *changes):
-    """Sync; return the number of elements changed."""
+    """Sync; return the number of changed elements."""
     return sum(backend.sync(changes))
 
 
 class Ground(ABC):
-    """A kernel, and what tests ask of it. The functions are called when a backend does what they are named by."""
+    """A kernel, and the functions with which tests examine it.
+
+    Callbacks run when a backend does what their name says.
+    """
 
     counts = True
-    """Whether the kernel counts the elements of a set: since Linux 6.16."""
+    """Whether the kernel counts the elements of a set (since Linux 6.16)."""
 
     def __init__(self) -> None:
         self.before_commit: Callable[[], None] = lambda: None
@@ -64,7 +67,7 @@ class Ground(ABC):
         self._open.close()
 
     def start(self, world: Globals = WORLD, family: Family | None = None) -> NftablesBackend:
-        """Return a backend for a family; without it, for the one family of the world."""
+        """Return a backend for a family (default: the only family of the world)."""
         if family is None:
             (family,) = world.families
         under = Interposed(self.table(family), self)
@@ -78,25 +81,25 @@ class Ground(ABC):
 
     @abstractmethod
     def disturb(self, *lines: str) -> None:
-        """Do as another program, in one transaction."""
+        """Execute text in one transaction, as another program."""
 
     @abstractmethod
     def disturb_unheard(self, *lines: str) -> None:
-        """Do as another program whose transaction is announced to nobody who listens here."""
+        """Execute text as another program, without an announcement of the transaction to this process."""
 
     @abstractmethod
     def contents(self, family: Family = V4) -> Contents:
-        """Return the elements of all sets and maps of our table, without the element that no client has."""
+        """Return the elements of all sets and maps of the proxy's table, without the placeholder of affinity."""
 
     @abstractmethod
     def chains(self, family: Family = V4) -> dict[str, list[str]]:
-        """Return the rules of each chain of our table, as text."""
+        """Return the rules of each chain of the proxy's table, as text."""
 
     @abstractmethod
     def tables(self) -> set[str]:
         """Return the names of all tables, each with its family."""
 
-    # -- of all kernels ---------------------------------------------------------------------------------------------
+    # -- for both kernels --------------------------------------------------------------------------------------------
 
     def elements(self, name: str, family: Family = V4) -> set[str]:
         """Return the elements of one set or map."""
@@ -107,31 +110,31 @@ class Ground(ABC):
         return len(self.elements(name, family))
 
     def verdicts(self, family: Family = V4) -> int:
-        """Return how many elements have verdicts."""
+        """Return the number of elements with verdicts."""
         return sum(self.count(name, family) for name in VERDICT_MAPS)
 
     def generation(self) -> int:
-        """Return how many transactions there were."""
+        """Return the number of transactions."""
         with closing(self.table(V4)) as table:
             return table.generation()
 
     def header(self, family: Family = V4) -> nfnetlink.TableHeader | None:
-        """Return the handle, comment and state of our table."""
+        """Return the handle, comment and state of the proxy's table."""
         with closing(self.table(family)) as table:
             return table.header()
 
     def rule_handles(self, family: Family = V4) -> tuple[int, ...]:
-        """Return the handles of our table's rules."""
+        """Return the handles of the rules of the proxy's table."""
         with closing(self.table(family)) as table:
             return tuple(rule.handle for rule in table.rules())
 
     def packed(self, name: str, family: Family = V4) -> list[Element]:
-        """Return the elements of one set or map as the kernel has them."""
+        """Return the elements of one set or map as the kernel stores them."""
         with closing(self.table(family)) as table:
             return list(table.elements(name))
 
     def is_clean(self, backend: NftablesBackend, plans) -> None:
-        """Check that nothing was changed by another program, and that another look changes nothing."""
+        """Check that no other program has changed anything, and that a second inspection changes nothing."""
         assert not self.is_touched(backend)
         assert self.difference(backend) is None
         header = self.header(backend.family)
@@ -140,19 +143,19 @@ class Ground(ABC):
         assert self.difference(backend) is None
 
     def is_touched(self, backend: NftablesBackend) -> bool:
-        """Return whether a backend has anything to look for, as another program committed something."""
+        """Return whether a backend has to inspect the table, because another program committed a transaction."""
         self.calls.clear()
         backend.inspect(Depth.QUICK)
         return self.calls != ["changes"]
 
     def difference(self, backend: NftablesBackend) -> ForeignChange | None:
-        """Return what a backend says that has to read everything."""
+        """Return the reason why a backend has to read everything."""
         self._under[backend].mark_incomplete()
         return backend.inspect(Depth.THOROUGH)
 
 
 class Interposed:
-    """A table of a ground, with what the ground wants to know and to do in between."""
+    """A table of a ground that calls the ground before and after its operations."""
 
     def __init__(self, table: KernelTable, ground: Ground) -> None:
         self.family = table.family
@@ -182,7 +185,7 @@ class FakeGround(Ground):
     @classmethod
     @contextmanager
     def fresh(cls) -> Iterator[FakeGround]:
-        """A ground without any table."""
+        """Return a ground without any table."""
         with closing(cls()) as ground:
             yield ground
 
@@ -215,7 +218,7 @@ class KernelGround(Ground):
     @classmethod
     @contextmanager
     def fresh(cls) -> Iterator[KernelGround]:
-        """A network namespace of its own."""
+        """Return a separate network namespace."""
         with own_network(), closing(cls()) as ground:
             yield ground
 
@@ -231,7 +234,7 @@ class KernelGround(Ground):
             self.disturb(*lines)
 
     def contents(self, family: Family = V4) -> Contents:
-        """See Ground. Read again while an element is repeated: the kernel is resizing a hash table then."""
+        """See Ground. Read again if an element is repeated: the kernel is resizing a hash table then."""
         deadline = time.monotonic() + 20
         while True:
             listed = _listed(family)
@@ -250,7 +253,7 @@ class KernelGround(Ground):
 
 
 def list_table(family: Family, *options: str) -> str:
-    """Return what nft lists of our table."""
+    """Return nft's listing of the proxy's table."""
     return _nft(*options, "list", "table", "ip" if family is V4 else "ip6", TABLE)
 
 
@@ -271,7 +274,7 @@ def ip(*words: str) -> None:
 
 @contextmanager
 def ground_with_ways_out(family: Family) -> Iterator[KernelGround]:
-    """Return the real kernel in a network of its own, in which a packet to anywhere may leave."""
+    """Return the real kernel in a separate network, in which packets to any address have a route."""
     with KernelGround.fresh() as ground:
         ip("link", "set", "lo", "up")
         ip("addr", "add", NODE_IPS[family], "dev", "lo", *(["nodad"] if family is Family.IPV6 else []))
@@ -301,15 +304,16 @@ def _words(value) -> str:
 
 
 def _without_mark(contents: Contents) -> Contents:
-    """Leave out the element of no client, see affinity.NumberMark."""
+    """Leave out the placeholder element of session affinity; see affinity.NumberMark."""
     clients = {element for element in contents.get(CLIENTS, ()) if not element.startswith("4294967295 . ")}
     return contents | ({CLIENTS: clients} if CLIENTS in contents else {})
 
 
 def without_slots(contents: Contents) -> dict[str, object]:
-    """The same with endpoints in no order: their slots depend on history, which slots there are does not.
+    """Return the elements without the order of endpoints: the slot of an endpoint depends on the history, the set of
+    slots does not.
 
-    Of numbers of pools, endpoints and lists of source ranges it is which frontends have the same.
+    Of the numbers of pools, endpoints and lists of source ranges only equality matters: which frontends share one.
     """
     result: dict[str, object] = {"pools": _same_numbers(contents)}
     lists: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
-"""A planner and the nftables backend, driven through a history as the engine drives them, on any ground.
+"""Runs a planner and the nftables backend through a history of steps as the engine does, on either ground.
 
-A step is an event, a world, or a word: 'sync', 'restart', 'inspect'. After a refusal everything is compared.
+A step is an event, a world, or a word: 'sync', 'restart', 'inspect'. After a refusal the backend compares everything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Plans = dict[ServiceName, tuple[ServicePlan, ...]]
 
 
 class History:
-    """What happens to one family, and whether a full comparison is due."""
+    """The state of one family's backend, and whether a full comparison is due."""
 
     def __init__(self, ground: Ground, family: Family, world: Globals) -> None:
         self.ground = ground
@@ -29,7 +29,7 @@ class History:
         self._full = True
 
     def go(self, step: object) -> None:
-        """Do one step; `refused` says what the kernel said to it."""
+        """Do one step; `refused` is called with the kernel's refusal."""
         self.refused = None
         if isinstance(step, Globals):
             self.planner.set_world(step)
@@ -46,9 +46,9 @@ class History:
             self.planner.apply([step])
 
     def recover(self) -> None:
-        """Sync, and look at everything that another program may have changed, until nothing is left to do.
+        """Sync, and inspect all changes by other programs, until nothing is left to do.
 
-        Twice at most, as nobody refuses any more.
+        This takes two rounds at most, because the kernel refuses nothing any more.
         """
         for _ in range(2):
             self.go("sync")
@@ -61,7 +61,7 @@ class History:
 
     @property
     def plans(self) -> Plans:
-        """What the kernel is to hold, as of the last sync."""
+        """The expected state of the kernel, as of the last sync."""
         plans = {name: self._of(compiled.plans) for name, compiled in self.planner.compiled.items()}
         return {name: found for name, found in plans.items() if found}
 
@@ -72,7 +72,7 @@ class History:
                 steps = self.backend.resync(self.plans)
             else:
                 steps = self.backend.sync([(change.name, self._of(change.after.plans)) for change in changes])
-            self._full = True  # until it is done
+            self._full = True  # until nothing is left to do
             for _ in steps:
                 pass
             self._full = False

@@ -1,4 +1,4 @@
-"""Packets to every frontend from everywhere, through the fake kernel: they meet with what model.answer says of them."""
+"""Sends packets to every frontend from everywhere through the fake kernel; compares outcomes with model.answer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SOURCES: dict[Family, tuple[tuple[Origin, str], ...]] = {
         ("outside", "2001:db8:f::77"),
     ),
 }
-"""Where packets come from. Not every detector takes every pod for one."""
+"""The sources of packets. Not every detector recognises every pod as a pod."""
 
 
 def check(kernel: FakeKernel, world: Globals, family: Family, plans: Iterable[ServicePlan]) -> None:
@@ -63,7 +63,7 @@ def check(kernel: FakeKernel, world: Globals, family: Family, plans: Iterable[Se
     cluster = _Cluster(world, plans)
     for plan in plans:
         if any(endpoint[:-2] in guarded for endpoint in (*plan.cluster, *plan.local)):
-            continue  # no endpoint, says the API: on its way there a packet meets the guard of other ports
+            continue  # No endpoint, according to the API: such a packet reaches the guard of other ports.
         for frontend in plan.frontends:
             nodeport = frontend.kind is FrontendKind.NODEPORT
             destination = node if nodeport else frontend.address
@@ -86,7 +86,7 @@ def check(kernel: FakeKernel, world: Globals, family: Family, plans: Iterable[Se
 
 
 class _Cluster:
-    """As much of a planner as an answer needs, with the plans that there are."""
+    """The parts of a planner that an answer needs, with the existing plans."""
 
     def __init__(self, world: Globals, plans: Iterable[ServicePlan]) -> None:
         self.world = world
@@ -122,17 +122,18 @@ class _Cluster:
 
 
 def _wanted(cluster: _Cluster, packet: Packet, hairpin: set[bytes]) -> Fate:
-    """Return what model.answer says of a packet, in the words of the fake kernel."""
+    """Return the answer of model.answer for a packet, in the fake kernel's terms."""
     family = Family.IPV4 if len(packet.destination) == 4 else Family.IPV6
     ends = packet.source, packet.destination, packet.protocol, packet.port
     asked = AnsweredPacket(*ends, INTERFACES[packet.origin], packet.source_port)
     made = answer(cast("Planner", cluster), asked, {_packed(NODE_IPS[family]), LOOPBACK[family]})
     ours = cluster.world.of(family) or FamilyGlobals()
     if packet.protocol == socket.IPPROTO_TCP and ours.loopback is Loopback.RELAYED and is_loopback(packet.destination):
-        return "pass"  # to the proxy, if it listens there
+        return "pass"  # A packet to the proxy, if it listens there.
     if made.outcome is not Outcome.FORWARDED:
         return _ENDS[made.outcome]
-    # Who is on this node says any Service's slice: an address that is an endpoint of two is on the node for both.
+    # Any Service's slice determines the endpoints of this node: an address that is an endpoint of two Services is local
+    # for both.
     itself = {c.destination for c in made.choices if c.destination[:-2] == packet.source and packet.source in hairpin}
     masqueraded = tuple(c.destination for c in made.choices if c.masqueraded or c.destination in itself)
     return Forwarded(tuple(choice.destination for choice in made.choices), masqueraded, made.affinity)

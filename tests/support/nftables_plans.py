@@ -1,4 +1,4 @@
-"""Plans for tests of nftables mode: Services by a word and a number, on addresses that follow from the number."""
+"""Plans for tests of nftables mode: each Service has a word and a number, which determines its addresses."""
 
 from kubeproxy.backends.nftables.render import Numbers, place_all
 from kubeproxy.model.addresses import Family
@@ -20,7 +20,7 @@ EVERYTHING = {
 
 
 def placed(plans, numbers=None):
-    """Plans as they are placed in an empty table, or beside others that took their `numbers`."""
+    """Plans as placed in an empty table, or in a table with the `numbers` of other plans."""
     numbers = numbers or Numbers()
     services = {}
     for plan in plans:
@@ -29,7 +29,7 @@ def placed(plans, numbers=None):
 
 
 def plans_of(name, number, endpoints=3, globals_=WORLD, ports=None, local=HERE, **spec):
-    """A Service with a cluster IP and endpoints of its number."""
+    """Return a Service with a cluster IP and endpoints of its number."""
     (family,) = globals_.families
     cluster, pod = ("10.96.{}.{}", "10.244.{}.{}") if family is V4 else ("fd00:96::{:x}{:02x}", "fd00:244::{:x}{:02x}")
     ports = ports or [ServicePort(port=80)]
@@ -40,11 +40,11 @@ def plans_of(name, number, endpoints=3, globals_=WORLD, ports=None, local=HERE, 
 
 
 def cluster(*names, **more):
-    """Services of these names, numbered from 1 on."""
+    """Return Services of these names, numbered from 1."""
     return {("default", name): plans_of(name, number, **more) for number, name in enumerate(names, 1)}
 
 
 def sticky(name, number, endpoints, seconds=30, **more):
-    """A Service with session affinity."""
+    """Return a Service with session affinity."""
     config = SessionAffinityConfig(ClientIPConfig(seconds))
     return plans_of(name, number, endpoints, session_affinity="ClientIP", session_affinity_config=config, **more)

@@ -1,7 +1,7 @@
-"""Network namespaces for tests: the calling thread itself moves into a new one and comes back.
+"""Network namespaces for tests: the calling thread moves into a new one, and returns.
 
-Sockets and child processes of the body are in the namespace as well; it ends with the last of them, and nothing has to
-be cleaned up.
+Sockets and child processes of the body are in the namespace too; the namespace ends with the last of them, so no
+clean-up is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def own_network() -> Iterator[None]:
-    """Run the body in a new, empty network namespace. May be nested; each level is another namespace."""
+    """Run the body in a new, empty network namespace. Calls can be nested; each level has another namespace."""
     outer = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         _call("unshare", _CLONE_NEWNET)

@@ -1,4 +1,4 @@
-"""A table of our name that is another program's."""
+"""Makes a table with the proxy's name that another program owns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.netns import run_in
 
 @contextmanager
 def owned_table(namespace: str) -> Iterator[None]:
-    """A table of our name that belongs to another program for as long as that lives (flags owner)."""
+    """Make a table with the proxy's name that another program owns while it runs (flags owner)."""
 
     def run() -> subprocess.Popen[bytes]:
         return subprocess.Popen(["nft", "-i"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)

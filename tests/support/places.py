@@ -1,4 +1,4 @@
-"""Where things are: the repository's root, recordings and conformance cases, of which all tests share one copy."""
+"""Paths of the repository's root, the recordings and the conformance cases."""
 
 from pathlib import Path
 

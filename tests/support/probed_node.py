@@ -1,4 +1,4 @@
-"""A node whose only link leads to a world with all other addresses, and the real outcomes of packets there."""
+"""A node whose only link leads to a namespace with all other addresses, and the real outcomes of packets there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.namespaces import inside, run
 
 NODE = "192.168.100.2"
 _END = FirstPacket("198.51.100.9", "198.51.100.8", socket.IPPROTO_UDP, 9, "eth0", "")
-"""Follows all packets of a round."""
+"""The packet that marks the end of a round."""
 _PORT, _PORTS = 10_000, 40_000
 _RCVBUFFORCE = 33  # asm-generic/socket.h
 _BUFFER = 1 << 24
@@ -74,13 +74,13 @@ class Node:
         return found
 
     def _send(self, packets: Sequence[FirstPacket]) -> None:
-        """Send packets, and the last one."""
+        """Send packets, and then the packet that ends the round."""
         for number, packet in enumerate(packets):
             data = datagram(packet, number, self._port)
             if packet.interface:
                 self._out.send(self._head + data)
             else:
-                with suppress(PermissionError):  # rules drop or reject it
+                with suppress(PermissionError):  # Rules may drop or reject this packet.
                     self._here.sendto(data, (packet.destination, 0))
         self._out.send(self._head + datagram(_END, 0, self._port))
 
@@ -105,7 +105,7 @@ def _capture(namespace: str, link: str, stack: ExitStack) -> socket.socket:
 
 
 def _frames(opened: socket.socket, *, once: bool = False) -> list[bytes]:
-    """Return received frames until the packet that follows all others; `once`: those that are there now."""
+    """Return received frames up to the packet that ends the round; with `once` the frames that have already arrived."""
     found = []
     end = socket.inet_aton(_END.destination)
     opened.settimeout(0 if once else 10)
@@ -120,8 +120,9 @@ def _frames(opened: socket.socket, *, once: bool = False) -> list[bytes]:
 
 
 def _number(frame: bytes, port: int) -> tuple[int, bool]:
-    """Return the number that a packet carries, or the packet that it refuses; and whether it refuses one. `port` is the
-    source port of the first packet of the round.
+    """Return the number in a packet, or in the packet that a reject quotes; and whether it is a reject.
+
+    `port` is the source port of the first packet of the round.
     """
     protocol, body = frame[23], frame[34:]
     if protocol == socket.IPPROTO_ICMP:
@@ -155,13 +156,13 @@ def checksum(data: bytes) -> bytes:
 
 
 def stated(packet: FirstPacket, shares: Shares) -> dict[str, float]:
-    """Return shares of outcomes by their words, as `Node.fates` does."""
+    """Return the shares of outcomes by their words, as `Node.fates` does."""
     found: dict[str, float] = {}
     for outcome, share in shares:
         if outcome.kind in {"dropped", "refused"}:
             words = outcome.kind
         elif outcome.kind == "passed" and packet.destination == NODE:
-            words = "refused"  # nothing listens
+            words = "refused"  # No process listens there.
         elif outcome.kind == "passed":
             words = f"to {packet.destination}:{packet.port}"
         else:

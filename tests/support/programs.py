@@ -1,4 +1,4 @@
-"""Programs that tests ask and that are not part of the system: `make setup` puts them into .venv/bin."""
+"""Programs that tests call and that are not part of the system: `make setup` installs them in .venv/bin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.places import ROOT
 
 
 def program(name: str) -> str:
-    """The path of a program: that of the set-up, or else the system's. A test without it fails."""
+    """Return the path of a program: in .venv/bin, or else in the system. Without it the test fails."""
     found = shutil.which(name, path=f"{ROOT / '.venv/bin'}:{os.environ['PATH']}")
     if found is None:
         pytest.fail(f"{name} is missing: make setup")
@@ -21,6 +21,6 @@ def program(name: str) -> str:
 
 
 def output(name: str, *arguments: str, cwd: Path | None = None) -> str:
-    """What a program printed; raises subprocess.CalledProcessError with what it said when it fails."""
+    """Return the output of a program; raises subprocess.CalledProcessError with its output if it fails."""
     command = [program(name), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd, timeout=60).stdout

@@ -1,6 +1,6 @@
-"""A real Prometheus in a network namespace, with rules and targets of a test's own, and all times a hundredth.
+"""A real Prometheus in a network namespace, with a test's rules and targets; all durations are divided by 100.
 
-What the rules ask stays as it is; what they wait for and look back at is shorter, and so are the limits that are times.
+The rules' expressions are unchanged except for shorter ranges, waiting times, and limits that are durations.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LIMITS = {
     "kubeproxy_sync_errors_total[3000ms]": "kubeproxy_sync_errors_total[12s]",
     "_duration_seconds_bucket[6000ms]))) > 30": "_duration_seconds_bucket[6000ms]))) > 1.5",
 }
-"""The limits that are times, and what stands for them. What the proxy does is no faster: in the end it tries again
-once in ten seconds, and a change that waits takes seconds."""
+"""The limits that are durations, and their replacements. The proxy itself is no faster: it retries after up to ten
+seconds, and a waiting change takes seconds."""
 
 
 def hastened(rules: str) -> Json:
-    """The rules of a file, with times a hundredth of what they are. Raises KeyError for a limit that is not there."""
+    """Return the rules of a file, with durations divided by 100. Raises KeyError for an unknown limit."""
     made = yaml.safe_load(rules)
     found = set()
     for rule in (rule for group in made["groups"] for rule in group["rules"]):
@@ -59,7 +59,7 @@ def _shorter(duration: str) -> str:
 
 
 class Prometheus:
-    """One process; `folder` is its own. start() before anything else, stop() at the end."""
+    """One process; `folder` contains its files. Call start() first, and stop() at the end."""
 
     def __init__(self, namespace: str, folder: Path) -> None:
         self._namespace = namespace
@@ -67,7 +67,7 @@ class Prometheus:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, rules: Json) -> None:
-        """Start it, with these rules and no targets; it may take a second until it answers."""
+        """Start the process with these rules and no targets; it may take a second until it answers."""
         self._folder.mkdir()
         (self._folder / "rules.yaml").write_text(yaml.safe_dump(rules))
         self.watch({})
@@ -92,25 +92,25 @@ class Prometheus:
             )
 
     async def stop(self) -> None:
-        """End it."""
+        """End the process."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
     def watch(self, targets: Mapping[str, str]) -> None:
-        """Scrape these from now on: address and port by the name that stands as `instance`."""
+        """Scrape these targets from now on: address and port by the value of `instance`."""
         entries = [{"targets": [address], "labels": {"instance": name}} for name, address in targets.items()]
         made = self._folder / "targets.new"
         made.write_text(json.dumps(entries))
         made.rename(self._folder / "targets.json")
 
     async def query(self, expression: str) -> list[Json]:
-        """The series of an expression now. Raises AssertionError for one that it does not understand."""
+        """Return the present series of an expression. Raises AssertionError for an invalid expression."""
         found = await self._ask(f"/api/v1/query?query={urllib.parse.quote(expression)}")
         return found["result"]
 
     async def firing(self) -> set[tuple[str, str]]:
-        """The alerts that fire, each with its instance, '' for none; none while it does not answer yet."""
+        """Return the firing alerts, each with its instance, '' for none; no alerts until Prometheus answers."""
         try:
             found = await self._ask("/api/v1/alerts")
         except OSError:
@@ -125,5 +125,5 @@ class Prometheus:
         return answer["data"]
 
     def said(self) -> str:
-        """The end of its log."""
+        """Return the end of the log."""
         return (self._folder / "log").read_text(errors="replace")[-2000:]

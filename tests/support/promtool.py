@@ -1,4 +1,4 @@
-"""Prometheus' judgement: of metrics as they are served, of the alerts, and of which alerts fire on given metrics."""
+"""Runs promtool: checks served metrics and the alert rules, and determines the alerts that fire on given metrics."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _INTERVAL = 30  # seconds between two scrapes, and between two evaluations
 
 
 def promtool(*arguments: str, stdin: str = "", folder: Path = ALERTS) -> tuple[int, list[str]]:
-    """Run promtool; return its exit code, and the lines that it printed."""
+    """Run promtool; return its exit code, and the lines of its output."""
     command = [program("promtool"), *arguments]
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=folder, check=False, timeout=60)
     return done.returncode, [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
 
 
 def lint(metrics: str) -> set[str]:
-    """Return what promtool has to say against metrics as they are served, "NAME: TEXT"."""
+    """Return promtool's complaints about served metrics, "NAME: TEXT"."""
     code, lines = promtool("check", "metrics", stdin=metrics)
-    assert code in {0, 3}, lines  # 3: there is something to say; 1: it cannot be parsed
+    assert code in {0, 3}, lines  # 3: there are complaints; 1: parse error
     return set(lines)
 
 
 def expect_firing(metrics: str, names: Iterable[str], now: float, folder: Path, minutes: int = 10) -> None:
-    """Check that these alerts, and no others, fire once metrics have been as they were at `now` for so many minutes.
+    """Check that exactly these alerts fire after the metrics have had their value at `now` for this number of minutes.
 
-    A test of promtool begins with the epoch: times are moved there, so that `now` is its beginning.
+    A test of promtool begins with the epoch: times are moved so that `now` is the epoch.
     """
     series = [{"series": 'up{job="kube-proxy"}', "values": f"1x{60 * minutes // _INTERVAL}"}]
     for line in metrics.splitlines():
@@ -42,7 +42,7 @@ def expect_firing(metrics: str, names: Iterable[str], now: float, folder: Path, 
         name, _, value = line.rpartition(" ")
         if "_timestamp_seconds" in name:
             value = str(float(value) - now)
-        # Without an exponent, which promtool's notation of series does not have.
+        # Without an exponent, which promtool's notation of series does not support.
         series.append({"series": name, "values": f"{float(value):f}x{60 * minutes // _INTERVAL}"})
     expect_alerts(series, names, minutes, folder)
 
@@ -50,7 +50,7 @@ def expect_firing(metrics: str, names: Iterable[str], now: float, folder: Path, 
 def expect_alerts(
     series: Sequence[Mapping[str, str]], names: Iterable[str], minutes: int, folder: Path, *, ever: bool = False
 ) -> None:
-    """Check that these alerts, and no others, fire after so many minutes of series, or did `ever` till then.
+    """Check that exactly these alerts fire after this number of minutes of series, or (`ever`) fire at any time before.
 
     Series are as in promtool's tests: "series" and "values", a value each half minute.
     """

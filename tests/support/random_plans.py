@@ -16,7 +16,7 @@ Plans = dict[tuple[str, str], tuple[ServicePlan, ...]]
 
 
 class Addresses(NamedTuple):
-    """Where things are, as text with a hole for a number."""
+    """The addresses of a family, as text with a placeholder for a number."""
 
     cluster: str
     external: str
@@ -68,7 +68,7 @@ def worlds(family: Family):
 def endpoints(draw, family: Family):
     few = st.lists(st.integers(1, 9), max_size=6, unique=True)
     none = st.just([])
-    many = st.integers(15, 18).map(lambda count: list(range(1, count + 1)))  # about the end of a class
+    many = st.integers(15, 18).map(lambda count: list(range(1, count + 1)))  # numbers at the boundary of a size class
     numbers = draw(st.one_of(none, few, few, many))
     found = []
     for number in numbers:
@@ -84,7 +84,7 @@ WEIGHTS = (None, None, None, f"{HERE}=0", f"{THERE}=50", f"{HERE}=50,{THERE}=25"
 
 @st.composite
 def subjects(draw, family: Family, number: int):
-    """A Service."""
+    """Return a Service."""
     where = ADDRESSES[family]
     affinity = draw(st.sampled_from([None, None, 30, 10800]))
     names = draw(st.sampled_from([["a"], ["a", "b"]]))
@@ -123,7 +123,7 @@ def service_plans(draw, family: Family, globals_: Globals, number: int):
 
 @st.composite
 def plans_with_endpoints(draw, subject, family: Family, globals_: Globals):
-    """A Service's plans, with any endpoints."""
+    """Return a Service's plans, with any endpoints."""
     ports = [EndpointPort(port=8080 + i, name=p.name, protocol=p.protocol) for i, p in enumerate(subject.spec.ports)]
     piece = parsed(*draw(endpoints(family)), family=family.label, ports=ports)
     return compile_service(subject, [piece], globals_).plans
@@ -137,7 +137,7 @@ def clusters(draw, family: Family, globals_: Globals) -> Plans:
 
 @st.composite
 def histories(draw, min_size=1, max_size=4) -> tuple[Globals, list[Plans]]:
-    """A world, and states of a cluster one after the other."""
+    """Return a world, and successive states of a cluster."""
     family = draw(st.sampled_from(list(Family)))
     globals_ = draw(worlds(family))
     return globals_, draw(st.lists(clusters(family, globals_), min_size=min_size, max_size=max_size))
@@ -145,7 +145,7 @@ def histories(draw, min_size=1, max_size=4) -> tuple[Globals, list[Plans]]:
 
 @st.composite
 def cycling(draw) -> tuple[Globals, list[Plans]]:
-    """A world, and states of a cluster whose Services stay while their endpoints come and go."""
+    """Return a world, and successive states of a cluster with constant Services and changing endpoints."""
     family = draw(st.sampled_from(list(Family)))
     globals_ = draw(worlds(family))
     staying = [draw(subjects(family, number)) for number in range(1, draw(st.integers(1, 3)) + 1)]

@@ -18,7 +18,7 @@ from support.places import RECORDINGS
 FOLDER: Final = RECORDINGS / "go-rules"
 PROGRAMS: Final = ("nftables", "iptables")
 COUNTERS: Final = re.compile(r" -m nfacct --nfacct-name +\S+")
-"""Counters of the Go kube-proxy are objects beside the rules."""
+"""Counters of the Go kube-proxy are kernel objects separate from the rules."""
 _COMMENT: Final = re.compile(r'(?: -m comment --comment|\n?\s+comment) "[^"]*"')
 
 
@@ -89,11 +89,11 @@ HARMLESS: Final[dict[str, frozenset[int]]] = {
         }
     ),
 }
-"""Numbers of mutations that change the outcome of no packet: tests/kernel/test_meaning_witnesses.py sends packets."""
+"""Numbers of mutations without an effect on any packet: tests/kernel/test_meaning_witnesses.py sends packets."""
 
 
 class Mutation(NamedTuple):
-    """A change of recorded rules: its kind, the line at which it is, and all lines afterwards."""
+    """A change of recorded rules: its kind, the number of the changed line, and all lines after the change."""
 
     kind: str
     at: Line
@@ -153,7 +153,7 @@ def _moved(before: list[Line], at: int, draw: random.Random) -> list[Line] | Non
     rest = [*before[:at], *before[at + 1 :]]
     if line.kind == "element":
         others = [name for names in _ALIKE if line.place in names for name in names if name != line.place]
-        if not others or re.search("goto (service|external|local)-", line.text):  # these chains are for NAT only
+        if not others or re.search("goto (service|external|local)-", line.text):  # allowed only in NAT
             return None
         other = draw.choice(others)
         changed = line._replace(place=other, text=line.text.replace(f" {line.place} ", f" {other} ", 1))
@@ -207,11 +207,11 @@ _CONSTANTS: Final = tuple(
         r"! (?=-)|(?<= )!= ",
     )
 )
-"""Constants of one kind each: addresses, ports, shares, marks, sets, states; a negation may only disappear."""
+"""Constants of one kind each: addresses, ports, shares, marks, sets, states; a negation can only be removed."""
 
 
 def _constant(before: list[Line], at: int, draw: random.Random) -> list[Line] | None:
-    """Change a constant to another constant of its kind; or change the protocol, wherever the line has it."""
+    """Change a constant to another constant of its kind; or change the protocol everywhere in the line."""
     line = before[at]
     if draw.random() < 0.15 and re.search(r"\b(tcp|udp)\b", line.text):
         names = {"tcp": "udp", "udp": "tcp"}

@@ -17,11 +17,11 @@ NODE = "192.168.100.10"
 PLACE = NodePlace(32, rules.union([(127 << 24, (128 << 24) - 1), (int(ipaddress.ip_address(NODE)),) * 2]))
 
 Sets = Mapping[str, tuple[str, Mapping[str, str]]]
-"""By name: the fields of the key, with ' . ' between them, and the elements: key to '' or a verdict or a value."""
+"""Sets by name: the fields of the key, with ' . ' between them, and the elements: key to '' or a verdict or a value."""
 
 
 def iptables_rules(text: str) -> CompiledRules:
-    """A ruleset of iptables: tables as of iptables-save, without counters."""
+    """Return a ruleset of iptables: tables in the form of iptables-save, without counters."""
     return CompiledRules(iptables.compiled(text, PLACE))
 
 

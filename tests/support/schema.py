@@ -1,4 +1,4 @@
-"""JSON Schema, as much of it as deploy/ needs; any other keyword is an error, so that none is passed over."""
+"""Checks values against a JSON Schema, with the keywords that deploy/ needs; an unknown keyword is an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 
 def errors(value: Any, schema: Any, root: dict[str, Any], path: str = "") -> list[str]:
-    """What is wrong with a value: 'path: what'."""
+    """Yield the mistakes in a value: 'path: mistake'."""
     found: list[str] = []
     for keyword, rule in schema.items() if isinstance(schema, dict) else ():
         if keyword == "title":
@@ -45,7 +45,7 @@ def _children(value: Any, schema: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def _object(value: Any, rule: Any, schema: Any, root: Any, path: str) -> list[str]:
     if rule is schema.get("additionalProperties") and "properties" in schema:
-        return []  # done with the properties
+        return []  # The properties are checked.
     found = []
     for name, child, shape in _children(value, schema):
         found += [f"{path}.{name}: is not known"] if shape is False else errors(child, shape, root, f"{path}.{name}")

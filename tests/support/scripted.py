@@ -1,6 +1,6 @@
-"""A raw HTTP server for tests that answers as a script says, byte by byte where needed, and the recorded answers.
+"""A raw HTTP server for tests, whose answers a script determines byte by byte, and the recorded answers.
 
-No HTTP library on this side, so that answers can be cut, delayed and wrong in any way.
+It uses no HTTP library, so answers can be cut, delayed and invalid in any way.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ TLS = Path(__file__).with_name("tls")
 
 
 ACCEPTING = 4
-"""Turns of the event loop from a connection that the kernel has accepted to one that was handed to us, and closed."""
+"""Turns of the event loop between the kernel's accept of a connection and its close by the server."""
 
 
 class Recording:
@@ -57,7 +57,7 @@ class Request:
 
 
 class Reply:
-    """What a script may do with a connection."""
+    """The actions that a script has on a connection."""
 
     def __init__(self, writer):
         self.writer = writer
@@ -124,7 +124,8 @@ class Server:
         return self
 
     async def __aexit__(self, *_):
-        # asyncio loses a connection whose server is closed between accepting it and making its transport (3.11).
+        # asyncio of Python 3.11 loses a connection if its server closes between the accept and the creation of the
+        # transport.
         for listening in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
         self._is_over = True
@@ -134,12 +135,12 @@ class Server:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        for writer in self._tasks:  # of a task that was cancelled before it began
+        for writer in self._tasks:  # The task may be cancelled before it begins,
             writer.close()
         await self._server.wait_closed()
 
     def _accepted(self, reader, writer):
-        if self._is_over:  # its task might never begin
+        if self._is_over:  # so this coroutine may never begin.
             writer.transport.abort()
             return
         self._tasks[writer] = asyncio.create_task(self._serve(reader, writer))
@@ -187,7 +188,7 @@ KINDS = {"services": "Service", "endpointslices": "EndpointSlice", "nodes": "Nod
 
 
 def kind_at(path):
-    """The kind that a path of the API lists."""
+    """Return the kind of the list at a path of the API."""
     return KINDS[path.rpartition("/")[2]]
 
 

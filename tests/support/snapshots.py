@@ -1,4 +1,4 @@
-"""A planner of some objects, and a Snapshot of it, for tests of the answers."""
+"""A planner with some objects, and a Snapshot of the planner, for tests of the answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planner_of(globals_: Globals, *objects) -> Planner:
 
 
 def snapshot(planner, local=None, mode=None, **more) -> Snapshot:
-    """Of this planner, on a node with these packed addresses by family."""
+    """Return a Snapshot of this planner, on a node with these packed addresses by family."""
     planned = Planned(planner, local or {})
     mode = mode or SimpleNamespace(name="nftables", habits=Habits())
     made = Snapshot(build_options(parse([])), mode, planned, planned, lambda: None, 0.0)

@@ -1,7 +1,7 @@
-"""What one of upstream's scenarios makes: a namespace of its own with pods and Services that select them.
+"""The objects of one of upstream's scenarios: a separate namespace with pods and the Services that select them.
 
-Pods are written "one@a two@b", by name and node; places that ask are those of Live, the clients "client-a" and
-"client-b", and the scenario's own pods by name. Endpoints come from the lab's EndpointSlice controller.
+Pods are written "one@a two@b", by name and node; clients are the places of Live, "client-a" and "client-b", and the
+scenario's pods by name. Endpoints come from the lab's EndpointSlice controller.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from support.two_nodes import TwoNodes
 NODES = {"a": "node-a", "b": "node-b"}
 EVERYBODY = ("client-a", "client-b", "node", "neighbour")
 FOREVER = 30.0
-"""Seconds that a pod takes to end which is to be terminating for as long as the scenario likes."""
+"""Seconds that a pod takes to end if it must be terminating for the whole scenario."""
 _serials = itertools.count(1)
 
 
 def everybody(answer: str) -> dict[str, str]:
-    """The same answer for a pod and the node itself, on either node."""
+    """Return the same expected answer for a pod and the node itself, on either node."""
     return dict.fromkeys(EVERYBODY, answer)
 
 
 class Stage:
-    """An async context manager; nothing of the namespace is left at its end."""
+    """An async context manager; at its end it removes the namespace and all objects in it."""
 
     def __init__(self, live: TwoNodes) -> None:
         self.live = live
@@ -41,11 +41,11 @@ class Stage:
         self.namespace = f"e2e-{next(_serials)}"
 
     async def open(self) -> None:
-        """Make the namespace."""
+        """Create the namespace."""
         self.cluster.create({"kind": "Namespace", "metadata": {"name": self.namespace}})
 
     async def close(self) -> None:
-        """Remove everything, pods without their grace period."""
+        """Remove everything; pods have no grace period."""
         for plural in ("replicationcontrollers", "services", "endpointslices"):
             for obj in self.cluster.select(plural, namespace=self.namespace):
                 self.cluster.delete(plural, obj["metadata"]["name"], self.namespace)
@@ -58,13 +58,16 @@ class Stage:
     # pods
 
     async def pods(self, text: str, app: str = "web", ports: Any = (3000,), drain: float = 0.1, **spec: Any) -> None:
-        """Start pods and wait until they are ready; `ports` are numbers, by TCP and UDP, or a container's port list."""
+        """Start pods and wait until they are ready;
+
+        `ports` are numbers, for TCP and UDP, or a container's port list.
+        """
         for word in text.split():
             self.create_pod(word, app, ports, drain, **spec)
         await self.ready(*(word.partition("@")[0] for word in text.split()))
 
     def create_pod(self, word: str, app: str = "web", ports: Any = (3000,), drain: float = 0.1, **spec: Any) -> None:
-        """Create a pod that goes on answering for `drain` seconds after it was deleted."""
+        """Create a pod that continues to answer for `drain` seconds after its deletion."""
         name, _, node = word.partition("@")
         listed = [entry for port in ports for entry in _container_ports(port)]
         containers = [{"name": "whoami", "image": "whoami", "ports": listed}]
@@ -77,18 +80,18 @@ class Stage:
         self.cluster.create(pod, self.namespace)
 
     async def ready(self, *names: str) -> None:
-        """Wait until pods are ready, and know their addresses."""
+        """Wait until pods are ready, and store their addresses."""
         for name in names:
             await self.live.until(lambda name=name: self.has_condition(name, "Ready", "True"), f"pod {name} is ready")
             self.live.note_addresses(f"{self.namespace}/{name}", self.cluster.get("pods", name, self.namespace))
 
     def has_condition(self, name: str, condition: str, status: str) -> bool:
-        """Whether a pod states a condition so."""
+        """Return whether a condition of a pod has this status."""
         stated = self.cluster.get("pods", name, self.namespace)["status"].get("conditions") or ()
         return any(c["type"] == condition and c["status"] == status for c in stated)
 
     def probe_succeeds(self, name: str, *, succeeds: bool) -> None:
-        """Have a pod's readiness probe succeed or fail from now on."""
+        """Make a pod's readiness probe succeed or fail from now on."""
         annotations = {READY_ANNOTATION: str(succeeds).lower()}
         self.cluster.patch("pods", name, {"metadata": {"annotations": annotations}}, self.namespace)
 
@@ -102,7 +105,7 @@ class Stage:
         await self.live.until(lambda: not self.cluster.store.get("pods", there), f"pod {name} is gone")
 
     async def replicas(self, app: str, count: int) -> str:
-        """Have a ReplicationController run so many pods; returns their names as one text, sorted."""
+        """Make a ReplicationController run this number of pods; return their names as one text, sorted."""
         if not self.cluster.store.get("replicationcontrollers", (self.namespace, app)):
             self.cluster.create(whoami_rc(app, count), self.namespace)
         self.cluster.scale(app, count, self.namespace)
@@ -114,14 +117,14 @@ class Stage:
     # Services
 
     def service(self, name: str = "web", labels: Json | None = None, **spec: Any) -> Json:
-        """Create a Service on port 80 for the pods of the app of its name, by TCP and UDP unless ports are given."""
+        """Create a Service on port 80 for the pods whose app has its name; by TCP and UDP unless ports are given."""
         spec = copy.deepcopy({"ports": PORTS, "selector": {"app": name}} | spec)
         metadata = {"name": name} | ({"labels": labels} if labels else {})
         body = {"kind": "Service", "metadata": metadata, "spec": spec}
         return self.cluster.create(body, self.namespace)
 
     def patch(self, name: str = "web", **spec: Any) -> Json:
-        """Change fields of a Service's spec; returns it as it is then."""
+        """Change fields of a Service's spec; return the changed Service."""
         return self.cluster.patch("services", name, {"spec": spec}, self.namespace)
 
     def label(self, name: str, **labels: str | None) -> None:
@@ -130,17 +133,17 @@ class Stage:
         self.cluster.patch("services", name, {"metadata": {"labels": full}}, self.namespace)
 
     def get(self, name: str = "web") -> Json:
-        """A Service as it is now."""
+        """Return the present Service."""
         return self.cluster.get("services", name, self.namespace)
 
     def delete_service(self, name: str = "web") -> None:
-        """Delete a Service; its slices go by themselves."""
+        """Delete a Service; the EndpointSlice controller deletes its slices."""
         self.cluster.delete("services", name, self.namespace)
 
     def front(
         self, kind: str = "cluster", name: str = "web", family: str = "IPv4", port: int = 0, host: str = "node"
     ) -> Front:
-        """Where a Service is reached: cluster, external, loadbalancer, or nodeport on a host; by one of its ports."""
+        """Return the address of a Service: cluster, external, loadbalancer, or nodeport on a host."""
         return front_of(self.get(name), kind, family, port, self.live.ips[host])
 
     async def balanced(self, name: str = "web") -> None:
@@ -148,7 +151,7 @@ class Stage:
         await self.live.until(lambda: self.get(name)["status"]["loadBalancer"].get("ingress"), "a load balancer")
 
     def slice_of(self, pods: str, ports: list[Json], name: str = "slice", hints: Json | None = None) -> None:
-        """Create a slice of the Service `web` by hand, with pods of the scenario; `hints` are by pod."""
+        """Create a slice of the Service `web` without the controller, with pods of the scenario; `hints` are by pod."""
         endpoints = []
         for pod in pods.split():
             endpoint = {"addresses": [self.live.ips[f"{self.namespace}/{pod}"]["IPv4"]]}
@@ -164,22 +167,22 @@ class Stage:
         }
         self.cluster.create(body, self.namespace)
 
-    # what is expected
+    # expected answers
 
     async def expect(self, front: Front, wanted: Mapping[str, str], protocols: str = "tcp udp") -> None:
-        """Wait until every place gets the answer that it should."""
+        """Wait until every place gets the expected answer."""
         known = {self.place(place): self._answer(answer) for place, answer in wanted.items()}
         await self.live.expect(front, known, protocols)
 
     async def reachable(self, pods: str, name: str = "web", protocols: str = "tcp udp", family: str = "IPv4") -> None:
-        """Wait until everybody reaches all these pods: by the cluster IP, and by both nodes' NodePort."""
+        """Wait until every client reaches all these pods: by the cluster IP, and by both nodes' NodePort."""
         fronts = [self.front(name=name, family=family)]
         if self.get(name)["spec"]["ports"][0].get("nodePort"):
             fronts += [self.front("nodeport", name, family, host=host) for host in ("node", "neighbour")]
         await asyncio.gather(*(self.expect(front, everybody(pods), protocols) for front in fronts))
 
     async def unanswered(self, *fronts: Front, protocols: str = "tcp udp", places: Iterable[str] = EVERYBODY) -> None:
-        """Wait until nobody is answered there any more; how that shows depends on the mode and on what is beyond."""
+        """Wait until no client gets an answer any more; the kind of failure depends on the mode and on the route."""
         asked = list(itertools.product(places, protocols.split(), fronts))
 
         async def check() -> str:
@@ -190,12 +193,12 @@ class Stage:
         await self.live.eventually(check)
 
     async def met(self, front: Front, count: int, proto: str = "tcp", place: str = "client-a") -> set[str]:
-        """The pods that a client meets in so many connections, or why it meets none."""
+        """Return the pods that a client reaches in this number of connections, or the reason why it reaches none."""
         answers = await self.cluster.probes(self.place(place), proto, *front, count, 3.0)
         return {answer.pod if isinstance(answer, Answer) else str(answer) for answer in answers}
 
     async def sticks(self, front: Front, pods: str, proto: str = "tcp", place: str = "client-a") -> None:
-        """Wait until fifteen connections in a row, as upstream has it, meet one and the same of these pods."""
+        """Wait until fifteen connections in a row, as upstream requires, reach the same one of these pods."""
 
         async def check() -> str:
             met = await self.met(front, 15, proto, place)
@@ -204,15 +207,15 @@ class Stage:
         await self.live.eventually(check)
 
     def place(self, name: str) -> str:
-        """The place that a word means here."""
+        """Return the place that a word stands for here."""
         return f"{self.namespace}/{name}" if f"{self.namespace}/{name}" in self.live.ips else name
 
     def _answer(self, answer: str) -> str:
-        # A proxy that carries the bytes asks from the node's own address.
+        # A proxy that relays the bytes connects from the node's own address.
         return self.mode.seen(answer)
 
     async def health(self, host: str, port: int, wanted: int | None) -> None:
-        """Wait until a node's health check port answers with a status, or is closed for None."""
+        """Wait until a node's health check port answers with a status, or (None) is closed."""
         address = self.live.ips[host]["IPv4"]
 
         async def check() -> str:
@@ -227,7 +230,7 @@ class Stage:
         await self.live.eventually(check)
 
     def endpoints(self, name: str = "web") -> list[Json]:
-        """All endpoints of a Service's slices."""
+        """Return all endpoints of a Service's slices."""
         slices = self.cluster.select("endpointslices", f"kubernetes.io/service-name={name}", self.namespace)
         return [endpoint for entry in slices for endpoint in entry.get("endpoints") or ()]
 

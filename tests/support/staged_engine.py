@@ -1,4 +1,4 @@
-"""An engine on a stage: objects of the API, backends and an observer that only take notes, and how to play a scene."""
+"""Runs an engine in a test: objects of the API, backends and an observer that only record calls."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ def gone(name):
 
 
 def node(address="192.0.2.1", name=NODE, pod_cidrs=None):
-    """A Node with an address, or without one."""
+    """Return a Node with an address, or without one."""
     status = NodeStatus([NodeAddress("InternalIP", address)] if address else [])
     return Upserted("nodes", Node(ObjectMeta(name=name), NodeSpec(pod_cidrs=pod_cidrs), status))
 
@@ -68,11 +68,11 @@ LISTS = (Replaced("services", []), Replaced("endpointslices", []))
 READY = (*LISTS, node())
 
 
-# -- who takes notes ----------------------------------------------------------------------------------------------
+# -- recorders --------------------------------------------------------------------------------------------------------
 
 
 class FakeBackend:
-    """Keeps what it was told, as a kernel would; refuses when told to."""
+    """A backend that stores its input like a kernel; it refuses changes if a test says so."""
 
     abilities = Abilities()
 
@@ -82,7 +82,7 @@ class FakeBackend:
         self.calls = []
         self.worlds = []
         self.failures = []  # True: refuse the next transaction
-        self.world_failures = []  # the same of the next world
+        self.world_failures = []  # the same for the next world
         self.mood = ApplyError("the kernel is in a bad mood")
         self.resync_on_world = False
         self.is_touched = False
@@ -146,7 +146,7 @@ class FakeBackend:
 
 
 class Notes:
-    """An observer: what it is called with, by the method's name."""
+    """An observer that records its calls, by the name of the method."""
 
     def __init__(self):
         self.made = []
@@ -170,14 +170,14 @@ class Notes:
 
     @property
     def counts(self):
-        """The fresh Services and slices of each sync that had any, and what was pending at each call."""
+        """The changed Services and slices of each sync, without empty syncs, and the pending changes at each call."""
         made = [(tuple(getattr(c, f) for f in c.__struct_fields__) for c in pair) for pair in self.of("counted")]
         pairs = [tuple(pair) for pair in made]
         return [fresh for fresh, _ in pairs if any(fresh)], [pending for _, pending in pairs]
 
 
 class Stage:
-    """An engine with its surroundings, running."""
+    """A running engine with its surroundings."""
 
     def __init__(self, *, families=(V4,), patience=TIMEOUT, pace=None, **options):
         self.backends = [FakeBackend(family) for family in families]
@@ -205,7 +205,7 @@ class Stage:
         return self.backends[0]
 
     def tell_during_sync(self, *events):
-        """Tell it when the next sync is under way."""
+        """Set an event when the next sync is under way."""
 
         def tell_once():
             self.backend.before_step = lambda: None
@@ -214,7 +214,7 @@ class Stage:
         self.backend.before_step = tell_once
 
     def tell_while_it_reads(self, *events):
-        """Tell it when the next full sync reads the kernel."""
+        """Set an event when the next full sync reads the kernel."""
 
         def tell_once():
             for backend in self.backends:
@@ -234,7 +234,7 @@ class Stage:
                 await _sleep(0.001)
 
     async def settled(self):
-        """Wait until everything said so far is in the backends, and the loop has nothing to do."""
+        """Wait until the backends have all changes so far, and the loop is idle."""
         await self.until(lambda: self.engine.ready.is_set() and not self.engine.planner.dirty and self.idle())
         await _sleep(0.005)
         await self.until(self.idle)
@@ -249,7 +249,7 @@ class Stage:
 
 
 def play(scene, **options):
-    """Run a scene with an engine running beside it."""
+    """Run a test with an engine that runs at the same time."""
 
     async def run():
         stage = Stage(**options)
@@ -266,7 +266,7 @@ def play(scene, **options):
 
 
 def runs_for_years(stage):
-    """Take the engine for one that was started long ago, so that no trigger is from before its start."""
+    """Make the engine's start so old that no trigger time is before it."""
     stage.engine._started -= 1e9
 
 

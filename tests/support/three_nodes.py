@@ -1,6 +1,6 @@
 """Three nodes, each with a proxy, for `kubectl kubeproxy`: the plugin runs as on a laptop with a kubeconfig.
 
-kubectl reads the lab's API server itself; `kubectl exec` enters the network namespace of the pod's node.
+kubectl sends its requests to the lab's API server; `kubectl exec` enters the network namespace of the pod's node.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ command=$1
 shift
 exec $run $command --control-socket $socket "$@"
 """
-"""`kubectl exec --namespace=… --container=… POD -- kube-proxy COMMAND …`."""
+"""Implements `kubectl exec --namespace=… --container=… POD -- kube-proxy COMMAND …`."""
 
 
 class ThreeNodes:
-    """The cluster: a proxy on each node, with a pod to find it by."""
+    """The cluster: a proxy on each node, with the pod by which the plugin finds it."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
@@ -52,7 +52,7 @@ class ThreeNodes:
         await asyncio.gather(*map(self.start, NODES))
 
     async def start(self, name: str, overrides: Mapping[str, Any] | None = None) -> None:
-        """Start the proxy of a node, and have `kubectl exec` find it."""
+        """Start the proxy of a node, so that `kubectl exec` finds it."""
         config = {**self.live.mode.config, **(overrides or {})}
         self.proxies[name] = await self.cluster.start_proxy(config, node=NODES[name], ready_within=TIMEOUT)
         self.live.proxies = list(self.proxies.values())
@@ -77,7 +77,7 @@ class ThreeNodes:
         assert process.returncode == 0, f"{command}: {text.decode()}"
 
     async def drop(self, name: str, hook: str, rule: str) -> None:
-        """Have table inet firewall of a node drop packets in its chain guard."""
+        """Make table inet firewall of a node drop packets in its chain guard."""
         head = "add table inet firewall; add chain inet firewall guard"
         await self.run(name, "nft", f"{head} {{ type filter hook {hook} priority 0; }}")
         await self.run(name, "nft", f"add rule inet firewall guard {rule} drop")
@@ -87,13 +87,13 @@ class ThreeNodes:
         await self.run(name, "nft", "delete table inet firewall")
 
     async def ask(self, *words: str) -> tuple[int, str]:
-        """Run the plugin; its exit code and what it printed."""
+        """Run the plugin; return its exit code and output."""
         path = f"{self.cluster.folder / 'bin'}:{os.environ['PATH']}"
         environment = {"PATH": path, "KUBECONFIG": str(self.cluster.kubeconfig)}
         return await forking.ask("", [forking.PLUGIN, *words], 4 * TIMEOUT, environment)
 
     async def until(self, status: int, said: str, *words: str) -> str:
-        """Run the plugin until it ends with this exit code and says this; what it printed."""
+        """Run the plugin until it ends with this exit code and prints this text; return its output."""
         text = ""
 
         async def check() -> str:

@@ -1,4 +1,4 @@
-"""Entries of connection tracking in a network namespace, as many as wanted, without a packet or another program."""
+"""Creates any number of connection tracking entries in a network namespace, without packets or other programs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, NLM_F_CREATE, N
 from kubeproxy.model.addresses import pack
 
 LEAKING = "10.244.0.2"
-"""The client of all of them."""
+"""The client of all entries."""
 
 _NEW = 1 << 8
 _DELETE = _NEW | 2
-_HEAD = b"\2\0\0\0"  # of IPv4
-_ANSWERED = attribute(3, (14).to_bytes(4, "big"))  # and assured
+_HEAD = b"\2\0\0\0"  # for IPv4
+_ANSWERED = attribute(3, (14).to_bytes(4, "big"))  # with the flag assured
 
 Place = tuple[str, int]
-"""An address with a port."""
+"""Return the packed form of an address with a port."""
 
 
 def _one_tuple(kind: int, source: bytes, destination: bytes, ports: tuple[int, int]) -> bytes:
@@ -31,7 +31,7 @@ def _timeout(seconds: int) -> bytes:
 
 
 def begin(client: Place, target: Place, server: Place) -> int:
-    """Make a UDP flow of IPv4 that is translated from a target to a server; return 0, or the errno of the refusal."""
+    """Create a UDP flow of IPv4 with a translation from a target to a server; return 0, or the errno of the refusal."""
     way = _way(client, target) + _one_tuple(2, pack(server[0]) or b"", pack(client[0]) or b"", (server[1], client[1]))
     return _request(_NEW, way + _timeout(120) + _ANSWERED, NLM_F_CREATE)
 
@@ -52,7 +52,7 @@ def _request(kind: int, attributes: bytes, flags: int = 0) -> int:
 
 
 def fill(count: int) -> int:
-    """Make so many answered UDP flows of one client in the thread's network namespace; return the entries then."""
+    """Create answered UDP flows of one client in the thread's network namespace; return the number of all entries."""
     client, server = pack(LEAKING) or b"", pack("203.0.113.77") or b""
     rest = _timeout(60) + _ANSWERED
     pairs = islice(product(range(1024, 65000), range(1, 100)), count)
@@ -66,7 +66,7 @@ def fill(count: int) -> int:
 
 
 def limit() -> int:
-    """How many entries there may be."""
+    """Return the maximum number of entries."""
     with Netlink.open(NETLINK_NETFILTER) as link:
         return level(link).limit
 

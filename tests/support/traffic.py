@@ -1,8 +1,8 @@
-"""Traffic that never pauses: new TCP connections and UDP requests, and long-lived connections, each counted.
+"""Traffic without pause: new TCP connections and UDP requests, and long-lived connections, each counted.
 
-A connection fails when it is refused, ends early, or when its SYN had to be sent twice: that one was dropped, even if
-the kernel's second try hides it. Clients close by reset, so that no TIME_WAIT makes a server take a new connection
-for an old one.
+A connection fails if it is refused, ends early, or if the client had to send its SYN twice: the first SYN was dropped,
+even if the kernel's second attempt hides it. Clients close by reset, so that no TIME_WAIT makes a server take a new
+connection for an old one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from support.modes import GUEST
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: whoami\r\n\r\n"
 PAUSE = 0.1 if GUEST else 0.005
-"""Seconds between two questions of a stream: some 150 a second from each, less on one slow CPU."""
+"""Seconds between two requests of a stream: about 150 per second from each stream, less on one slow CPU."""
 FLOW = 15 if GUEST else 60
-"""Questions of each stream that are enough to show what becomes of traffic."""
+"""Requests of each stream that are enough to show failures."""
 GIVE_UP = 10.0
 TOTAL_RETRANS = 100
-"""Where tcpi_total_retrans is in struct tcp_info of linux/tcp.h."""
+"""Offset of tcpi_total_retrans in struct tcp_info of linux/tcp.h."""
 
 
 class Stream(NamedTuple):
-    """Who asks what; `kind` is tcp, udp, or lasting for one connection that asks again and again."""
+    """A stream of requests: client, address and protocol;
+
+    `kind` is tcp, udp, or lasting for repeated requests on one connection.
+    """
 
     place: str
     kind: str
@@ -71,9 +74,9 @@ _decode = msgspec.json.Decoder(_Said).decode
 
 
 class Traffic:
-    """An async context manager; `failures` has a line for each failure, `asked` counts by stream.
+    """An async context manager; `failures` has a line for each failure, `asked` counts requests by stream.
 
-    It begins when each stream has asked so many times as `first` says.
+    Its start waits until each stream has sent the number of requests in `first`.
     """
 
     def __init__(self, live: Live, *streams: Stream, first: int = FLOW) -> None:
@@ -96,7 +99,7 @@ class Traffic:
         try:
             await self.flow(self._first)
         except BaseException:
-            self._over.set()  # nobody else will, and a process does not end before its threads
+            self._over.set()  # No other code ends the threads, and a process does not end before its threads.
             raise
         return self
 
@@ -108,7 +111,7 @@ class Traffic:
             await asyncio.to_thread(thread.join)
 
     async def flow(self, count: int = FLOW) -> None:
-        """Wait until every stream has asked so many more times."""
+        """Wait until every stream has sent this number of further requests."""
         wanted = {stream: asked + count for stream, asked in self.asked.items()}
 
         def done() -> bool:
@@ -117,7 +120,7 @@ class Traffic:
         await self._live.until(done, f"{count} more questions of each stream: {self.asked}, want {wanted}")
 
     def clear(self) -> None:
-        """Forget which pods were met."""
+        """Forget the pods that have answered."""
         for pods in self.pods.values():
             pods.clear()
 
@@ -151,7 +154,7 @@ class Traffic:
 def connected(
     front: Front, patience: float = GIVE_UP, protocol: str = "tcp", ports: Iterator[int] | None = None
 ) -> socket.socket:
-    """Return a connection, from the next of its `ports` if there are; of TCP one whose first SYN came through.
+    """Return a connection, from the next of its `ports` if there are any; a TCP connection must need only one SYN.
 
     `patience` is in seconds. Raises OSError.
     """
@@ -173,7 +176,7 @@ def connected(
 
 
 def check_first_syn(sock: socket.socket) -> None:
-    """Raise ConnectionError when a connection took more than one SYN."""
+    """Raise ConnectionError if a connection needed more than one SYN."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TOTAL_RETRANS + 4)
     if int.from_bytes(info[TOTAL_RETRANS:], "little"):
         raise ConnectionError("the first SYN was lost")
@@ -185,7 +188,7 @@ def _once(front: Front, protocol: str) -> str:
 
 
 def question(sock: socket.socket) -> str:
-    """Ask once and return the pod that answered. Raises OSError."""
+    """Send one request and return the pod that answered. Raises OSError."""
     sock.sendall(REQUEST)
     received = b""
     while not received.endswith(b"}\n"):
@@ -197,5 +200,5 @@ def question(sock: socket.socket) -> str:
 
 
 def kept(traffic: Traffic) -> bool:
-    """Whether every lasting connection has met one pod only."""
+    """Return whether every lasting connection has reached only one pod."""
     return all(len(pods) == 1 for stream, pods in traffic.pods.items() if stream.kind == "lasting")

@@ -11,11 +11,11 @@ from support.live import TIMEOUT, Json, Live
 from support.modes import MODES
 
 CLIENTS = {"client-a": NODE_A, "client-b": NODE_B}
-"""Pods that ask and serve nothing, by the node that they are on."""
+"""Client pods, which serve nothing, by node."""
 
 
 class TwoNodes(Live):
-    """A cluster as such a scenario finds it; those that stop proxies or change Nodes put everything back."""
+    """The shared cluster of the scenarios; a scenario that stops proxies or changes Nodes must restore everything."""
 
     def __init__(self, cluster: LabCluster, mode: str) -> None:
         super().__init__(cluster, MODES[mode])
@@ -48,6 +48,6 @@ class TwoNodes(Live):
         self.proxies.clear()
 
     def note_addresses(self, place: str, pod: Json) -> None:
-        """Know a pod's addresses, for answers that say which client they saw."""
+        """Store a pod's addresses, for expected answers that contain the client's address."""
         v4, v6 = (entry["ip"] for entry in pod["status"]["podIPs"])
         self.ips[place] = {"IPv4": v4, "IPv6": v6}

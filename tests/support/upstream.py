@@ -1,6 +1,6 @@
-"""Marks for tests that cover end-to-end tests of Kubernetes v1.36: which ones, and the modes that they are meant for.
+"""Marks for tests that cover end-to-end tests of Kubernetes v1.36: the covered tests, and the intended modes.
 
-The table in docs/reference.md is made of these marks; tests/unit/test_upstream_names.py compares the two.
+These marks determine the table in docs/reference.md; tests/unit/test_upstream_names.py compares the two.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ SOURCE_KEPT = ("nftables", "iptables-nft")
 
 
 def upstream(*names: str) -> pytest.MarkDecorator:
-    """The test covers these of upstream's tests; names are upstream's own, without [sig-network]."""
+    """Mark the upstream tests that a test covers; names are upstream's own, without [sig-network]."""
     return pytest.mark.upstream(*names)
 
 
 def modes(*names: str) -> pytest.MarkDecorator:
-    """The scenario is meant for these modes, rather than for nftables, iptables by nft, and userspace."""
+    """Mark the modes of a scenario, instead of nftables, iptables by nft, and userspace."""
     return pytest.mark.modes(*names)

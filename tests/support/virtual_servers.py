@@ -1,4 +1,4 @@
-"""Virtual and real servers of IPVS, from addresses as text."""
+"""Constructs virtual and real servers of IPVS from addresses as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of lists and watches for the scripted server, and a reflector that is run against them."""
+"""Scripts of lists and watches for the scripted server, and a function that runs a reflector against them."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ SERVICES, SLICES, NODES, CIDRS = targets("node-a")
 
 
 class Seen(list):
-    """A sink that keeps what it got, in words."""
+    """A sink that records its input as words."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ class Seen(list):
 
 
 def watch(script, use, *, target=SERVICES, plain=True, pace=PACE, credentials=None):
-    """Run a reflector against `script`, `use(seen, server, reflector)` beside it; return what `use` returns."""
+    """Run a reflector against `script` together with `use(seen, server, reflector)`; return the result of `use`."""
 
     async def main():
         async with Server(script) as server:
@@ -63,7 +63,7 @@ def watch(script, use, *, target=SERVICES, plain=True, pace=PACE, credentials=No
 
 @contextlib.asynccontextmanager
 async def running(source, client):
-    """Have a source, or a reflector, follow a server meanwhile."""
+    """Make a source, or a reflector, follow a server during the body."""
     task = asyncio.create_task(source.run())
     try:
         yield
@@ -79,7 +79,7 @@ def kinds(server):
 
 
 def scripted(*steps):
-    """A script of coroutine functions, one a request; the last one is repeated."""
+    """Return a script from coroutine functions, one per request; the last one is repeated."""
     left = list(steps)
 
     async def script(request, reply):

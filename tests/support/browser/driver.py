@@ -1,7 +1,7 @@
 """A browser for tests: controls chromium through a part of its driver's protocol (W3C WebDriver).
 
-One process each of driver and browser; both end with the context manager, by their pids. Errors in
-the page's console, and what its Content-Security-Policy forbade, are collected: `complaints()`.
+One process each of driver and browser; both end with the context manager, by their pids. Errors in the page's console,
+and violations of its Content-Security-Policy, are collected: `complaints()`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import aiohttp
 
 ARGUMENTS = (
     "--headless=new",
-    "--no-sandbox",  # root has none
+    "--no-sandbox",  # chromium's sandbox does not work for root
     "--disable-gpu",
     "--disable-quic",
     "--disable-dev-shm-usage",
@@ -102,7 +102,7 @@ class Browser:
         raise BrowserError("chromedriver ended before it said its port")
 
     async def close(self) -> None:
-        """End browser and driver, and remove what they wrote."""
+        """End browser and driver, and remove their files."""
         if self._session:
             with contextlib.suppress(BrowserError, aiohttp.ClientError, TimeoutError):
                 await self._ask("DELETE", self._session)
@@ -124,7 +124,7 @@ class Browser:
             raise BrowserError(f"{value['error']}: {value['message']}")
         return value
 
-    # what a person does
+    # actions of a user
 
     async def open(self, url: str) -> None:
         """Open an address, as in a new tab: stored data of the page is removed."""
@@ -150,12 +150,12 @@ class Browser:
         await self._ask("POST", f"{self._session}/element/{element[_ELEMENT]}/click")
 
     async def resize(self, width: int, height: int) -> None:
-        """Set the page's width and height in CSS pixels; also a phone's width is possible."""
+        """Set the page's width and height in CSS pixels; the width of a phone works too."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.devtools("Emulation.setDeviceMetricsOverride", metrics)
 
     async def prefer(self, scheme: str = "light", motion: str = "no-preference") -> None:
-        """Prefer light or dark, and motion or less of it."""
+        """Emulate the user's preferences: a light or dark page, and reduced motion."""
         features = [
             {"name": "prefers-color-scheme", "value": scheme},
             {"name": "prefers-reduced-motion", "value": motion},
@@ -163,10 +163,10 @@ class Browser:
         await self.devtools("Emulation.setEmulatedMedia", {"features": features})
 
     async def devtools(self, command: str, arguments: Any) -> Any:
-        """Send a command of the browser's own protocol."""
+        """Send a command of the DevTools protocol."""
         return await self._ask("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": arguments})
 
-    # what is to be seen
+    # visible content
 
     async def run(self, script: str, *arguments: Any) -> Any:
         """Run the body of a function in the page; return its result."""

@@ -1,7 +1,7 @@
 """A fake proxy: a small HTTP server that serves /ui/ with the contents that a test sets.
 
-It implements the server's side of the page's contract. It sends the contents of `scene`; tests change them, or send()
-their own."""
+It implements the server's side of the page's contract. It sends the contents of `scene`; tests change these contents,
+or call send()."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.browser.scene import Json, Scene, facts
 
 
 class MockProxy:
-    """An async context manager; Its answers may be changed at any time. `seen` are the requested paths."""
+    """An async context manager; a test may change the answers at any time. `seen` are the requested paths."""
 
     def __init__(self, scene: Scene, pid: int = 812) -> None:
         self.scene = scene
@@ -33,7 +33,7 @@ class MockProxy:
         self.seen: list[str] = []
         self.refuse: Mapping[str, tuple[int, str]] = {}
         self.mute = False
-        """Whether it accepts pages, but sends nothing."""
+        """Whether the server accepts connections of pages, but sends nothing."""
         self.problems: Json | None = {"at": time.time(), "findings": [], "looking": False}
         self._pages: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
@@ -47,7 +47,7 @@ class MockProxy:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The URL of the page."""
         return f"http://127.0.0.1:{self.port}/ui/"
 
     async def start(self) -> None:
@@ -83,7 +83,7 @@ class MockProxy:
 
     @property
     def pages(self) -> int:
-        """How many pages listen."""
+        """The number of connected pages."""
         return len(self._pages)
 
     async def send(self, event: str, message: Json) -> None:
@@ -101,7 +101,7 @@ class MockProxy:
                 await self.send("flows", self.scene.flows(at))
             await asyncio.sleep(0.25)
 
-    # what it answers
+    # answers
 
     async def _page(self, request: web.Request) -> web.Response:
         page = page_bytes()
@@ -160,7 +160,7 @@ class MockProxy:
             await response.write(_event("problems", self.problems))
         self._pages.add(response)
         try:
-            # aiohttp cancels this when the client goes, or the server stops.
+            # aiohttp cancels this handler when the client disconnects, or the server stops.
             await asyncio.Event().wait()
         finally:
             self._pages.discard(response)
@@ -168,7 +168,7 @@ class MockProxy:
 
 
 def page_bytes() -> bytes:
-    """Return the page as the package has it."""
+    """Return the page from the package's files."""
     return joined()
 
 

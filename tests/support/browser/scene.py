@@ -69,7 +69,7 @@ class Scene:
         self.rows: dict[str, Row] = {}
         for number, name in zip(range(count), _names(), strict=False):
             self.rows[name] = self._row(name, number)
-        self.still: set[str] = set()  # of which nothing changes
+        self.still: set[str] = set()  # Services that never change
         self.busy = self._random.sample(sorted(self.rows), min(60, count)) if count else []
 
     def _row(self, name: str, number: int) -> Row:
@@ -92,14 +92,14 @@ class Scene:
         """Return /services."""
         return {"revision": self.revision, "services": list(self.rows.values())}
 
-    # what happens
+    # changes over time
 
     def about(self, count: float) -> int:
         """Return a random number of changes with this average."""
         return round(count * self._random.lognormvariate(-0.2, 0.6))
 
     def change(self, at: float, count: int) -> Json:
-        """Return a `now` with some changes: endpoints that go and come."""
+        """Return a `now` with some changes: added and removed endpoints."""
         self.revision += count
         changes, rows, lags = [], {}, []
         names = sorted(self.rows.keys() - self.still)
@@ -227,7 +227,7 @@ class Scene:
 
 
 def sound(family: str, since: float | None, **more: Any) -> Json:
-    """Return the state of a family in which everything is committed since then."""
+    """Return the state of a family in which every change is committed; `since` is the time of the last one."""
     return {"family": family, "refusal": None, "difference": None, "sound_since": since, "queued": 0} | more
 
 
@@ -249,7 +249,7 @@ def facts(at: float, pid: int = 812, **more: Any) -> Json:
 
 
 def finding(severity: str, what: str, detail: str, fix: str) -> Json:
-    """Return what doctor found."""
+    """Return the findings of doctor."""
     return {"severity": severity, "about": "node", "what": what, "why": detail, "fix": fix}
 
 

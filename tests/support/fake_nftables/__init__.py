@@ -1,16 +1,17 @@
-"""nf_tables without a kernel: executes what nftables mode sends, refuses what the kernel refuses, routes packets.
+"""A simulation of nf_tables: executes the transactions of nftables mode, refuses what the kernel refuses, routes
+packets.
 
-It reads the same netlink bytes and the same nft text as the kernel, so that nothing of the backend is left out:
+It reads the same netlink bytes and the same nft text as the kernel, so the tests cover the whole backend:
 
-    text.py, netlink.py   what is sent, read into steps
-    transaction.py        the steps, each of which can be refused; all of them or none
+    text.py, netlink.py   parse nft text or netlink messages into steps
+    transaction.py        executes the steps of a transaction atomically; each step can be refused
     objects.py            tables, chains, rules, sets and elements
     kernel.py             the ruleset with its generation and clock, and a family's Table as the backend sees it
-    listing.py            what there is, as nft text and to be compared
-    expressions.py        the language of rules, as far as ours use it
-    packets.py            what a packet meets with
+    listing.py            the ruleset as nft text, and in a form for comparisons
+    expressions.py        the language of rules, as far as the proxy's rules use it
+    packets.py            the path of a packet through the chains
 
-tests/kernel/nftables holds it against the real kernel.
+tests/kernel/nftables compares the simulation with the real kernel.
 """
 
 from support.fake_nftables.kernel import FakeKernel, FakeTable

@@ -1,7 +1,7 @@
-"""The language of rules, as far as our rules use it: text to steps, and what each step does to a packet.
+"""The language of rules, as far as the proxy's rules use it: parses text into steps, and applies steps to a packet.
 
-A step yields every way in which it may end, as numgen is a matter of chance: the state of the packet, and GO_ON, BREAK
-(the rule does not match) or a verdict. Rules in other words than ours are only understood when a packet gets there.
+A step yields every possible result, because numgen is random: the state of the packet, and GO_ON, BREAK (the rule does
+not match) or a verdict. A rule in another form is parsed only when a packet reaches it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from support.cluster_objects import NODE_IPS
 from support.fake_nftables.objects import PROTOCOLS, Element, Set, Table, UnsupportedError
 
 _OF_THE_NODE = frozenset(ipaddress.ip_address(text).packed for text in NODE_IPS.values())
-"""An endpoint may be on the node itself: what goes there leaves by no hook that translates sources."""
+"""An endpoint may be on the node itself: packets to it pass no hook that translates sources."""
 
 
 class Remembered(NamedTuple):
-    """A client that a rule puts into a map, or deletes from it (`timeout` 0); `timeout` is in milliseconds."""
+    """A client that a rule adds to a map, or deletes from it (`timeout` 0); `timeout` is in milliseconds."""
 
     set: str
     key: bytes
@@ -31,9 +31,10 @@ class Remembered(NamedTuple):
 
 
 class State(NamedTuple):
-    """A packet on its way. `from_node`: its source is an address of this node; `translated`: its destination was.
+    """The state of a packet. `from_node`: its source is an address of this node; `translated`: NAT changed its
+    destination.
 
-    `original` and `original_port` are the destination that the connection began with, `original_source` its source.
+    `original` and `original_port` are the connection's destination before translation, `original_source` its source.
     """
 
     interface: str
@@ -66,11 +67,11 @@ ACCEPT = Verdict("accept")
 
 Ways = Iterator[tuple[State, Verdict]]
 Step = Callable[[Table, int, State], Ways]
-"""Takes the table, the time in milliseconds and the packet."""
+"""A step's function: takes the table, the time in milliseconds and the packet."""
 
 _TOKENS = re.compile(r'"[^"]*"|[{},]|!=|==|[^\s{},]+')
 _FEW = 256
-"""Slots that are looked up one by one; of more, the map is searched."""
+"""Up to this number of slots each is looked up; for more slots the map is searched."""
 
 
 @cache
@@ -89,7 +90,7 @@ class _Reader:
         self.left = _TOKENS.findall(text)
 
     def step(self) -> Step:
-        """Read one match or statement."""
+        """Parse one match or statement."""
         for words, read in _READERS:
             if self._take(*words):
                 return read(self)
@@ -102,28 +103,28 @@ class _Reader:
         return True
 
     def word(self) -> str:
-        """Read one word."""
+        """Parse one word."""
         if not self.left:
             raise UnsupportedError(f"the end of the rule {self.text!r}")
         return self.left.pop(0)
 
     def original(self) -> bool:
-        """Read what the connection's destination was, if that comes next."""
+        """Parse the original destination of the connection, if it comes next."""
         return self._take("ct", "original", "ip", "daddr") or self._take("ct", "original", "ip6", "daddr")
 
     def original_port(self) -> bool:
-        """Read what the connection's destination port was, if that comes next."""
+        """Parse the original destination port of the connection, if it comes next."""
         return self._take("ct", "original", "proto-dst")
 
     def until(self, end: str) -> list[str]:
-        """Read the words before another one."""
+        """Return the words before a given word."""
         at = self.left.index(end)
         words = self.left[:at]
         del self.left[: at + 1]
         return words
 
     def key(self) -> _Key:
-        """Read a concatenation."""
+        """Parse a concatenation."""
         parts = [self._part()]
         while self._take("."):
             parts.append(self._part())
@@ -214,7 +215,7 @@ class _Key(NamedTuple):
     parts: tuple[_Part, ...]
 
     def fixed(self, state: State) -> bytes:
-        """Return what is not a matter of chance."""
+        """Return the parts of the key that are not random."""
         fixed = (part for part in self.parts if not isinstance(part, _Numgen))
         return b"".join(_FIELDS[part](state) if isinstance(part, str) else part.slot(state) for part in fixed)
 
@@ -224,7 +225,7 @@ class _Key(NamedTuple):
         return last if isinstance(last, _Numgen) else None
 
     def elements(self, target: Set, now: int, state: State) -> tuple[list[Element], bool]:
-        """Return the elements that may be looked up, and whether there may be none."""
+        """Return the elements that a lookup may find, and whether it may find none."""
         fixed, numgen = self.fixed(state), self.numgen
         if numgen is None:
             element = target.find(fixed, now)
@@ -239,7 +240,7 @@ class _Key(NamedTuple):
         return elements, len(elements) < numgen.modulus
 
 
-# -- what steps do -------------------------------------------------------------------------------------------------
+# -- effects of steps -------------------------------------------------------------------------------------------------
 
 
 def _when(holds: bool, state: State) -> Ways:
@@ -340,7 +341,7 @@ def _dnat(reader: _Reader) -> Step:
 
 
 def _dnat_to_itself(reader: _Reader) -> Step:
-    """Translate the destination to the address that the packet has."""
+    """Translate the destination (NAT) to the address in the packet's registers."""
     reader.key()
     return lambda table, now, state: iter([(state._replace(translated=True), ACCEPT)])
 
@@ -352,21 +353,21 @@ def _resource(reader: _Reader) -> Step:
 
 
 def _readdress(reader: _Reader) -> Step:
-    """Write another destination into the packet; nat does not learn of it."""
+    """Write another destination into the packet, without NAT."""
     if reader.original():
         return lambda table, now, state: iter([(state._replace(destination=state.original), GO_ON)])
     return _written(reader, lambda state, value: state._replace(destination=value))
 
 
 def _carry(reader: _Reader) -> Step:
-    """Write another port into the packet; nat does not learn of it."""
+    """Write another port into the packet, without NAT."""
     if reader.original_port():
         return lambda table, now, state: iter([(state._replace(port=state.original_port), GO_ON)])
     return _written(reader, lambda state, value: state._replace(port=int.from_bytes(value, "big")))
 
 
 def _written(reader: _Reader, write: Callable[[State, bytes], State]) -> Step:
-    """Write what a map has into the packet; what it does not have ends the rule."""
+    """Write the value of a map into the packet; without an element the rule ends."""
     key = reader.key()
     assert reader.word() == "map"
     name = reader.word().removeprefix("@")

@@ -1,4 +1,4 @@
-"""The ruleset of one network namespace, and a family's Table as the backend sees it."""
+"""The ruleset of one network namespace, and the Table that a backend uses for one family."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ WORDS = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 
 
 class FakeKernel:
-    """All tables; the generation of nf_tables; a clock in milliseconds that stands still unless it is moved."""
+    """All tables; the generation of nf_tables; a clock in milliseconds that only tests advance."""
 
     def __init__(self) -> None:
         self.tables: Ruleset = {}
         self.generation = 1
-        self.counts = True  # says how many elements there are, as it does since Linux 6.16
+        self.counts = True  # whether it reports the number of elements, as Linux does since 6.16
         self.now = 0
-        self.room = 1 << 29  # bytes that a transaction may have
+        self.room = 1 << 29  # maximum number of bytes of a transaction
         self._handles = count(1)
-        self._refusal: tuple[int, int] | None = None  # how many messages are taken before one is refused, its errno
+        self._refusal: tuple[int, int] | None = None  # messages before a refusal, and its errno
         self.heard = {family: ForeignChanges(complete=False) for family in Family}
 
     def open(self, family: Family) -> FakeTable:
@@ -45,19 +45,19 @@ class FakeKernel:
         return FakeTable(self, family)
 
     def table(self, family: Family, name: str = TABLE) -> Table:
-        """Return what there is of a table. Raises KeyError."""
+        """Return the content of a table. Raises KeyError."""
         return self.tables[WORDS[family], name]
 
     def refuse(self, messages: int, code: int) -> None:
-        """Refuse one message, after so many that are taken; a line of text counts as one."""
+        """Refuse one message, after this number of accepted messages; a line of text counts as one message."""
         self._refusal = messages, code
 
     def accept(self) -> None:
-        """Refuse nothing any more."""
+        """Cancel refuse()."""
         self._refusal = None
 
     def disturb(self, script: str) -> None:
-        """Execute nft's text as another program, whose transactions are announced. Raises ApplyError."""
+        """Execute nft's text as another program, with an announcement of the transaction. Raises ApplyError."""
         before = {family: _state(self.tables.get((word, TABLE))) for family, word in WORDS.items()}
         self.run(script)
         for family, word in WORDS.items():
@@ -107,7 +107,7 @@ class FakeKernel:
 
 
 class FakeTable:
-    """Stands for kubeproxy.backends.nftables.table.KernelTable."""
+    """Replaces kubeproxy.backends.nftables.table.KernelTable."""
 
     def __init__(self, kernel: FakeKernel, family: Family) -> None:
         self.family = family
@@ -178,7 +178,7 @@ class FakeTable:
         return sum(1 for _ in self._set(name).alive(self.kernel.now)) if self.kernel.counts else None
 
     def has_catch_all(self, _: str) -> bool:
-        return False  # the language of the fake has none
+        return False  # The language of the fake has no such expression.
 
     def lookup(self, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         target, now = self._set(name), self.kernel.now
@@ -216,7 +216,7 @@ class FakeTable:
 
 
 def _state(table: Table | None) -> tuple[object, dict[str, dict[bytes, Element]]]:
-    """Return what is announced of a table when it changes: of its chains and rules, and its elements set by set."""
+    """Return the announcements of a change of a table: of its chains and rules, and of its elements set by set."""
     if table is None:
         return None, {}
     rules = [(chain.name, chain.hook, [rule.handle for rule in chain.rules]) for chain in table.chains.values()]
@@ -226,7 +226,7 @@ def _state(table: Table | None) -> tuple[object, dict[str, dict[bytes, Element]]
 
 @lru_cache(maxsize=4096)
 def _rule(text: str, ip: str) -> tuple[Expression, ...]:
-    """Return a rule as a value; one in other words than ours is one that is not described."""
+    """Return a rule as a value; a rule in an unknown form becomes an undescribed rule."""
     try:
         return compiling.rule(text, ip)
     except (ValueError, KeyError, IndexError):
@@ -234,5 +234,5 @@ def _rule(text: str, ip: str) -> tuple[Expression, ...]:
 
 
 def _following(address: bytes) -> bytes:
-    """Return where a range is over: the address after its last one."""
+    """Return the end of a range: the address after its last one."""
     return ((int.from_bytes(address, "big") + 1) % (1 << 8 * len(address))).to_bytes(len(address), "big")

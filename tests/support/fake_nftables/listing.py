@@ -1,4 +1,4 @@
-"""What a fake kernel holds: as text that a real one can load, and in a form to be compared."""
+"""Prints the content of a fake kernel: as text that a real kernel can load, and in a form for comparisons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.fake_nftables.objects import Element, Set, Table
 
 
 def contents(kernel: FakeKernel, family: Family, table: str = TABLE) -> dict[str, set[str]]:
-    """Return the elements of each set, in nft's words: 'a . b', or 'a . b : c'."""
+    """Return the elements of each set as nft writes them: 'a . b', or 'a . b : c'."""
     return {
         name: {_words(target, key, element) for key, element in target.alive(kernel.now)}
         for name, target in kernel.table(family, table).sets.items()
@@ -17,7 +17,7 @@ def contents(kernel: FakeKernel, family: Family, table: str = TABLE) -> dict[str
 
 
 def chains(kernel: FakeKernel, family: Family, table: str = TABLE) -> dict[str, list[str]]:
-    """Return the rules of each chain, as they were added; those of a base chain begin with its hook."""
+    """Return the rules of each chain in the order of addition; those of a base chain begin with its hook."""
     return {
         name: [*([chain.hook] if chain.hook else []), *(rule.text for rule in chain.rules)]
         for name, chain in kernel.table(family, table).chains.items()
@@ -25,7 +25,7 @@ def chains(kernel: FakeKernel, family: Family, table: str = TABLE) -> dict[str, 
 
 
 def as_text(kernel: FakeKernel, family: Family) -> str:
-    """Return our table as nft's text."""
+    """Return the proxy's table as nft's text."""
     table = kernel.table(family)
     name = f"{table.family} {table.name}"
     lines = [f'add table {name} {{ comment "{table.comment}" ; }}']

@@ -1,7 +1,7 @@
-"""Netlink messages as the backend packs them, read into the steps of a transaction.
+"""Parses the backend's netlink messages into the steps of a transaction.
 
-Attribute numbers are those of include/uapi/linux/netfilter/nf_tables.h. What the backend never sends is not known here.
-Nearly every test loads the same table, so what depends on a message's bytes alone is worked out once and kept.
+Attribute numbers are those of include/uapi/linux/netfilter/nf_tables.h. Messages that the backend never sends are not
+supported. Nearly every test loads the same table, so results that depend only on a message's bytes are cached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _printed = lru_cache(maxsize=4096)(listing.text)
 
 
 def execute(message: bytes, transaction: Transaction) -> None:
-    """Do what one message says."""
+    """Carry out one message."""
     length, kind, flags, _, _ = HEADER.unpack_from(message)
     assert length == len(message), "a message says how long it is"
     if kind == nfnetlink.NEW_RULE and flags & NLM_F_CREATE and flags & nfnetlink.NLM_F_APPEND:
@@ -74,7 +74,7 @@ def execute(message: bytes, transaction: Transaction) -> None:
             transaction.reported += [chain.handle] * bool(flags & NLM_F_ECHO)
         case nfnetlink.DELETE_CHAIN:
             transaction.delete_chain(table, table.chain(_text(parts[3])))
-        case nfnetlink.DELETE_RULE if 3 not in parts:  # without a handle: all of the chain
+        case nfnetlink.DELETE_RULE if 3 not in parts:  # a deletion without a handle: of all rules of the chain
             transaction.flush_chain(table.chain(_text(parts[2])))
         case _:
             raise UnsupportedError(f"message {kind:#x} with flags {flags:#x}")
@@ -91,7 +91,7 @@ def _append(message: bytes, flags: int, transaction: Transaction) -> None:
 
 @lru_cache(maxsize=16384)
 def _rule(message: bytes) -> tuple[str, str, str, x.Rule, str]:
-    """Return the table's family and name, the chain, the rule, and its text unless it has a set of its own."""
+    """Return the table's family and name, the chain, the rule, and its text unless the rule has an anonymous set."""
     family, parts = Table.FAMILIES[message[HEADER.size]], _parts(message[HEADER.size + _GENERIC_SIZE :])
     rule = _parse(parts[4])
     words = "" if any(isinstance(each, x.Lookup) and each.set in _INLINE for each in rule) else _printed(rule, family)
@@ -136,7 +136,7 @@ def _number(value: bytes) -> int:
 
 
 def _add_set(transaction: Transaction, table: Table, parts: Parts) -> None:
-    """Make a set, or begin one that belongs to a rule."""
+    """Create a set, or begin an anonymous set of a rule."""
     name, flags = _text(parts[2]), _number(parts[3])
     if name.startswith("__"):
         new = x.Inline(_number(parts[4]), _number(parts[5]), _number(parts.get(6, b"")), frozenset())
@@ -162,7 +162,7 @@ def _type(number: int) -> Type:
 
 
 def _ranges(target: Set, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield first and last values: an element with the flag is the value behind a last one."""
+    """Yield first and last values: an element with the end flag is the value after the last one of a range."""
     first = None
     for _, start, end in attributes(data, 0, len(data)):
         parts = _parts(data[start:end])
@@ -187,7 +187,7 @@ def _hook(parts: Parts) -> str:
 
 
 def hook_of(text: str) -> tables.Hook | None:
-    """Return a base chain's hook, of nft's words."""
+    """Return a base chain's hook from nft's words."""
     found = re.match(r"type (\w+) hook (\w+) priority (-?\d+)", text)
     return found and tables.Hook(found[1], _HOOKS.index(found[2]), int(found[3]), "drop" in text)
 
@@ -202,7 +202,7 @@ def _fill(transaction: Transaction, parts: Parts) -> None:
 
 
 def _whole(expression: x.Expression, transaction: Transaction) -> x.Expression:
-    """Return a lookup with the set that belongs to it, which is the one that was begun first."""
+    """Return a lookup with its anonymous set: the oldest one without a rule."""
     if isinstance(expression, x.Lookup) and expression.set in _INLINE:
         return replace(expression, set=transaction.inline.pop(min(transaction.inline)))
     return expression

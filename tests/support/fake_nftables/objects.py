@@ -1,4 +1,4 @@
-"""Tables, chains, rules, sets and elements, as nf_tables has them. Data, and how a set finds an element.
+"""Tables, chains, rules, sets and elements of the simulated nf_tables, and the lookup of elements.
 
 Keys and values are packed as in the kernel's registers: each field fills whole words of four bytes.
 """
@@ -20,7 +20,7 @@ from kubeproxy.model.addresses import pack, unpack
 PROTOCOLS = {"icmp": 1, "tcp": 6, "udp": 17, "sctp": 132}
 _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
 TYPES = {7: "ipv4_addr", 8: "ipv6_addr", 12: "inet_proto", 13: "inet_service", 4: "integer"}
-"""By number, as the kernel notes them."""
+"""The kernel's numbers of hooks, with their names."""
 _NUMBERS = {name: number for number, name in TYPES.items()}
 _SIZES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 1, "inet_service": 2, "integer": 4}
 
@@ -60,7 +60,7 @@ class Type:
 
     @property
     def value_size(self) -> int:
-        """Return the bytes of a map's value: one field alone has its own size."""
+        """Return the bytes of a map's value: a single field has its own size."""
         return _SIZES[self.fields[0]] if len(self.fields) == 1 else self.size
 
     def pack(self, words: list[str]) -> bytes:
@@ -68,11 +68,11 @@ class Type:
         return b"".join(_pack(name, word) for name, word in zip(self.fields, words, strict=True))
 
     def as_value(self, words: list[str]) -> bytes:
-        """Pack a map's value: that of one field alone has the field's own size."""
+        """Pack a map's value: a single field has its own size."""
         return self.pack(words)[: self.value_size]
 
     def words(self, value: bytes) -> list[str]:
-        """Return one word for each field."""
+        """Return the fields of a packed key or value, one word each."""
         words, at = [], 0
         for name in self.fields:
             size = _SIZES[name]
@@ -95,7 +95,7 @@ def _pack(name: str, word: str) -> bytes:
         return bytes([PROTOCOLS[word], 0, 0, 0])
     if name == "inet_service":
         return int(word).to_bytes(2, "big") + b"\0\0"
-    return int(word).to_bytes(4, "little")  # as numgen leaves it
+    return int(word).to_bytes(4, "little")  # in the form that numgen returns
 
 
 def _word(name: str, value: bytes) -> str:
@@ -108,9 +108,9 @@ def _word(name: str, value: bytes) -> str:
 
 @dataclass
 class Element:
-    """What a set has for a key: a value (a chain's name in verdict maps); times in milliseconds.
+    """An element of a set: its value (a chain's name in verdict maps); times are in milliseconds.
 
-    `until` is when it expires, None for never; a `timeout` of 0 is the set's own.
+    `until` is the time of expiry, None for never; a `timeout` of 0 is the default of the set.
     """
 
     value: bytes = b""
@@ -120,23 +120,23 @@ class Element:
 
 @dataclass
 class Set:
-    """A set or map. Its elements are by key; that of a range is its first key and its last one."""
+    """A set or map. Its elements are stored by key; the key of a range is its first key and its last one."""
 
     name: str
     key: Type
-    value: Type | None = None  # of a map to values
+    value: Type | None = None  # for a map to values
     verdicts: bool = False
     interval: bool = False
     dynamic: bool = False
     auto_merge: bool = False
-    counted: bool = False  # each element
-    timeout: int | None = None  # milliseconds; None when elements stay
+    counted: bool = False  # for each element
+    timeout: int | None = None  # milliseconds; None if elements do not expire
     size: int | None = None
     elements: dict[bytes, Element] = field(default_factory=dict)
 
     @property
     def form(self) -> SetForm:
-        """Return what the kernel says that it is."""
+        """Return the set's properties as the kernel reports them."""
         value = self.value or Type(())
         flags = {INTERVAL: self.interval, MAP: self.keyword == "map", TIMEOUT: self.timeout is not None}
         flags |= {DYNAMIC: self.dynamic, COUNTED: self.counted}
@@ -161,20 +161,20 @@ class Set:
         return ((k, e) for k, e in self.elements.items() if e.until is None or e.until > now)
 
     def get(self, stored: bytes | None, now: int) -> Element | None:
-        """Return the element of a key or range, None when there is none, or it has expired."""
+        """Return the element of a key or range; None if there is none, or it has expired."""
         element = self.elements.get(stored) if stored is not None else None
         return element if element is None or element.until is None or element.until > now else None
 
     def find(self, key: bytes, now: int) -> Element | None:
-        """Return the element that a packet's key is in."""
+        """Return the element that matches a packet's key."""
         return self.get(self.around(key) if self.interval else key, now)
 
     def around(self, key: bytes) -> bytes | None:
-        """Return the range that a key is in; of several the oldest."""
+        """Return the range that contains a key; of several the oldest."""
         return next((stored for stored in self.elements if self.covers(stored, key)), None)
 
     def covers(self, stored: bytes, key: bytes) -> bool:
-        """Return whether a key is in a range: each field on its own, where there are several."""
+        """Return whether a range contains a key: in a concatenation each field must match."""
         half = len(stored) // 2
         first, last = stored[:half], stored[half:]
         if not first <= key <= last:
@@ -188,14 +188,14 @@ class Set:
         return True
 
     def same(self, other: Set) -> bool:
-        """Return whether another one is of the same type."""
+        """Return whether another set has the same type."""
         mine, theirs = vars(self) | {"elements": 0, "size": 0}, vars(other) | {"elements": 0, "size": 0}
         return mine == theirs
 
 
 @dataclass
 class Rule:
-    """A rule in nft's words, and as the backend reads it."""
+    """A rule in nft's words, and as the backend's value."""
 
     handle: int
     text: str
@@ -214,7 +214,7 @@ class Chain:
 
 @dataclass
 class Table:
-    """A table; `family` is nft's word for it."""
+    """A table; `family` is nft's name of the family."""
 
     FAMILIES: ClassVar = {1: "inet", 2: "ip", 10: "ip6"}
 

@@ -1,6 +1,6 @@
-"""What a packet meets with: through the hooks in their order, and through chains as the kernel walks them.
+"""Evaluates a packet: through the hooks in their order, and through chains like the kernel.
 
-Every way that chance may take is gone. The first packet of a connection, as nat sees no other.
+All random outcomes are followed. A packet is the first one of its connection, because nat chains see no other.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ class Packet(NamedTuple):
 
 
 class Forwarded(NamedTuple):
-    """Every endpoint (address and port) that may get it, those of them that see another source, and affinity.
+    """The result: all endpoints (address and port) that may get the packet, those that see a translated source, and
+    affinity.
 
-    `affinity` is how long the client stays, in seconds; 0 where its next connection may go elsewhere.
+    `affinity` is the duration of session affinity in seconds; 0 if the client's next connection may reach another
+    endpoint.
     """
 
     endpoints: tuple[bytes, ...]
@@ -46,20 +48,20 @@ Fate = Forwarded | Literal["reject", "drop", "pass"]
 
 
 class Way(NamedTuple):
-    """One way that a packet may take: where it ends, as which packet."""
+    """One possible path of a packet: the chain in which it ends, and the packet's final state."""
 
     end: Literal["reject", "drop", "pass"]
     state: State
 
     @property
     def endpoint(self) -> bytes:
-        """Return the endpoint that gets it, b'' where its destination stays as it was."""
+        """Return the endpoint that gets the packet, or b'' if its destination is unchanged."""
         state = self.state
         return state.destination + state.port.to_bytes(2, "big") if state.translated else b""
 
 
 def fate(kernel: FakeKernel, packet: Packet) -> Fate:
-    """Return what becomes of a packet, whichever way it takes. Fails when that is a matter of chance."""
+    """Return the result for a packet, with any random choice. Fails if the kind of result depends on the choice."""
     every = ways(kernel, packet)
     forwarded = {way for way in every if way.end == "pass" and way.endpoint}
     if not forwarded:
@@ -67,7 +69,7 @@ def fate(kernel: FakeKernel, packet: Packet) -> Fate:
         return end
     assert forwarded == set(every), f"{packet} is sometimes forwarded: {every}"
     endpoints = {way.endpoint: way.state.masqueraded for way in every}
-    # An endpoint with a larger share has several slots, each with clients of its own.
+    # An endpoint with a larger share has several slots, and each slot has separate clients.
     apart = {way._replace(state=way.state._replace(remembered=())) for way in every}
     assert len(endpoints) == len(apart), f"{packet} may come to an endpoint in two ways: {every}"
     (affinity,) = {max([0, *(client.timeout for client in way.state.remembered)]) // 1000 for way in every}
@@ -76,7 +78,7 @@ def fate(kernel: FakeKernel, packet: Packet) -> Fate:
 
 
 def send(kernel: FakeKernel, packet: Packet, chance: random.Random) -> Way:
-    """Let a packet take one of its ways, and have its client remembered where it is to be."""
+    """Follow one random path of a packet, and store its client if a rule does so."""
     way = chance.choice(sorted(ways(kernel, packet)))
     for client in way.state.remembered:
         for table in _tables(kernel, packet):
@@ -86,7 +88,7 @@ def send(kernel: FakeKernel, packet: Packet, chance: random.Random) -> Way:
 
 
 def _remember(target: Set, client: Remembered, now: int) -> None:
-    """Add or delete a client. An update does not replace the data of an element."""
+    """Add or delete a client of session affinity. An update does not replace the data of an element."""
     known = target.find(client.key, now)
     if not client.timeout:
         target.elements.pop(client.key, None)
@@ -96,7 +98,7 @@ def _remember(target: Set, client: Remembered, now: int) -> None:
 
 
 def ways(kernel: FakeKernel, packet: Packet) -> Collection[Way]:
-    """Return all ways that a packet may take."""
+    """Return all possible paths of a packet."""
     state = State(
         INTERFACES[packet.origin],
         packet.origin == "node",
@@ -125,7 +127,7 @@ def _tables(kernel: FakeKernel, packet: Packet) -> list[Table]:
 
 
 def _hooks(kernel: FakeKernel, tables: list[Table], hook: str, state: State) -> Iterator[Way]:
-    """Go through a hook and those after it."""
+    """Evaluate a hook and the hooks after it."""
     chains = [(chain, table) for table in tables for chain in table.chains.values() if f"hook {hook} " in chain.hook]
     chains.sort(key=lambda place: _priority(place[0]))
     for end, after in _base_chains(kernel, chains, state):
@@ -137,9 +139,10 @@ def _hooks(kernel: FakeKernel, tables: list[Table], hook: str, state: State) -> 
 
 
 def _following(hook: str, state: State) -> str:
-    """Return the hook that comes next, '' for none. From the node to itself it leaves, and comes in by loopback.
+    """Return the next hook, '' for none. A packet from the node to itself passes output, then input on loopback.
 
-    That is modelled without its second prerouting, where our chains do nothing that output has not done already.
+    The second prerouting of such a packet is not modelled, because output has already done everything that the proxy's
+    chains do there.
     """
     if hook == "prerouting":
         return "input" if state.to_node else "forward"
@@ -166,7 +169,7 @@ def _priority(chain: Chain) -> int:
 
 
 def _chain(kernel: FakeKernel, table: Table, chain: Chain, state: State) -> dict[tuple[State, Verdict], None]:
-    """Return the ways through a chain: with a verdict, or GO_ON where it came to its end."""
+    """Return the paths through a chain: each with a verdict, or GO_ON at the end of the chain."""
     ends: dict[tuple[State, Verdict], None] = {}
     begun: dict[State, None] = {state: None}
     for rule in chain.rules:
@@ -184,9 +187,9 @@ def _chain(kernel: FakeKernel, table: Table, chain: Chain, state: State) -> dict
 
 
 def _rule(kernel: FakeKernel, table: Table, text: str, state: State) -> Iterator[tuple[State, Verdict]]:
-    """Yield the ways through a rule, and through the chains that it leads to.
+    """Yield the paths through a rule, and through the chains that it jumps to.
 
-    What comes back from a goto is at the end of the chain that the rule is in, as if that had returned.
+    After a goto, the end of the target chain also ends the chain of the rule.
     """
     for after, verdict in _steps(kernel, table, text, state):
         if verdict.kind not in {"jump", "goto"}:

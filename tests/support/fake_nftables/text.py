@@ -1,6 +1,6 @@
-"""nft's text, a command on each line, read into the steps of a transaction.
+"""Parses nft's text, one command per line, into the steps of a transaction.
 
-Knows the commands that the backend and the tests use, in the words that they use.
+Supports only the commands of the backend and the tests, in their spelling.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPACES = re.compile(r"\s+")
 
 
 def execute(line: str, transaction: Transaction) -> None:
-    """Do what one command says."""
+    """Carry out one command."""
     line = _SPACES.sub(" ", line.strip())
     if line == "flush ruleset":
         for table in transaction.tables():
@@ -90,7 +90,7 @@ def _insert_rule(transaction: Transaction, table: Table, rest: str) -> None:
 
 
 def _listed(text: str, family: str) -> str:
-    """Return a rule as it is listed; one in other words than ours as it is."""
+    """Return a rule in the form of a listing; a rule in an unknown form stays unchanged."""
     try:
         return listing.text(compiling.rule(text, family), family)
     except ValueError:
@@ -119,7 +119,7 @@ def _add_set(transaction: Transaction, table: Table, rest: str) -> None:
             case "size":
                 new.size = int(value)
             case "counter":
-                new.counted = True  # each element; nothing reads them here
+                new.counted = True  # Options of each element, which no code here reads.
             case "auto-merge":
                 new.auto_merge = True
             case "elements":

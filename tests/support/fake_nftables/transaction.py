@@ -1,6 +1,6 @@
-"""One transaction: steps in their order, each done at once, and all undone when one of them is refused.
+"""One transaction: executes steps in their order, and reverses all of them if one is refused.
 
-What is refused, and with which errno, is that of net/netfilter/nf_tables_api.c of Linux 6.18.
+Refusals and their errno follow net/netfilter/nf_tables_api.c of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOKUPS = re.compile(r"@([^\s,}]+)")
 
 
 class _Names(NamedTuple):
-    """The names in a rule's text: of chains, sets and counters."""
+    """Return the names in a rule's text: of chains, sets and counters."""
 
     targets: tuple[str, ...]
     sets: tuple[str, ...]
@@ -38,23 +38,23 @@ def _names(text: str) -> _Names:
 
 
 class Transaction:
-    """Changes a ruleset. `handle` gives the next number that was never used; `now` is in milliseconds."""
+    """Changes a ruleset. `handle` returns the next unused number; `now` is in milliseconds."""
 
     def __init__(self, tables: Ruleset, handle: Callable[[], int], now: int) -> None:
         self._tables = tables
         self._handle = handle
         self._now = now
         self._undo: list[Callable[[], object]] = []
-        self.reported: list[int] = []  # handles of the objects that are to be reported
-        self.inline: dict[int, Inline] = {}  # sets that rules of this transaction have for themselves, by number
+        self.reported: list[int] = []  # handles of the objects to report
+        self.inline: dict[int, Inline] = {}  # anonymous sets of this transaction's rules, by number
 
     @property
     def changed(self) -> bool:
-        """Whether anything was changed: a transaction that changes nothing makes no generation."""
+        """Whether any step changed something: a transaction without a change creates no generation."""
         return bool(self._undo)
 
     def abort(self) -> None:
-        """Undo everything."""
+        """Reverse all steps."""
         while self._undo:
             self._undo.pop()()
 
@@ -71,7 +71,7 @@ class Transaction:
         return list(self._tables.values())
 
     def add_table(self, family: str, name: str, comment: str, dormant: bool) -> None:
-        """Make a table; one that is there is woken up, or put to sleep."""
+        """Create a table; activate or deactivate an existing one (flag dormant)."""
         table = self._tables.get((family, name))
         if table is None:
             self._tables[family, name] = Table(family, name, self._handle(), comment, dormant)
@@ -81,7 +81,7 @@ class Transaction:
             self._undo.append(lambda: setattr(table, "dormant", not dormant))
 
     def delete_table(self, table: Table) -> None:
-        """Delete a table with all that is in it."""
+        """Delete a table with its content."""
         place = table.family, table.name
         del self._tables[place]
         self._undo.append(lambda: self._tables.__setitem__(place, table))
@@ -89,7 +89,7 @@ class Transaction:
     # -- chains and rules -------------------------------------------------------------------------------------------
 
     def add_chain(self, table: Table, name: str, hook: str) -> Chain:
-        """Make and return a chain; one that is there may get another policy, and it is a change in any case."""
+        """Create and return a chain; an existing chain may get another policy, and is always reported as changed."""
         if name in table.chains:
             chain = table.chains[name]
             before, policy = chain.hook, _POLICY.search(hook)
@@ -102,7 +102,7 @@ class Transaction:
         return chain
 
     def delete_chain(self, table: Table, chain: Chain) -> None:
-        """Delete a chain with its rules; not while another rule or an element leads to it."""
+        """Delete a chain with its rules; refused while another rule or an element refers to it."""
         others = (c for c in table.chains.values() if c is not chain)
         in_rules = any(chain.name in _names(rule.text).targets for other in others for rule in other.rules)
         in_elements = any(
@@ -117,13 +117,13 @@ class Transaction:
         self._undo.append(lambda: table.chains.__setitem__(chain.name, chain))
 
     def add_counter(self, table: Table, name: str) -> None:
-        """Make a named counter."""
+        """Create a named counter."""
         if name not in table.counters:
             table.counters.append(name)
             self._undo.append(lambda: table.counters.remove(name))
 
     def delete_counter(self, table: Table, name: str) -> None:
-        """Delete a named counter; not while a rule uses it."""
+        """Delete a named counter; refused while a rule uses it."""
         rules = (rule.text for chain in table.chains.values() for rule in chain.rules)
         if any(name in _names(text).counters for text in rules):
             raise RefusedError(errno.EBUSY, f"counter {name} is in use")
@@ -131,7 +131,7 @@ class Transaction:
         self._undo.append(lambda: table.counters.append(name))
 
     def add_rule(self, table: Table, chain: Chain, text: str, first: bool = False) -> Rule:
-        """Make and return a rule, the last one of its chain or the first one."""
+        """Create and return a rule, as the last or the first one of its chain."""
         names = _names(text)
         for target in names.targets:
             self._require_target(table, target)
@@ -161,12 +161,12 @@ class Transaction:
     # -- sets and elements ------------------------------------------------------------------------------------------
 
     def add_inline(self, number: int, new: Inline) -> None:
-        """Begin a set that a rule of this transaction has for itself; it takes a handle, as others do."""
+        """Begin the anonymous set of a rule of this transaction; it gets a handle like every set."""
         self._handle()
         self.inline[number] = new
 
     def add_set(self, table: Table, new: Set) -> None:
-        """Make a set; one that is there must be of the same type, and takes the size."""
+        """Create a set; an existing set must have the same type, and gets the new size."""
         old = table.sets.get(new.name)
         if old is None:
             table.sets[new.name] = new
@@ -178,7 +178,7 @@ class Transaction:
         self._undo.append(lambda: setattr(old, "size", before))
 
     def delete_set(self, table: Table, target: Set) -> None:
-        """Delete a set with its elements; not while a rule refers to it."""
+        """Delete a set with its elements; refused while a rule refers to it."""
         rules = (rule for chain in table.chains.values() for rule in chain.rules)
         if any(target.name in _LOOKUPS.findall(rule.text) for rule in rules):
             raise RefusedError(errno.EBUSY, f"{target.name} is in use")
@@ -191,7 +191,7 @@ class Transaction:
             self._remove(target, key)
 
     def add_element(self, table: Table, target: Set, key: bytes, element: Element) -> None:
-        """Add an element, `until` of which is relative to now."""
+        """Add an element; its `until` is relative to now."""
         self._check(table, target, key, element)
         element = self._timed(target, element)
         old = self._present(target, key)
@@ -207,7 +207,7 @@ class Transaction:
         self._undo.append(lambda: _restore(target.elements, key, before))
 
     def delete_element(self, target: Set, key: bytes) -> None:
-        """Remove an element; of ranges the one in which it begins."""
+        """Remove an element; of ranges the one in which the element begins."""
         if len(key) != target.key.size * (2 if target.interval else 1):
             raise RefusedError(errno.EINVAL, f"a key of {len(key)} bytes in {target.name}")
         stored = target.around(key[: target.key.size]) if target.interval else key
@@ -237,9 +237,9 @@ class Transaction:
         return Element(element.value, 0 if timeout == target.timeout else timeout, self._now + left)
 
     def _present(self, target: Set, key: bytes) -> Element | None:
-        """Return the element if it is there. A range that begins or ends in another one is refused.
+        """Return the existing element. A range that begins or ends in another one is refused.
 
-        The kernel looks for the ends alone: a range around another one goes unnoticed (nft_pipapo_insert).
+        The kernel looks up only both ends: it does not notice a range around another one (nft_pipapo_insert).
         """
         if target.interval:
             for end in key[: target.key.size], key[target.key.size :]:
@@ -249,7 +249,7 @@ class Transaction:
         return target.get(key, self._now)
 
     def _remove(self, target: Set, key: bytes) -> None:
-        if target.interval:  # the order counts
+        if target.interval:  # The order of these steps matters.
             before = dict(target.elements)
             self._undo.append(lambda: _replace(target.elements, before))
             del target.elements[key]
@@ -258,7 +258,7 @@ class Transaction:
             self._undo.append(lambda: target.elements.__setitem__(key, element))
 
     def merge(self, target: Set, ranges: Iterable[tuple[bytes, bytes]]) -> None:
-        """Add ranges to a set that merges them, as nft does before it asks the kernel."""
+        """Add ranges to a set that merges them, as nft does before it sends them to the kernel."""
         size = target.key.size
         every = sorted([*((k[:size], k[size:]) for k in target.elements), *ranges])
         merged: list[tuple[bytes, bytes]] = []

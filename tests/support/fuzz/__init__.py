@@ -1,4 +1,5 @@
-"""Coverage-guided fuzzing of what reads bytes from others: a target for each kind, and what is held against it.
+"""Coverage-guided fuzzing of all parsers of external bytes: one target for each parser, and the checks of its
+behaviour.
 
-`make fuzz` feeds the targets new inputs; tests/unit/test_fuzzing.py feeds them those of tests/recordings/fuzz again.
+`make fuzz` generates new inputs for the targets; tests/unit/test_fuzzing.py replays those of tests/recordings/fuzz.
 """

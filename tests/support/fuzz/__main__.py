@@ -1,6 +1,6 @@
 """python -m support.fuzz TARGET MINUTES: makes inputs for one target with atheris, which `make fuzz` installs.
 
-What is found new in coverage goes into bench/out/fuzz/TARGET, what goes wrong into tests/recordings/fuzz/TARGET.
+Inputs with new coverage are written to bench/out/fuzz/TARGET, failing inputs to tests/recordings/fuzz/TARGET.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import atheris
 
 _WEIGHED = 64
-"""One input in so many is weighed: that takes ten times as long."""
+"""One input of this number is checked for memory, which takes ten times as long."""
 
 with atheris.instrument_imports(include=["kubeproxy"]):
     targets = importlib.import_module("support.fuzz.targets")

@@ -1,6 +1,7 @@
-"""What who may only write Services and EndpointSlices can cost a node: `python -m support.fuzz.extravagance` prints it.
+"""Measures the cost of large Services on a node: for users who may only write Services and EndpointSlices.
 
-Each case is the objects of one Service; what they come to in nftables mode is what every node has of it.
+`python -m support.fuzz.extravagance` prints the costs. Each case consists of the objects of one Service; the costs are
+those of nftables mode on every node.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _WORLD: Final = world(families=[Family.IPV4])
 
 
 class Cost(NamedTuple):
-    """Bytes of JSON, elements of the kernel's sets, CPU seconds, and the most bytes that Python had at a time."""
+    """Bytes of JSON, elements of the kernel's sets, CPU seconds, and the peak of Python's memory in bytes."""
 
     size: int
     elements: int
@@ -85,11 +86,11 @@ CASES: Final[dict[str, Callable[[], list[Json]]]] = {
     "300 ports, 300 endpoints": lambda: [_service(ports=_ports(300, "port")), _slice(300, 300)],
     "1,000 ports, 1,000 endpoints": lambda: [_service(ports=_ports(1000, "port")), _slice(1000, 1000)],
 }  # fmt: skip
-"""By what they have a lot of."""
+"""Cases by the part that they have in large numbers."""
 
 
 def cost(made: list[Json]) -> Cost:
-    """Return what a Service and its slices come to."""
+    """Return the costs of a Service and its slices."""
     packed = [json.dumps(one, separators=(",", ":")).encode() for one in made]
     start = time.process_time()
     elements = _read(packed)

@@ -1,4 +1,4 @@
-"""Targets: what an API server, or whoever stands in its place, may send: HTTP, lists, watches, objects."""
+"""Targets for data from an API server, real or forged: HTTP, lists, watches, objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WORLD = world()
 
 
 def lists(data: bytes) -> None:
-    """A page of a list; the first byte says of what."""
+    """A page of a list; the first byte selects the resource."""
     resource = RESOURCES[data[0] & 3] if data else "services"
     page = decode_page(resource, data[1:])
     assert isinstance(page.version, str)
@@ -38,7 +38,10 @@ def lists(data: bytes) -> None:
 
 
 def watches(data: bytes) -> None:
-    """A watch, in two pieces; the first bytes say of what, and where it is cut. Both cuts must say the same."""
+    """A watch, in two pieces; the first bytes select the resource and two places to cut.
+
+    Both cuts must give the same result.
+    """
     if len(data) < 2:
         return
     resource, cut, rest = RESOURCES[data[0] & 3], data[1], data[2:]
@@ -53,7 +56,7 @@ def watches(data: bytes) -> None:
 
 
 def statuses(data: bytes) -> None:
-    """A Status of failure, and what an exec plugin prints."""
+    """A Status of failure, and the output of an exec plugin."""
     error = StatusError(decode_status(data, 500))
     assert len(str(error)) < 1100
     config = ExecConfig(api_version="client.authentication.k8s.io/v1", command="/x")
@@ -61,9 +64,9 @@ def statuses(data: bytes) -> None:
 
 
 def cluster(data: bytes) -> None:
-    """Lines of Services, EndpointSlices and Nodes, all the way to what the kernel would get in two modes.
+    """Lines of Services, EndpointSlices and Nodes, compiled to the kernel's rules in two modes.
 
-    A line is an object; S, E, N or C before it says of what kind, in small letters that it is deleted.
+    A line is an object; its first letter S, E, N or C is the kind, in lower case for a deletion.
     """
     planner = Planner(_WORLD)
     planner.apply([Replaced(resource, ()) for resource in RESOURCES])
@@ -102,12 +105,12 @@ def _render(family: Family, plans: dict) -> None:
 
 
 def manifests(data: bytes) -> None:
-    """A file of the manifest folder; it is JSON when the first byte is odd."""
+    """A file of the manifest folder; it is JSON if the first byte is odd."""
     read_documents("a.json" if data[:1] and data[0] & 1 else "a.yaml", data[1:])
 
 
 def certificates(data: bytes) -> None:
-    """PEM, of which only the dates are read."""
+    """PEM, of which the proxy reads only the dates."""
     validities(data)
 
 
@@ -115,7 +118,7 @@ _runner = asyncio.Runner()
 
 
 def answers(data: bytes) -> None:
-    """An HTTP answer; the first byte says how it is cut and whether a watch reads it."""
+    """An HTTP answer; the first byte selects the cuts, and whether a watch reads it."""
     if data:
         _runner.run(_answer(data[0], data[1:]))
 
@@ -144,5 +147,5 @@ async def _answer(how: int, data: bytes) -> None:
 
 
 def encoded(letter: bytes, thing: object) -> bytes:
-    """Return a line as `cluster` reads it."""
+    """Return a line as `cluster` parses it."""
     return letter + msgspec.json.encode(thing)

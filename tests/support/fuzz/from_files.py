@@ -1,4 +1,4 @@
-"""Targets: the files that it reads, what its own ports are asked, and what pods answer."""
+"""Targets for files, for requests to the proxy's ports, and for answers of pods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _kubeconfig: list[tempfile.TemporaryDirectory] = []
 
 
 def kubeconfig(data: bytes) -> None:
-    """A kubeconfig, up to the TLS context that it asks for; a credential plugin is not run."""
+    """A kubeconfig, up to the TLS context that it requests; a credential plugin is not run."""
     if not _kubeconfig:
         _kubeconfig.append(tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory()))
     path = Path(_kubeconfig[0].name, "config")
@@ -44,7 +44,7 @@ def _memory() -> str | None:
 
 
 def configuration(data: bytes) -> None:
-    """A KubeProxyConfiguration; what is accepted, written and read again is the same."""
+    """A KubeProxyConfiguration; an accepted configuration must be equal after it is written and read again."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -54,12 +54,12 @@ def configuration(data: bytes) -> None:
 
 
 def flags(data: bytes) -> None:
-    """A command line, its words apart by zeros."""
+    """A command line, whose words are separated by zeros."""
     parse([word.decode(errors="surrogateescape") for word in data.split(b"\0")])
 
 
 def replies(data: bytes) -> None:
-    """An answer to `kubectl kubeproxy`, after a letter for the command, a capital one if it has a name."""
+    """An answer to `kubectl kubeproxy`, after a letter for the command, in upper case if the command has a name."""
     commands = {command[0]: command for command in ("why", "doctor", "verify", "services", "flows", "trace")}
     letter = chr(data[0]) if data else ""
     if letter.lower() in commands:
@@ -88,7 +88,7 @@ _runner = asyncio.Runner()
 
 
 class _Raised(logging.Handler):
-    """A handler that fails is logged with its traceback, and the client gets a 500: here that is a failure."""
+    """A failing handler logs a traceback and answers with 500: here that counts as a failure."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info and record.exc_info[1] is not None:
@@ -100,7 +100,7 @@ _listening = _Raised()
 
 
 def requests(data: bytes) -> None:
-    """Requests on one connection to the metrics port; the first byte says how they are cut."""
+    """Requests on one connection to the metrics port; the first byte selects the cuts."""
     if not data:
         return
     log = logging.getLogger("kubeproxy.server")

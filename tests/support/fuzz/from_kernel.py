@@ -1,6 +1,6 @@
-"""Targets: what the kernel may answer, as netlink messages, and the texts of /proc and iptables-save.
+"""Targets for answers of the kernel: netlink messages, and the texts of /proc and iptables-save.
 
-Nobody but the kernel can send these (port 0 is asked for), so they stand for a kernel of another version.
+Only the kernel can send such messages (the sender's port must be 0), so the inputs simulate other kernel versions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ IPVS: Final = 0x25
 
 
 class Talker:
-    """A socket on which the kernel answers every request alike: with a buffer, and then that this was all."""
+    """A socket on which the kernel gives every request the same answer: a buffer, and then the end of the dump."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -58,7 +58,7 @@ class Talker:
         return self._queue.pop(0)
 
     def say(self) -> Talker:
-        """Announce the answer to who asked nothing."""
+        """Deliver the answer as an announcement, without a request."""
         self._queue = [self._answer]
         return self
 
@@ -73,7 +73,7 @@ class Talker:
 
 
 class Told(Netlink):
-    """A netlink socket that leads to a Talker."""
+    """Return a netlink socket that is connected to a Talker."""
 
     def dump_all(self, kind: int, payload: bytes, what: str) -> list[bytes]:
         return list(self.dump(kind, payload, what))
@@ -84,9 +84,9 @@ def _link(answer: bytes) -> Any:
 
 
 def _answer(data: bytes, kinds: Sequence[int], sequence: int = 1) -> bytes:
-    """Return the input as one buffer: as it is, or as the payload of one well-formed message.
+    """Return the input as one buffer: unchanged, or as the payload of one well-formed message.
 
-    The first byte says which, and of which kind the message is.
+    The first byte selects the form, and the kind of the message.
     """
     if not data or data[0] >= len(kinds):
         return data[1:]
@@ -94,7 +94,7 @@ def _answer(data: bytes, kinds: Sequence[int], sequence: int = 1) -> bytes:
 
 
 def _each(*readers: Callable[[], object]) -> None:
-    """Call all of them; what is declared of one must not hide what another does."""
+    """Call all functions; a declared error of one must not hide an error of another."""
     for reader in readers:
         try:
             found = reader()
@@ -127,13 +127,13 @@ def nf_tables(data: bytes) -> None:
 
 
 def _at_once(answer: bytes) -> fetch.Answers:
-    """Return the same answer twice, as it is received with hundreds of others."""
+    """Return the same answer twice, as if received with hundreds of others."""
     one = answer[: fetch._ROOM].ljust(fetch._ROOM, b"\0")
     return fetch.Answers(one * 2, fetch._KERNEL * 2, 2)
 
 
 def nf_tables_announced(data: bytes) -> None:
-    """Changes of nf_tables, and traces of packets, as they are announced."""
+    """Announced changes of nf_tables, and announced traces of packets."""
     kinds = (0xA00, 0xA02, 0xA03, 0xA05, 0xA06, 0xA08, 0xA0F, 0xA11)
     answer = _answer(data, kinds)
     chains = ChangeMonitor(_announced(answer), 1, Interest(b"KUBE"))
@@ -183,7 +183,7 @@ def _flows(family: int, answer: bytes) -> None:
 
 
 def routes(data: bytes) -> None:
-    """Local addresses, and that they changed."""
+    """Local addresses, and announcements of their changes."""
     answer = _answer(data, (20, 21))
     monitor = route.AddressMonitor(Talker(answer).say(), "x")  # type: ignore[arg-type]
     _each(monitor.drain, *(lambda family=family: _addresses(answer, family) for family in (2, 10)))
@@ -217,7 +217,7 @@ _KIND: Final = SetKind("hash:ip", socket.AF_INET)
 
 
 def iptables_save(data: bytes) -> None:
-    """What iptables-save prints, of which other programs write the most."""
+    """Output of iptables-save, most of which other programs determine."""
     text = data.decode(errors="surrogateescape")
     for table in xtables._parse(text):
         for rule in table.rules:
@@ -233,7 +233,7 @@ _folder: list[tempfile.TemporaryDirectory] = []
 
 
 def proc(data: bytes) -> None:
-    """Files of /proc: sockets, modules, command lines, limits. The same text in all of them."""
+    """Files of /proc: sockets, modules, command lines, limits. All files have the same text."""
     if not _folder:
         _folder.append(_make_proc())
     root = Path(_folder[0].name)

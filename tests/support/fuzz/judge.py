@@ -1,6 +1,6 @@
-"""What a reader of others' bytes may do with any of them: answer, or raise an error that is declared; within bounds.
+"""Checks a parser of external bytes: it returns an answer, or raises a declared error, within bounds of memory.
 
-A hang is seen by whoever calls, by a limit on the time of one input.
+The caller detects a hang, by a limit on the time of one input.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kubeproxy.errors import KubeProxyError
 Target = Callable[[bytes], object]
 
 TIMES: Final = 20
-"""Bytes of memory that one byte of input may take while it is being read."""
+"""Bytes of memory that the parser may use for one byte of input."""
 CONSTANT: Final = 2 << 20
-"""Bytes that may be taken besides: caches, tables of regular expressions, a module that is imported by then."""
+"""Bytes that the parser may use independent of the input: caches, compiled regular expressions, an imported module."""
 
 
 class TooMuchMemoryError(Exception):
@@ -25,13 +25,13 @@ class TooMuchMemoryError(Exception):
 
 
 def judge(target: Target, data: bytes) -> None:
-    """Read the input; raise what the target raises that is no error of this program's."""
+    """Parse the input; ignore the errors that the program declares, raise all others."""
     with suppress(KubeProxyError):
         target(data)
 
 
 def weigh(target: Target, data: bytes) -> int:
-    """Judge the input and return the most bytes that Python had at a time meanwhile. Raises TooMuchMemoryError."""
+    """Check the input and return the peak of Python's memory in bytes. Raises TooMuchMemoryError."""
     tracemalloc.start()
     try:
         judge(target, data)

@@ -1,6 +1,6 @@
-"""Inputs of a megabyte that repeat what is small: `python -m support.fuzz.large` prints what each takes.
+"""Inputs of a megabyte that consist of repetitions: `python -m support.fuzz.large` prints the cost of each.
 
-Fuzzing makes small inputs, and sees neither what grows faster than they do nor how much memory a byte can take.
+Fuzzing makes small inputs, and finds neither superlinear costs nor the memory per byte of input.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CASES: Final[dict[tuple[str, str], tuple[bytes, bytes, bytes]]] = {
     ("configuration", "a list"): (b"[", b"a,", b"a]"),
     ("iptables_save", "rules"): (b"*nat\n", b"-A a\n", b"COMMIT\n"),
 }  # fmt: skip
-"""What comes first, what is repeated, what comes last; by target and what there is a lot of."""
+"""The beginning, the repeated part and the end, by target and by the repeated item."""
 
 
 def made(case: tuple[str, str], size: int = SIZE) -> bytes:

@@ -1,4 +1,4 @@
-"""The targets by name, each with words of what it reads, for who makes inputs."""
+"""The targets by name, each with words of its input format, which generate inputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from support.fuzz.judge import Target
 from support.places import RECORDINGS
 
 CORPUS: Final = RECORDINGS / "fuzz"
-"""A folder for each target: inputs to begin with, and every one that went wrong once."""
+"""A folder for each target: initial inputs, and every input that failed once."""
 
 
 class Entry(NamedTuple):
-    """A target, the longest input in bytes that is made for it, and words."""
+    """A target, the maximum length of its inputs in bytes, and words of its format."""
 
     read: Target
     longest: int = 4096
@@ -80,6 +80,6 @@ TARGETS: Final[dict[str, Entry]] = {
 
 
 def inputs(name: str) -> Iterable[bytes]:
-    """Yield what is kept of a target's inputs."""
+    """Yield the stored inputs of a target."""
     for path in sorted((CORPUS / name).iterdir()):
         yield path.read_bytes()

@@ -1,6 +1,4 @@
-"""A transport that leads nowhere: it remembers that it was closed, and forgets what is written. Bytes for a protocol
-on it.
-"""
+"""A transport without a peer: it records that it was closed, and discards written bytes. Passes bytes to a protocol."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Any
 
 
 class Deaf(asyncio.Transport):
-    """Takes everything at once; `written` counts the bytes."""
+    """A transport that accepts all bytes immediately; `written` counts them."""
 
     def __init__(self, **extra: Any) -> None:
         super().__init__(extra)

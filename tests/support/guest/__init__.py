@@ -1,1 +1,1 @@
-"""A kernel of its own for what this machine's lacks: the guest, and the conformance cases played in it."""
+"""Runs a separate kernel for features that this machine's kernel lacks: the guest, and the conformance cases in it."""

@@ -1,9 +1,9 @@
-"""The conformance cases in ipvs mode, in guests side by side.
+"""Runs the conformance cases in ipvs mode, in several guests at once.
 
     python -m support.guest.conformance FOLDER [CASE.json ...]
 
-FOLDER holds cases/; they are dealt out to guests and played by tests/conformance/run.py. Exit status 1 when a probe
-saw what it should not (differences.py), after a line that names the folder with the proxies' logs.
+FOLDER contains cases/; they are distributed to guests and run by tests/conformance/run.py. The exit status is 1 if a
+probe had an unexpected outcome (differences.py), after a line that names the folder with the proxies' logs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from support.guest.differences import Judge, summary
 from support.guest.guest import GuestError, run_in_guest
 from support.places import ROOT
 
-WORK = "kubeproxy-conformance"  # run.py's own folder below TMPDIR
+WORK = "kubeproxy-conformance"  # folder of run.py in TMPDIR
 SECONDS_A_CASE = 60
 
 
 class Printer:
-    """Prints what a judge leaves of a guest's output, with the guest's name, as several share a terminal."""
+    """Prints the lines of a guest's output that a judge keeps, with the guest's name: guests share a terminal."""
 
     _lock = threading.Lock()
 
@@ -45,8 +45,11 @@ class Printer:
 
 
 def inside(mode: str, like: str, logs: Path, cases: list[str]) -> int:
-    """Run cases in this guest. The proxy watches its configuration, so that is kept on the guest's own file system."""
-    # Pods of one bridge answer each other over it, and a node sees to it that they still pass its netfilter hooks.
+    """Run cases in this guest.
+
+    The guest's own file system contains the configuration, because the proxy watches the file.
+    """
+    # Pods of one bridge reach each other directly over it; on a node their packets still pass its netfilter hooks.
     subprocess.run(["modprobe", "br_netfilter"], check=True)
     with tempfile.TemporaryDirectory() as temporary:
         proxy = f"{ROOT}/.venv/bin/kube-proxy --config {{config}}"
@@ -59,10 +62,10 @@ def inside(mode: str, like: str, logs: Path, cases: list[str]) -> int:
 
 
 def outside(folder: Path, mode: str, like: str, guests: int, cases: list[str]) -> int:
-    """Deal the cases out to guests, print as they go, and return the exit status of all.
+    """Distribute the cases to guests, print their progress, and return the common exit status.
 
-    Cases that did not hold run once more by themselves: agent.py takes no answer within 0.25 s for none, and a guest
-    beside another on a busy machine may be slower than that.
+    Failed cases run once more, alone: for agent.py 0.25 s without an answer is a timeout, and a guest on a busy machine
+    may be slower.
     """
     logs = Path(tempfile.mkdtemp(prefix="kubeproxy-conformance-ipvs-"))
 

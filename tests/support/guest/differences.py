@@ -1,4 +1,4 @@
-"""What ipvs mode does otherwise than iptables mode on purpose, told from what is wrong, in run.py's output.
+"""Recognises the intended differences of ipvs mode from iptables mode in the failures that run.py prints.
 
 docs/modes.md lists the same differences. The expectations are recordings of the Go kube-proxy in iptables mode.
 """
@@ -13,7 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Addresses of the endpoints on the node under test: pods, and the node itself (topology.py beside run.py).
+# Addresses of the endpoints on the node under test: its pods, and the node itself (topology.py of the conformance
+# cases).
 LOCAL = re.compile(r"(10\.244\.0\.\d+|192\.168\.100\.2|fd00:244::[0-9a-f]+|fd00:100::2)\|")
 
 _PROBE = re.compile(r"  seed (\d+) step (\d+): (\S+) (\S+):(\S*) from (\S+) to (\S+) (\S+):(\d+)$")
@@ -25,7 +26,7 @@ _SUM = re.compile(r"\S+: \d+/\d+ cases hold")
 
 
 class Difference(NamedTuple):
-    """A probe whose answer was not the recorded one; answers are run.py's."""
+    """A probe whose answer differs from the recorded one; the answers are those of run.py's output."""
 
     case: Mapping[str, Any]
     step: int
@@ -38,7 +39,7 @@ class Difference(NamedTuple):
 
 
 def explain(difference: Difference) -> str:
-    """Return why a difference is meant to be, '' when it is not."""
+    """Return the reason why a difference is intended, '' if it is not."""
     return next((reason for reason, applies in REASONS.items() if applies(difference)), "")
 
 
@@ -89,7 +90,7 @@ TURNS = "rr takes turns over all clients: some that ask at the same time meet fe
 
 
 class Partial(NamedTuple):
-    """A probe that met some of the endpoints only. Wrong when everybody who asks that front meets few."""
+    """A probe that reached only some of the endpoints. It is a failure if all clients of an address reach only few."""
 
     step: int
     front: tuple[str, str, int]
@@ -97,13 +98,13 @@ class Partial(NamedTuple):
 
 
 def is_partial(expected: Any, saw: Any) -> bool:
-    """Return whether some of the endpoints answered, and no other, with the sources that they should see."""
+    """Return whether only some of the expected endpoints answered, and saw the expected sources."""
     wanted, met = (each.get("endpoints") if isinstance(each, dict) else None for each in (expected, saw))
     return bool(wanted and met) and all(wanted.get(endpoint) == sources for endpoint, sources in met.items())
 
 
 def askers(case: Mapping[str, Any], step: int, front: tuple[str, str, int]) -> int:
-    """Return how many probes of a step go to a front, and should meet several endpoints."""
+    """Return the number of probes of a step to an address with several expected endpoints."""
     played = case["steps"][step]
     return sum(
         (probe.get("proto"), probe["dst"], probe["port"]) == front
@@ -114,7 +115,7 @@ def askers(case: Mapping[str, Any], step: int, front: tuple[str, str, int]) -> i
 
 
 class Judge:
-    """Reads run.py's output line by line and says what is left to say. `held` are the names of cases that hold."""
+    """Reads run.py's output line by line and returns the lines to print. `held` are the names of successful cases."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -126,7 +127,7 @@ class Judge:
         self.reasons: Counter[str] = Counter()
 
     def read(self, line: str) -> str:
-        """Return what is to be printed for a line, '' for nothing."""
+        """Return the text to print for a line, '' for nothing."""
         line = line.rstrip("\n")
         if probe := _PROBE.match(line):
             self._probe = probe
@@ -158,7 +159,7 @@ class Judge:
         return report
 
     def _settle_partial(self, case: Mapping[str, Any]) -> str:
-        """Tell turns from endpoints that nobody meets; return the reports of the latter."""
+        """Distinguish round robin from endpoints that no client reaches; return the reports of the latter."""
         counts = Counter((each.step, each.front) for each in self._partial)
         missing = [
             each for each in self._partial if counts[each.step, each.front] >= askers(case, each.step, each.front)
@@ -179,7 +180,7 @@ class Judge:
 
 
 def summary(judges: Sequence[Judge], mode: str, cases: int) -> tuple[str, bool]:
-    """Return the last words about all cases, and whether they hold."""
+    """Return the summary of all cases, and whether all of them hold."""
     held = sum(len(judge.held) for judge in judges)
     reasons = sum((judge.reasons for judge in judges), Counter[str]())
     lines = [f"{mode}: {held}/{cases} cases hold, {reasons.total()} probes differ on purpose:"]

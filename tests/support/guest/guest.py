@@ -1,7 +1,8 @@
-"""Runs a command under a kernel of its own: user-mode Linux, which has IPVS, dummy interfaces and ip sets as modules.
+"""Runs a command under a separate kernel: user-mode Linux, which has IPVS, dummy interfaces and ip sets as modules.
 
-The guest sees this machine's files (the same .venv) and cannot change them; see init.py. It has one CPU, no network
-but what the command makes, and about three seconds to boot. Needs root, and Debian's packages user-mode-linux and kmod.
+The guest sees this machine's files (the same .venv) and cannot change them; see init.py. It has one CPU, only the
+network that the command sets up, and boots in about three seconds. Needs root, and Debian's packages user-mode-linux
+and kmod.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ KERNEL = "linux.uml"
 INIT = Path(__file__).with_name("init.py")
 MEGABYTE = 1 << 20
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
-READY, DONE = "guest: ready\n", "guest: done\n"  # of init.py
+READY, DONE = "guest: ready\n", "guest: done\n"  # the names that init.py uses
 
 
 class GuestError(Exception):
-    """The guest did not boot, or did not finish; the text says why, with the last of what it printed."""
+    """The guest did not boot, or did not finish; the text contains the reason and the end of the output."""
 
 
 class Echo(Protocol):
-    """Where output goes as it comes; files are such."""
+    """A destination of output, such as a file."""
 
     def write(self, line: str, /) -> object:
-        """Take a line."""
+        """Write a line."""
 
     def flush(self) -> object:
-        """Show what was taken."""
+        """Flush the written lines."""
 
 
 class Done(NamedTuple):
-    """A command that ran to its end in the guest."""
+    """The result of a command that ended in the guest."""
 
     status: int
     output: str
@@ -56,11 +57,11 @@ def run_in_guest(
     memory: int = 1024,
     echo: Echo | None = None,
 ) -> Done:
-    """Boot a guest, run one command in the current folder there, and return its exit status and what it printed.
+    """Boot a guest, run one command in the current folder there, and return its exit status and output.
 
     `timeout` is in seconds for all of it, `memory` in megabytes. `writable` are the host's folders that the command may
-    change. `echo` gets the output line by line as it comes. Nothing of the guest outlives this call, nor this process.
-    Raises GuestError.
+    change. `echo` gets the output line by line as it comes. The guest's processes end with this call, and with this
+    process. Raises GuestError.
     """
     kernel = shutil.which(KERNEL)
     if kernel is None or shutil.which("modprobe") is None:
@@ -86,8 +87,8 @@ def run_in_guest(
 
 
 def _command(kernel: str, folder: str, memory: int, wide: bool) -> list[str]:
-    # In a process namespace of its own, since the kernel of the guest is a dozen processes that must end together; and
-    # setpriv, so that they also end when we are killed.
+    # The guest has its own process namespace, because its kernel consists of a dozen processes that must end together.
+    # setpriv ends them if this process is killed.
     narrowed = [sys.executable, "-I", "-S", narrow.__file__] if wide else []
     return [
         *("setpriv", "--pdeathsig", "KILL"),
@@ -104,7 +105,7 @@ def _command(kernel: str, folder: str, memory: int, wide: bool) -> list[str]:
 
 
 def _boot(command: list[str], memory_folder: str, timeout: float, echo: Echo | None) -> tuple[str, bool]:
-    """Return what was printed, and whether the guest ended by itself."""
+    """Return the output, and whether the guest ended in order."""
     lines: list[str] = []
     environment = {**os.environ, "TMPDIR": memory_folder}
     with subprocess.Popen(
@@ -133,7 +134,10 @@ def _boot(command: list[str], memory_folder: str, timeout: float, echo: Echo | N
 
 
 def _of_the_command(printed: Iterable[str], lines: list[str]) -> Iterator[str]:
-    """Yield the lines between init.py's marks, without the line end that it puts before the last; `lines` gets all."""
+    """Yield the lines between the marks of init.py, without the line end that it adds before the last mark;
+
+    `lines` gets all lines.
+    """
     inside = False
     held = ""
     for line in printed:
@@ -151,7 +155,7 @@ def _of_the_command(printed: Iterable[str], lines: list[str]) -> Iterator[str]:
 
 
 def _memory_folder(memory: int) -> str:
-    """Return where the guest's memory can be a file: with the room for it, and whose pages may be executed."""
+    """Return a folder for the file of the guest's memory: with enough space, and without the mount option noexec."""
     places = [place for place in ("/dev/shm", os.environ.get("TMPDIR"), "/tmp", "/var/tmp") if place]
     for place in places:
         if not Path(place).is_dir():

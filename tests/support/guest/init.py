@@ -1,9 +1,9 @@
-"""The first process of the guest: mounts what a Linux needs, runs one command, leaves its exit status, halts.
+"""The first process of the guest: mounts the file systems, runs one command, writes its exit status, halts.
 
-What it prints between READY and DONE is the command's. Runs under `python -I -S` with nothing but the standard
-library; its argument is the host's folder with order.json, which gets exit.json. The root is the host's file system,
-read-only, under an overlay that ends with the guest: a command may write where it likes and the host never sees it,
-apart from the folders that the order names.
+The output between READY and DONE is the command's. Runs under `python -I -S` with nothing but the standard library; its
+argument is the host's folder with order.json, which gets exit.json. The root is the host's file system, read-only,
+under an overlay that ends with the guest: a command may write anywhere, and the host sees only its changes in the
+folders that order.json names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def mount(kind: str, target: str, options: str = "", source: str = "") -> None:
 
 
 def mount_root() -> None:
-    """Put the overlay in the place of the root; after that /lib/modules is the guest kernel's."""
+    """Make the overlay the root; after that /lib/modules contains the guest kernel's modules."""
     mount("proc", "/proc")
     mount("tmpfs", "/mnt")
     for name in ("upper", "work", "root", "modules/lib"):
@@ -68,7 +68,7 @@ def mount_rest(writable: list[str]) -> None:
 
 
 def plain_console() -> None:
-    """No carriage returns in what is printed."""
+    """Disable carriage returns in the output."""
     settings = termios.tcgetattr(1)
     settings[1] &= ~termios.OPOST
     termios.tcsetattr(1, termios.TCSANOW, settings)
@@ -81,11 +81,11 @@ def run(order: dict) -> int:
         Path("/run/modprobe").write_bytes(bytes.fromhex(starter))
         Path("/run/modprobe").chmod(0o755)
         Path("/proc/sys/kernel/modprobe").write_text("/run/modprobe")
-    # What every other kernel has from the start is a module here.
+    # These are built into most kernels, but are modules here.
     subprocess.run(["modprobe", "-a", "ipv6"], check=True)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     child = subprocess.Popen(order["argv"], cwd=order["cwd"], stdin=subprocess.DEVNULL)
-    while True:  # the first process is everybody's parent in the end
+    while True:  # Orphaned processes become children of the first process.
         pid, status = os.wait()
         if pid == child.pid:
             return os.waitstatus_to_exitcode(status)

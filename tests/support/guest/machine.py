@@ -1,9 +1,10 @@
-"""Runs a command under a kernel of Debian, in an emulated machine: for what user-mode Linux lacks, as flowtables.
+"""Runs a command under a kernel of Debian, in an emulated machine: for features that user-mode Linux lacks, such as
+flowtables.
 
-It has two emulated CPUs, an order of magnitude slower than ours, and boots in some twenty seconds. While it computes,
+It has two emulated CPUs, an order of magnitude slower than ours, and boots in about twenty seconds. While it computes,
 its clock counts instructions, a nanosecond each: a busy host makes a command last longer, but no timeout in the machine
 expires earlier. It sees this machine's files, or those of another Debian in a folder, and cannot change them. Needs
-Debian's packages qemu-system-x86 and kmod, and a kernel that tools/guest-kernel has fetched.
+Debian's packages qemu-system-x86 and kmod, and a kernel that tools/guest-kernel has downloaded.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ KERNEL = ROOT / ".venv/guest"
 QEMU = "qemu-system-x86_64"
 READY, DONE = "machine: ready", "machine: done"
 _MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "br_netfilter")
-"""Those that reach this machine's files, and br_netfilter, as on a node: pods of one bridge answer each other over it,
-and their packets still pass the netfilter hooks."""
+"""Modules that give access to this machine's files, and br_netfilter, as on a node: pods of one bridge reach each other
+directly over it, and their packets still pass the netfilter hooks."""
 
 _INIT = """#!/bin/busybox sh
 export PATH=/bin
@@ -51,11 +52,11 @@ status=$?
 echo; echo '{done}' $status
 echo o >/proc/sysrq-trigger; sleep 60
 """
-"""Run by the first process itself, whose root is the kernel's too: so modules are found that it asks for."""
+"""The first process runs this, because its root is the kernel's root too: modprobe finds the requested modules."""
 
 
 class System(NamedTuple):
-    """The folder that is the machine's root, the folder of its kernel, below the former, and the working folder."""
+    """The folder that is the machine's root, the kernel's folder in it, and the working folder."""
 
     root: Path
     kernel: Path
@@ -65,7 +66,7 @@ class System(NamedTuple):
 def run_in_machine(
     argv: Sequence[str | Path], timeout: float, *, memory: int = 1536, system: System | None = None
 ) -> Done:
-    """Boot, run one command as root, and return its exit status and what it printed.
+    """Boot, run one command as root, and return its exit status and output.
 
     It runs in the current folder of this machine's files, or in `system`. `timeout` is in seconds for all of it,
     `memory` in megabytes. Raises GuestError.
@@ -108,7 +109,7 @@ def _command(folder: Path, initrd: Path, memory: int) -> list[str]:
 
 
 def _archive(system: System, command: str) -> bytes:
-    """Return the cpio archive that the kernel starts with: busybox, the modules that reach our files, init."""
+    """Return the cpio archive that the kernel starts with: busybox, the modules for access to the files, and init."""
     folder, release = system.kernel, (system.kernel / "stamp").read_text()
     session = _SESSION.format(ready=READY, done=DONE, command=shlex.quote(command))
     modules = "/" / (folder / "root/lib/modules" / release).relative_to(system.root)
@@ -128,7 +129,7 @@ def _plain(module: Path) -> bytes:
 
 
 def _needed(folder: Path, release: str) -> list[Path]:
-    """Return the files of the modules, each after those that it needs; a module that the kernel has in it has none."""
+    """Return the files of the modules, each after its dependencies; a built-in module has no file."""
     found: dict[Path, None] = {}
     for module in _MODULES:
         shown = subprocess.run(

@@ -1,11 +1,11 @@
-"""The proxy on the kernels, the nft and iptables, and the Python of other Debians: `make matrix`, docs/support.md.
+"""Tests the proxy with the kernels, nft, iptables and Python of other Debians: `make matrix`, docs/support.md.
 
     python -m support.guest.matrix run [ROW ...] [--check NAME ...]     as root; a row takes an hour or more
     python -m support.guest.matrix page                                 renders the results into docs/support.md again
 
 A row is a Debian in a folder (tools/system) and a kernel: one of Debian (tools/guest-kernel) in an emulated machine, or
-this machine's. A check is a command in that Debian under that kernel; the unit tests always run under this machine's.
-Results are in matrix.json beside this file, written after each check.
+this machine's. A check is a command in that Debian under that kernel; the unit tests always run under this machine's
+kernel. matrix.json in the same folder contains the results; it is written after each check.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ exec chroot . env -i PATH="$PATH" HOME=/root LANG=C.UTF-8 PYTHONDONTWRITEBYTECOD
 
 
 class Row(NamedTuple):
-    """A Debian, and the suite whose kernel it runs under, or HERE."""
+    """A Debian, and the release of its kernel, or HERE."""
 
     suite: str
     kernel: str
@@ -93,12 +93,12 @@ CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
     "histories": _prove("--minutes", "1", "--worlds", "1"),
     "fast forwarding": (*_PYTEST, *_SLOWLY, "--noconftest", "tests/guest/machine"),
 }
-"""Arguments of Python by the name of a check."""
+"""The arguments of Python, by the name of a check."""
 UNIT: Final = "unit tests"
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A check's verdict, the last line that it printed about it, and its duration in seconds."""
+    """A check's verdict, the last line of its output, and its duration in seconds."""
 
     holds: bool
     line: str
@@ -122,7 +122,7 @@ def read() -> list[Result]:
 
 
 def run(rows: Sequence[Row], checks: Sequence[str]) -> int:
-    """Run checks of rows, record each, and return the exit code: 1 when one does not hold."""
+    """Run checks of rows, record each result, and return the exit code: 1 if a check fails."""
     wrong = 0
     for row in rows:
         folder = SYSTEMS / row.suite
@@ -148,7 +148,7 @@ def run(rows: Sequence[Row], checks: Sequence[str]) -> int:
 
 
 def _check(name: str, row: Row, system: System) -> tuple[bool, str]:
-    """Run a check under the row's kernel; return whether it holds, and what it printed."""
+    """Run a check under the row's kernel; return whether it holds, and its output."""
     command = ("/venv/bin/python", *CHECKS[name])
     try:
         if row.kernel == HERE:
@@ -166,7 +166,7 @@ def _check(name: str, row: Row, system: System) -> tuple[bool, str]:
 
 
 def _run_here(command: Sequence[str], system: System) -> Done:
-    """Run a command in a Debian's folder, with mounts and a network of its own."""
+    """Run a command in a Debian's folder, with separate mounts and a separate network."""
     entered = ["unshare", "--mount", "--net", "sh", "-euc", _ENTER, "sh", system.root, system.place, *command]
     done = subprocess.run(entered, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return Done(done.returncode, done.stdout)

@@ -1,11 +1,11 @@
-"""Runs a command to which ptrace shows no more of floating point registers than SSE's: `narrow.py COMMAND ...`.
+"""Runs a command for which ptrace reports only the SSE registers: `narrow.py COMMAND ...`.
 
-User-mode Linux 6.1 keeps 2,696 bytes of extended state for a process. Where the processor has more (AMX: 11,008), the
-host takes no such state back, and the guest's first process dies ("ptrace set fp regs failed, errno = 14"). When the
-host says that it knows no extended state, the guest's kernel uses the old request for FXSAVE's 512 bytes. That suffices
-for programs that leave wider registers alone, whose upper halves are lost at each page fault: WIDE_UNUSED in the
-environment of all that runs there sees to glibc and OpenSSL. The kernel itself starts modprobe without it, so `starter`
-makes the program that it starts instead. Runs under `python -I -S` with the standard library alone.
+User-mode Linux 6.1 keeps 2,696 bytes of extended state for a process. If the processor has more (AMX: 11,008), the host
+does not accept such a state, and the guest's first process dies ("ptrace set fp regs failed, errno = 14"). If the host
+reports no extended state, the guest's kernel uses the old request for the 512 bytes of FXSAVE. This suffices for
+programs that do not use wider registers, because each page fault loses the upper halves of these: WIDE_UNUSED in the
+environment of all programs makes glibc and OpenSSL avoid them. The kernel starts modprobe without this environment, so
+`starter` builds a program that the kernel starts instead. Runs under `python -I -S` with the standard library alone.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2  # linux/prctl.h, linux/seccomp.h
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EIO
 SYS_PTRACE, AUDIT_ARCH_X86_64 = 101, 0xC000003E
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # linux/bpf_common.h: a word of struct seccomp_data, a jump, the verdict
-NUMBER, ARCH, REQUEST, KIND = 0, 4, 16, 32  # where the system call, arguments 0 and 2 stand in struct seccomp_data
+NUMBER, ARCH, REQUEST, KIND = 0, 4, 16, 32  # offsets in struct seccomp_data: call, argument 0, argument 2
 
 
 def too_wide(cpuinfo: str) -> bool:
-    """Return whether processors as /proc/cpuinfo shows them have more state than the guest's kernel can keep."""
+    """Return whether processors have more state than the guest's kernel can store, from the text of /proc/cpuinfo."""
     return any(" amx_tile" in line for line in cpuinfo.splitlines() if line.startswith("flags"))
 
 
 def wide_here() -> bool:
-    """Return whether this machine's processors have."""
+    """Return whether this machine's processors have more state than the guest's kernel can store."""
     return too_wide(Path("/proc/cpuinfo").read_text())
 
 
@@ -51,8 +51,8 @@ def program() -> bytes:
 
 
 def starter(path: str, environment: dict[str, str]) -> bytes:
-    """Return an executable without libraries: it becomes the one at `path`, with its arguments and this environment."""
-    base, header = 0x400000, 64 + 56  # where it is loaded; an ELF header and a program header
+    """Return an executable without libraries, which executes the program at `path` with the same arguments."""
+    base, header = 0x400000, 64 + 56  # the load address; an ELF header and a program header
     code_size = 35
     words = [path, *(f"{name}={value}" for name, value in environment.items())]
     texts = b"".join(word.encode() + b"\0" for word in words)
@@ -76,7 +76,7 @@ def starter(path: str, environment: dict[str, str]) -> bytes:
 
 
 def main() -> None:
-    """Install the filter for this process and all below it, and become the command."""
+    """Install the filter for this process and its children, and execute the command."""
     code = program()
     held = ctypes.create_string_buffer(code, len(code))
     wanted = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held))  # struct sock_fprog
