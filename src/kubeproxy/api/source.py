@@ -16,6 +16,10 @@ from kubeproxy.model.objects import PROXY_LABEL, Resource
 
 STALE: Final = 300.0  # seconds without an answer about a resource after which the proxy is not ready
 
+BOOKMARKED: Final = 75.0
+"""Seconds of silence after which an open watch counts as dead since its last bytes: an API server sends a bookmark each
+minute, but a device in between may keep the connection open."""
+
 REPEAT: Final = 60.0
 """Seconds after which a continuing failure is logged again, so that it is visible at the end of a log."""
 
@@ -107,13 +111,15 @@ class ResourceStatus(Struct):
     synced: bool = False  # a complete list was delivered at least once
     connected: bool = False  # changes are arriving as they happen
     absent: bool = False  # the resource does not exist or must not be listed; an empty list was delivered
+    bookmarked: bool = False  # the server sends bookmarks, so an open watch is not silent for long
     last_contact: float = field(default_factory=time.monotonic)  # the last bytes of the server; initially creation
     resource_version: str = ""
     trouble: str = ""  # the reason why lists and watches fail; '' if they work or the server is unreachable
 
     def staleness(self, now: float) -> float:
-        """Return the age of the state at `now` in seconds: 0.0 while changes arrive or if absent."""
-        return 0.0 if self.connected or self.absent else max(0.0, now - self.last_contact)
+        """Return the age of the state at `now` in seconds: 0.0 while changes can arrive or if absent."""
+        age = max(0.0, now - self.last_contact)
+        return 0.0 if self.absent or (self.connected and not (self.bookmarked and age > BOOKMARKED)) else age
 
     def standing(self, now: float) -> WatchStanding:
         """Return the state at `now`, of time.monotonic()."""

@@ -18,7 +18,7 @@ from kubeproxy.api.decode import WatchChanges, WatchDecoder, decode_page, identi
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.recovery import Recovery, Silence, StreamClock, WatchListSupport
 from kubeproxy.api.relists import Relists
-from kubeproxy.api.source import ListPace, ResourceStatus, Trouble, WatchTarget, targets
+from kubeproxy.api.source import BOOKMARKED, ListPace, ResourceStatus, Trouble, WatchTarget, targets
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, NoInitialEnd, OutOfStep, StatusError, waiting_wished
 from kubeproxy.engine.pacing import TokenBucket
 from kubeproxy.errors import SourceError
@@ -31,9 +31,6 @@ from kubeproxy.model.plan import ServiceName
 log = logging.getLogger("kubeproxy.api")
 
 _IDLE_GRACE = 30.0  # seconds a server may take to end a watch after the requested time
-_BOOKMARKED = 75.0
-"""If a watch fails after more seconds of silence, it counts as dead since its last bytes: an API server sends a
-bookmark every minute, but a device in between may keep the connection open."""
 
 
 class ApiSource:
@@ -134,7 +131,7 @@ class Reflector:
                 # TCP keepalive detects a dead connection; changes arrived until its last packet.
                 self.status.connected = False
                 now, last = time.monotonic(), self.status.last_contact
-                if self._silent or now - last < _BOOKMARKED or not self._failed:
+                if self._silent or now - last < BOOKMARKED or not self._failed:
                     self.status.last_contact = max(last, now - self._silent)
             await self._recovery.pause(delay)
 
@@ -246,6 +243,7 @@ class Reflector:
                     self._path(query), on_bytes, on_open=on_open, idle_timeout=seconds + _IDLE_GRACE
                 )
         except TimeoutError:
+            self.status.bookmarked = False
             raise clock.error() from None
         finally:
             clock.ended()
@@ -265,6 +263,7 @@ class Reflector:
                 self._sink(changes.events)
             if changes.version:
                 self.status.resource_version = changes.version
+                self.status.bookmarked |= not changes.events
         if changes.events or changes.version:
             self._recovery.received()
         if changes.error is not None:

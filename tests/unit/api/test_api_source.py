@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubeproxy.api.source import ResourceStatus, why_stale
+from kubeproxy.api.source import BOOKMARKED, ResourceStatus, why_stale
 
 
 def status(resource, *, synced=True, connected=False, heard=0.0, trouble=""):
@@ -45,3 +45,13 @@ def test_a_source_that_has_just_begun_is_not_as_old_as_the_machine():
     fresh = ResourceStatus("services")
     assert 0.0 <= fresh.staleness(fresh.last_contact + 2.0) <= 2.0
     assert fresh.last_contact > 0.0
+
+
+@pytest.mark.parametrize(
+    ("bookmarked", "silent", "age"),
+    [(True, BOOKMARKED, 0.0), (True, BOOKMARKED + 1, BOOKMARKED + 1), (False, 500.0, 0.0)],
+)
+def test_an_open_watch_is_stale_once_a_bookmark_is_overdue(bookmarked, silent, age):
+    made = status("services", connected=True, heard=1000.0)
+    made.bookmarked = bookmarked
+    assert made.staleness(1000.0 + silent) == made.standing(1000.0 + silent).stale == age

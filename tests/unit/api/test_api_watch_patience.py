@@ -75,7 +75,9 @@ def test_bookmarks_break_the_silence_and_cut_lines_do_not():
     script = scripted(lists(version="5"), half_lines, lists(service("b")), watches())
 
     async def use(seen, server, reflector):
+        await eventually(lambda: reflector.status.bookmarked)
         await seen.until(2)
+        assert not reflector.status.bookmarked  # the server may not send further ones
         return server.requests[2].at - server.requests[1].at
 
     assert watch(script, use, pace=IMPATIENT) > 0.06 * 4

@@ -17,7 +17,7 @@ from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.connection import Explanation, tell
 from kubeproxy.ask.connection import _around as around
-from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Effect, Harm, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.kernel.present import Probe, ProbedFor
 from kubeproxy.ask.question import Elsewhere
@@ -403,6 +403,21 @@ def test_a_server_whose_watches_are_silent_is_asked(silent, answers, mark, age, 
     found = list(checkup.outdated(CheckedNode(facts, 0, MODE, KubeProxyConfiguration(), running=True), reach))
     assert [one.severity.mark for one in found] == [mark] * bool(mark)
     assert all(f"traffic uses the state known {age} ago" in one.text for one in found)
+
+
+def test_open_watches_without_a_bookmark_are_a_note():
+    watched = tuple(
+        WatchStanding(resource=name, synced=True, connected=True, stale=90.0, silent=90.0)
+        for name in ("services", "endpointslices")
+    )
+    reach = Reach(server="https://h", trouble="", watched=watched, certificates={})
+    (one,) = contact.reached(reach)
+    assert (one.severity, one.what, one.harm) == (
+        Severity.NOTE,
+        "no message of the open watches of services, endpointslices for 90 seconds",
+        NOTHING,
+    )
+    assert list(contact.outdated(reach)) == [one]
 
 
 UNAUTHENTICATED = SimpleNamespace(program=None)

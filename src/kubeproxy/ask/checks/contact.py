@@ -92,6 +92,11 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
                 why = _NO_NODE
         fix = _renewal(reach, one.trouble) or _fix(one.trouble) or "look at the API server's health and log"
         yield Diagnosis(severity, "api", what, why, fix, harm)
+    if silent := [one for one in reach.watched if one.connected and one.stale > quiet]:
+        names, age = ", ".join(one.resource for one in silent), max(one.stale for one in silent)
+        what = f"no message of the open watches of {names} for {duration(age)}"
+        why = "the API server sends one each minute; the connections may be dead, and in minutes the proxy lists again"
+        yield Diagnosis(Severity.NOTE, "api", what, why)
     for one in reach.watched:
         if one.connected and one.trouble:  # the list may be missing, and is
             what = f"no list of {one.resource}: {one.trouble.removeprefix(f'{one.resource}: ')}"
@@ -135,7 +140,7 @@ def outdated(reach: Reach, began: Mapping[str, float] = {}) -> Iterator[Diagnosi
     if not is_old and all(one.stale <= SILENT for one in needed):
         return
     for one in reached(reach, began, QUIET if is_old else SILENT):
-        if one.harm != NOTHING:
+        if one.harm != NOTHING or one.severity is Severity.NOTE:
             yield one if is_old else structs.replace(one, severity=Severity.NOTE, harm=NOTHING)
 
 
