@@ -51,6 +51,10 @@ async def test_changes_are_stored_with_their_delay(live: Live) -> None:
 
 @modes(*MODES)
 async def test_changes_are_followed(live: Live) -> None:
+    status, text = await live.ask("changes", "nosuch", "--since", "1h")
+    assert (status, "no Service default/nosuch that is watched: there is none" in text) == (2, True), text
+    status, text = await live.ask("changes", "nosuch", "-f", "--seconds", "0.1")
+    assert (status, "  -  no Service default/nosuch" in text) == (0, True), text
     live.service("followed", "a1")
     await live.expect(live.front("followed"), {"pod": live.mode.seen("a1")})
 
@@ -63,7 +67,14 @@ async def test_changes_are_followed(live: Live) -> None:
         lines = [line for line in text.splitlines() if "default/followed: endpoints +2, 3 now (" in line]
         return "" if (status, len(lines)) == (0, 1) else text
 
+    async def has_ended() -> str:
+        status, text = await live.ask("services", "followed")
+        return "" if status == 2 else text
+
     await live.eventually(follows)
+    live.delete("followed")
+    await live.eventually(has_ended)
+    assert (await live.ask("changes", "followed"))[0] == 0
 
 
 @modes("nftables")

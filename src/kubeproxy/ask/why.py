@@ -420,10 +420,13 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
         what = counted(count, "endpoint", "is")
         yield f"{what} not ready: look at the readiness probes of the pods ({kubectl} describe pod)"
     if "ports" in fields:
+        port = f"port '{key.port_name}'" if key.port_name else "its port"
         yield (
-            f"the EndpointSlices of {service} have no port named '{key.port_name}': its spec.ports[].targetPort must "
-            f"be the number, or the name, of a port of the pods' containers ({kubectl} get pods -o yaml); in a slice "
-            "made by hand, ports[].name must be that of spec.ports"
+            f"no container has the port that targetPort of {service} names for {port}: compare "
+            f"`{kubectl} get service {key.name} -o jsonpath='{{.spec.ports[*].targetPort}}'` with `{kubectl} get pods "
+            "-o jsonpath='{.items[*].spec.containers[*].ports}'`, and set targetPort to the name or number of a "
+            f"containerPort (`{kubectl} edit service {key.name}`); in a slice made by hand, set ports[].name to "
+            f"'{key.port_name}'"
         )
     if count := fields.count("conditions.serving"):
         all_of_them = count == len(fields)

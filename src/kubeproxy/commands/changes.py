@@ -4,7 +4,7 @@ The proxy stores the last 1,000 changes and problems since its start. Each line 
 the change, and the delay from the event's arrival until the kernel has the change. `x` marks the beginning of a
 problem, `ok` its end. With NAMESPACE/NAME, or NAME in the namespace default, the command prints the changes of that
 Service and the problems of the node. With -f, it then prints changes and problems as they happen, until Ctrl-C or for
---seconds.
+--seconds. Exit code 2: no such Service exists, and no change of it is stored.
 
   kube-proxy changes --since 10m
   kube-proxy changes default/web -f
@@ -18,11 +18,14 @@ import time
 from contextlib import suppress
 
 from kubeproxy.ask.finding import clock
-from kubeproxy.ask.source import source
+from kubeproxy.ask.snapshot import unwatched
+from kubeproxy.ask.source import Source, source
 from kubeproxy.commands import YES, output
 from kubeproxy.commands.flows import seconds
 from kubeproxy.commands.services import service_name
 from kubeproxy.config.durations import Duration
+from kubeproxy.errors import QuestionError
+from kubeproxy.model.plan import ServiceName
 from kubeproxy.report.journal import Happened
 from kubeproxy.server.text import timestamp
 
@@ -48,6 +51,11 @@ def run(given: argparse.Namespace) -> int:
     asked, about = source(given), {"/".join(service_name(given.name)), ""} if given.name else ()
     since = time.time() - given.since if given.since is not None else 0.0
     kept_since, found = asked.changes(0, since)
+    if given.name and (strange := _unknown(asked, service_name(given.name))):
+        if not given.follow:
+            raise QuestionError(strange)
+        if given.output != "json":
+            output.marked(output.NOTE, strange)
     if given.output == "json" and not given.follow:
         rows = [_row(one) for one in found if not about or one.service in about]
         output.json({"keptSince": timestamp(kept_since), "changes": rows})
@@ -67,6 +75,14 @@ def run(given: argparse.Namespace) -> int:
             number = found[-1].number if found else number
             _, found = asked.changes(number, since)
     return YES
+
+
+def _unknown(asked: Source, name: ServiceName) -> str:
+    """Return a sentence if a Service neither exists nor has a stored change; else ''."""
+    is_known = any(True for _ in asked.services([name])) or "/".join(name) in {
+        one.service for one in asked.changes(0, 0.0).entries
+    }
+    return "" if is_known else f"{unwatched(name)}; and no change of it is stored"
 
 
 def _row(one: Happened) -> dict[str, object]:
