@@ -26,7 +26,8 @@ class StandIn:
         """The error messages of `kubectl get RESOURCE`."""
         self.printed: dict[str, Json] = {}
         """The behaviour of `exec` by pod: out (text), err, status, hangs, flood (bytes); the entry of a command's name
-        overrides it for this command, the entry "send" for a trace with --send.
+        overrides it for this command, the entry "send" for a trace with --send, the entry ADDRESS:PORT for a question
+        about this destination.
         """
 
     def node(self, name: str, *, app: str = "kube-proxy-py", **printed: Any) -> None:

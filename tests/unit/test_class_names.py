@@ -1,4 +1,4 @@
-"""A public class has a name that no other has, so that a name in a message, a search or a review means one thing."""
+"""No two public classes share a name, so that a name in a message, a search or a review means one class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command: help, version, exit codes, and what reaches the program."""
+"""The command: help, version, exit codes, and the options that the program gets."""
 
 import subprocess
 import sys
@@ -91,7 +91,7 @@ def test_version(capsys):
     ],
 )
 def test_the_short_version_names_the_commit(built, shown, monkeypatch):
-    """After the one plus sign of a semantic version, dots and letters alone."""
+    """After the only plus sign of a semantic version, only dots and letters are allowed."""
     monkeypatch.setattr("kubeproxy.cli.build", lambda: built)
     assert version_text("true") == f"Kubernetes v1.36.0+python.{shown}"
 

@@ -1,4 +1,4 @@
-"""No constructor opens a socket, starts a thread or reads addresses: what does is a method named for it."""
+"""No constructor opens a socket, starts a thread or reads addresses: named methods have these effects."""
 
 import ast
 from pathlib import Path
@@ -22,7 +22,7 @@ def calls(function):
 
 
 def constructors(tree):
-    """Each constructor, with what it calls: in its own methods, too."""
+    """Yield each constructor, with its calls, including calls in the methods of its class."""
     for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         methods = {node.name: set(calls(node)) for node in owner.body if isinstance(node, ast.FunctionDef)}
         reached, left = set(), ["__init__"]

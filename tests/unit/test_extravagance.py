@@ -1,4 +1,4 @@
-"""How what one Service costs grows with what is written in it: see docs/security.md, "How much a writer can cost"."""
+"""The cost of one Service grows linearly with its size: see docs/security.md, "How much a writer can cost"."""
 
 from __future__ import annotations
 

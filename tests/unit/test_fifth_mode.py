@@ -1,4 +1,4 @@
-"""A mode is a folder, a line in the list, and what the configuration says of it: here is a fifth one, in memory."""
+"""A mode is a folder, an entry in the list, and its configuration: this test adds a fifth mode in memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80, proto
 
 
 class MemoryBackend:
-    """Keeps the plans of one family."""
+    """A backend that stores the plans of one family."""
 
     abilities = Abilities()
 
@@ -76,7 +76,7 @@ class MemoryConfig(ModeConfig, frozen=True, kw_only=True):
 
 @pytest.fixture
 def memory(monkeypatch):
-    """The backends that the mode opens, once it is registered."""
+    """Return the backends that the mode opens, after its registration."""
     opened = []
 
     def open_all(config, world, registry):
@@ -103,8 +103,8 @@ def configured(tmp_path, period="30s"):
 
 
 def test_it_is_programmed_by_the_program_as_any_other(memory, tmp_path, monkeypatch):
-    monkeypatch.setattr(modes, "remove_others", lambda mode: [])  # this machine's rules are none of our business
-    monkeypatch.setattr(host, "tune", lambda *_: None)  # nor are its sysctls
+    monkeypatch.setattr(modes, "remove_others", lambda mode: [])  # the test must not touch this machine's rules
+    monkeypatch.setattr(host, "tune", lambda *_: None)  # nor its sysctls
     events = []
     monkeypatch.setattr(EventRecorder, "record", lambda recorder, *event: events.append(event[1:]))
     folder = tmp_path / "manifests"

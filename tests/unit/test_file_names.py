@@ -1,4 +1,4 @@
-"""Files of tests have names of their own: pytest imports them by that alone, and refuses the second of a name."""
+"""Test files have unique names: pytest imports them by name, and refuses a duplicate."""
 
 from collections import Counter
 

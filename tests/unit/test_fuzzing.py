@@ -1,4 +1,4 @@
-"""Inputs that went wrong once, and those that fuzzing begins with, are read again: see support/fuzz."""
+"""Replays the inputs that failed once, and the initial inputs of fuzzing: see support/fuzz."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.fuzz.large import CASES, SIZE, made
 from support.fuzz.targets import CORPUS, TARGETS, inputs
 
 MOST = 300_000
-"""Bytes of all inputs together; what fuzzing finds besides stays where it was found."""
+"""Maximum bytes of all inputs together; other findings of fuzzing remain outside of the repository."""
 
 
 @pytest.mark.timeout(30)

@@ -14,7 +14,7 @@ PACKAGES = {"kubeproxy": ROOT / "src/kubeproxy", **{name: ROOT / name for name i
 
 
 def imported(tree: ast.Module, modules: set[str]) -> Iterator[str]:
-    """Yield the modules that a tree imports from, as far as they are among `modules`."""
+    """Yield the modules among `modules` that a tree imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)

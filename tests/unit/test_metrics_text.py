@@ -69,7 +69,7 @@ def test_a_counter_takes_over_a_total_of_the_kernel() -> None:
     assert counter.value == 5
 
 
-# What Go's strconv.FormatFloat(v, 'g', -1, 64) gives.
+# The results of Go's strconv.FormatFloat(v, 'g', -1, 64).
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -103,7 +103,7 @@ def test_numbers_survive(value: float) -> None:
     assert float(number_text(value)) == value
 
 
-# Name, kind and labels as kube-proxy v1.36 has them (docs/reference.md "Metrics"; pkg/proxy/metrics).
+# Name, kind and labels of kube-proxy v1.36 (docs/reference.md "Metrics"; pkg/proxy/metrics).
 FAMILY = {"ip_family"}
 KUBE_PROXY = {
     "kubeproxy_sync_proxy_rules_duration_seconds": ("histogram", FAMILY),
@@ -169,7 +169,7 @@ KUBE_PROXY = {
 
 
 def conntrack_of(metrics: ProxyMetrics, folder: Path) -> None:
-    """Have a folder say how full connection tracking is, instead of a kernel, which may have none."""
+    """Make a folder report how full connection tracking is, instead of the kernel, which may not track connections."""
     (folder / "nf_conntrack_count").write_text("17\n")
     (folder / "nf_conntrack_max").write_text("262144\n")
     metrics.registry.collect(lambda: conntrack(folder))

@@ -13,7 +13,7 @@ MAY = ("backends", "config", "features", "kernel", "meaning")
 
 
 def names_in(text: str) -> set[tuple[int, str]]:
-    """The lines where a mode is named: as a text, or as a name of code (an attribute, an import, an argument)."""
+    """Yield the lines that name a mode: as a text, or as a name in code (an attribute, an import, an argument)."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         match node:
@@ -22,7 +22,7 @@ def names_in(text: str) -> set[tuple[int, str]]:
             case ast.Import(names=aliases):
                 words = {word for alias in aliases for word in alias.name.split(".")}
             case ast.ImportFrom(module=str(module)) if module.startswith("kubeproxy.kernel"):
-                continue  # a part of the kernel, and no mode
+                continue  # a part of the kernel, not a mode
             case ast.ImportFrom(module=str(module), names=aliases):
                 words = {*module.split("."), *(alias.name for alias in aliases)}
             case _:

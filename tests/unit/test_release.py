@@ -1,4 +1,4 @@
-"""Identity of a build: written into the wheel, else of KUBE_PROXY_BUILD, else of the git checkout."""
+"""The identity of a build: from the wheel, else from KUBE_PROXY_BUILD, else from the git checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests' own server of support.scripted leaves nothing behind, whenever it ends."""
+"""The scripted server of support.scripted leaves no connection or task behind, whenever it ends."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""The table of upstream's end-to-end tests in docs/reference.md is what the marks of our scenarios say."""
+"""The table of upstream's end-to-end tests in docs/reference.md agrees with the marks of the scenarios."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECTION = "## Upstream's end-to-end tests"
 
 
 def marked() -> dict[str, set[str]]:
-    """The files whose tests cover each of upstream's tests."""
+    """Return the files whose tests cover each of upstream's tests."""
     found: dict[str, set[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for name in _names(path):

@@ -54,7 +54,7 @@ OBJECTS = {"services": SERVICE, "endpointslices": SLICE}
 
 
 def changed(value, path, new):
-    """A copy of `value` with what is at `path` replaced (or removed, for Ellipsis)."""
+    """Return a copy of `value` in which the part at `path` is replaced (removed for Ellipsis)."""
     result = copy.deepcopy(value)
     at = result
     for step in path[:-1]:
@@ -262,7 +262,7 @@ def test_every_resource_reads_bookmarks_and_errors():
 
 
 def test_a_bookmark_of_another_kind_is_malformed():
-    """The one that ends a streamed list says, without an object before it, that everything is gone."""
+    """A bookmark that ends a streamed list without an object means that the list is empty."""
     line = json.dumps(bookmark("9", initial_end=True, kind="ConfigMap")).encode() + b"\n"
     changes = WatchDecoder("services").feed(line)
     assert isinstance(changes.error, MalformedAnswer)

@@ -184,7 +184,7 @@ def test_silence_is_an_error_after_the_timeout():
 
 
 def slowly(answer, pieces, seconds):
-    """A script that sends an answer in so many pieces, within so many seconds."""
+    """Return a script that sends an answer in this number of pieces, within this number of seconds."""
 
     async def script(request, reply):
         size = -(-len(answer) // pieces)
@@ -205,7 +205,7 @@ def test_a_slow_answer_is_good_as_long_as_it_gets_on():
 
 @pytest.mark.parametrize("answer", [ANSWER, b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000])
 def test_an_answer_that_trickles_is_given_up(answer):
-    """Of a byte each second a list would never come to its end, and the proxy never to its next one."""
+    """At one byte per second a list would never end, and the proxy would never request the next one."""
     with pytest.raises(ConnectionFailed, match=r"sends too slowly, less than \d+ bytes in 0 s|sent nothing"):
         run(slowly(answer, len(answer), 600.0), lambda client, _: client.request("GET", "/x", timeout=0.3))
 

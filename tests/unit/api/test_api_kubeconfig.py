@@ -119,7 +119,7 @@ def test_impersonation_sends_what_client_go_does(tmp_path):
 
 @pytest.mark.parametrize("given", [{"token": "t"}, {"username": "u"}, {"tokenFile": "token"}])
 def test_a_plugin_beside_other_credentials_is_not_asked(tmp_path, given):
-    """As in client-go, where a request that has its Authorization already passes the plugin by."""
+    """As in client-go, where a request with an Authorization header does not use the plugin."""
     (tmp_path / "token").write_text("t")
     user = {**given, "exec": {"apiVersion": EXEC, "command": "false"}}
     assert list(headers_of(load_cluster(kubeconfig(tmp_path, user=user), ""))) == ["Authorization"]
@@ -256,7 +256,7 @@ def test_inline_certificates_leave_no_file(tmp_path, monkeypatch):
         load_cluster(kubeconfig(tmp_path, cluster=cluster, user=user), "")
 
 
-# The service account of a pod.
+# the service account of a pod
 
 
 def test_in_cluster(tmp_path):
@@ -296,7 +296,7 @@ def test_a_token_file_is_read_once_a_minute_and_when_refused(tmp_path, caplog):
     assert current() == "Bearer two"
     token.invalidate((("Authorization", "Bearer two"),))
     assert current() == "Bearer three"
-    path.write_text("\n")  # as between the truncating and the writing of who rotates it
+    path.write_text("\n")  # as between truncation and write of the rotated file
     now = 120.0
     assert current() == "Bearer three"
     path.write_bytes(b"\xff\xfe")
@@ -324,11 +324,11 @@ def test_a_token_file_that_is_missing_is_named_with_its_field(tmp_path):
         headers_of(load_cluster(file, ""))
 
 
-# Exec plugins.
+# exec plugins
 
 
 def plugin(folder, code, version="v1"):
-    """A plugin that runs Python `code`, which sets `status`; it counts its runs in the file 'runs'."""
+    """A plugin that runs Python `code`, which sets `status`; the file 'runs' contains the number of its runs."""
     path = folder / "plugin"
     path.write_text(
         "#!/usr/bin/env python3\nimport json, os, sys, time\n"
@@ -429,7 +429,7 @@ def test_the_install_hint_of_a_missing_exec_plugin_is_reported(tmp_path):
 
 @pytest.fixture
 def limits(monkeypatch):
-    """The time limits of exec plugins that run: a test lets one end when the plugin has done its part, however late."""
+    """The time limits of running exec plugins: a test can make one expire after the plugin has done its part."""
     limits, original = [], asyncio.timeout
 
     def timeout(seconds):
@@ -441,7 +441,7 @@ def limits(monkeypatch):
 
 
 async def running(number, limits):
-    """Wait until a plugin runs under its time limit, and has written the number of a process; return both."""
+    """Wait until a plugin runs under its time limit, and has written the id of a process; return both."""
     await eventually(lambda: number.exists() and limits)
     return int(number.read_text()), limits[0]
 
@@ -472,7 +472,7 @@ WRITE_PID = """\
 
 
 def shell_plugin(folder, code):
-    """A plugin as a shell script, which is given a file for the number of a process; its credentials, and the file."""
+    """A plugin as a shell script, whose argument is a file for the id of a process; its credentials, and the file."""
     path, number = folder / "plugin", folder / "pid"
     path.write_text(f"#!/bin/sh\n{code}\n")
     path.chmod(0o755)
@@ -483,7 +483,7 @@ def shell_plugin(folder, code):
 @pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves the session"])
 @pytest.mark.parametrize("how", ["hangs", "cancelled"])
 def test_children_of_an_exec_plugin_delay_no_request(tmp_path, limits, how, leaves):
-    """As a shell script that runs the program: it has the script's output, which nobody waits for."""
+    """A shell script that runs the program: the program has the script's output, and no process waits for it."""
     child = """sh -c 'echo $$ > "$1.new"; mv "$1.new" "$1"; exec sleep 1000' child "$1" &"""
     asked, number = shell_plugin(tmp_path, f"{'setsid ' if leaves else ''}{child}\nwait")
 
@@ -504,7 +504,7 @@ def test_children_of_an_exec_plugin_delay_no_request(tmp_path, limits, how, leav
 
 
 def has_ended(pid):
-    """Whether a process has; init takes its status when it likes to."""
+    """Return whether a process has ended; init may collect its status later."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith(("Z", "X"))
     except OSError:
@@ -512,7 +512,7 @@ def has_ended(pid):
 
 
 def test_an_exec_plugin_that_cannot_be_killed_delays_no_request(monkeypatch):
-    """As one with another user's rights, for a proxy that is not root."""
+    """A program with another user's rights, which a proxy without root may not kill."""
     monkeypatch.setattr(credentials, "_END_TIMEOUT", 0.1)
     kill = os.kill
 

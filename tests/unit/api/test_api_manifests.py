@@ -14,7 +14,7 @@ from support.scripted import eventually
 
 
 class Folder:
-    """A folder, a source on it with a clock of its own, and what the source delivered."""
+    """A folder, a source that reads it with the test's clock, and the source's deliveries."""
 
     def __init__(self, path, node_name=""):
         self.path = path
@@ -26,7 +26,7 @@ class Folder:
         (self.path / name).write_text(textwrap.dedent(text))
 
     def scan(self, after=0.0):
-        """What one look delivers, in words."""
+        """Return the deliveries of one poll, in words."""
         self.now += after
         self.events.clear()
         self.source.scan()
@@ -67,7 +67,7 @@ def test_the_first_look_delivers_every_resource(folder):
 
 
 def bomb(levels):
-    """A document of a kilobyte: a list of nine lists of nine lists ... of text."""
+    """A document of one kilobyte: nine nested lists of nine aliases each."""
     lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
     return "apiVersion: v1\nkind: Service\nmetadata: {name: bomb}\na0: &a0 [boom]\n" + "\n".join(lines)
 
@@ -219,7 +219,7 @@ def test_an_invalid_document_keeps_its_last_good_state(folder, text, field, reas
 @pytest.mark.parametrize(
     ("metadata", "port", "field"),
     [
-        ({"name": "web:x"}, "", "metadata.name"),  # would have the chains of port x of Service web
+        ({"name": "web:x"}, "", "metadata.name"),  # would have the same chain names as port x of Service web
         ({"name": "b/web", "namespace": "a"}, "", "metadata.name"),
         ({"name": "web", "namespace": "a/b"}, "", "metadata.namespace"),
         ({"name": "web"}, "http:x", "spec.ports[1].name"),
@@ -348,7 +348,7 @@ def live(path, use, poll=1.0):
 @pytest.mark.parametrize("inotify", [True, False])
 def test_changes_are_seen_live(tmp_path, monkeypatch, inotify):
     if not inotify:
-        monkeypatch.setattr("kubeproxy.api.manifests._EVENTS", 0)  # refused as invalid: no watch, so polling
+        monkeypatch.setattr("kubeproxy.api.manifests._EVENTS", 0)  # refused as invalid: no inotify watch, so polling
 
     async def use(events):
         (tmp_path / "a.yaml").write_text(service("a"))
@@ -359,7 +359,7 @@ def test_changes_are_seen_live(tmp_path, monkeypatch, inotify):
         (tmp_path / "a.yaml").unlink()
         await eventually(lambda: len(events) >= 7)
 
-    # An hour between looks: only inotify can tell.
+    # An hour between polls: only inotify can report the change.
     assert live(tmp_path, use, poll=3600.0 if inotify else 0.02) == ["+a", "+a", "-a"]
 
 
@@ -386,7 +386,7 @@ def test_a_folder_that_is_replaced_is_followed(tmp_path):
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("blank", ["\n", "\r", " ", "\n \n", "# \n"])
 def test_many_blanks_before_a_document_take_no_time(blank):
-    """Forty of them once took a day: each could be passed over in several ways."""
+    """Forty of these once took a day, because a parser could skip each in several ways."""
     document = "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 80}]}}"
     content = read_documents("a.yaml", f"{blank * 5000}\n{document}\n---\n{blank * 5000}\n---\n%YAML 1.1".encode())
     assert [name for _, _, name in content.found] == ["a"]

@@ -1,4 +1,4 @@
-"""Names are looked up in threads for which neither the kernel's work nor the end of the program waits."""
+"""Host names are resolved in threads that block neither the kernel's work nor the end of the program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADDRESS = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))]
 
 
 class Resolver:
-    """getaddrinfo whose name servers say nothing until `answer` is set."""
+    """A getaddrinfo whose name servers do not answer until `answer` is set."""
 
     def __init__(self):
         self.answer = threading.Event()
@@ -56,7 +56,7 @@ def test_neither_the_kernel_nor_the_end_waits_for_a_name(resolver, monkeypatch):
 
     async def main():
         asked = client()
-        for _ in range(40):  # more than an event loop has threads
+        for _ in range(40):  # more than the threads of an event loop
             with pytest.raises(ConnectionFailed, match="the name cannot be resolved: no answer in 0 s"):
                 await asked.request("GET", "/")
         return await asyncio.to_thread(lambda: "done")

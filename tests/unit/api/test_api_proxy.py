@@ -1,4 +1,4 @@
-"""Proxies on the way to the API server: which one, and what goes through it."""
+"""HTTP proxies on the way to the API server: their selection, and the requests through them."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ from kubeproxy.api.status import ConnectionFailed
 from kubeproxy.errors import ConfigError, Unsupported
 from support.scripted import TLS, Server
 
-SECRET = "p%40ss:w"  # p@ss:w in a URL
-BASIC = "Basic dTpwQHNzOnc="  # u:p@ss:w
+SECRET = "p%40ss:w"  # p@ss:w in the form of a URL
+BASIC = "Basic dTpwQHNzOnc="  # u:p@ss:w, decoded
 API = "https://api.example.com:6443"
 
 
-# What golang.org/x/net/http/httpproxy says.
+# results of golang.org/x/net/http/httpproxy
 @pytest.mark.parametrize(
     ("no_proxy", "reached_directly", "through_the_proxy"),
     [
@@ -108,7 +108,7 @@ def test_a_variable_that_is_no_proxy_is_skipped_and_logged(caplog):
 
 
 class Relay:
-    """An HTTP proxy on loopback; it answers `answer` to CONNECT and, when that is a 200, passes on all bytes."""
+    """An HTTP proxy on loopback; it sends `answer` to CONNECT and, if that is a 200, relays all bytes."""
 
     def __init__(self, answer=b"HTTP/1.1 200 Connection established\r\n\r\n", *, tls=False):
         self.asked = []
@@ -155,7 +155,7 @@ class Relay:
 
 
 def through(relay, script, use, *, tls=True):
-    """Run `use(client)` against `script` through the relay."""
+    """Run `use(client)` against `script` through the HTTP proxy."""
 
     async def main():
         async with Server(script, tls=tls) as server, relay:

@@ -1,4 +1,4 @@
-"""Services and slices that are listed again, both or one of them: no sync may come between the two lists."""
+"""Services and slices that are listed again, both or one of them: no sync may happen between the two lists."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ SLOW = 0.3
 
 
 class Api:
-    """An API server: its watches send what a test puts into `lines`; a list waits while its `open` is not set."""
+    """An API server: its watches send the lines in `lines`; a list waits until its `open` is set."""
 
     def __init__(self):
         self.lines = {path: asyncio.Queue() for path in (SERVICES, SLICES)}
@@ -41,7 +41,7 @@ class Api:
 
 
 def run(use):
-    """Have a source follow a server, `use(api, calls)` beside it once all was listed; `calls` are those of the sink."""
+    """Make a source follow a server; run `use(api, calls)` after all lists; `calls` are the calls of the sink."""
 
     async def main():
         api, calls = Api(), []
@@ -110,7 +110,7 @@ def test_a_list_does_not_wait_for_a_watch_that_goes_on(monkeypatch):
 
 
 def test_a_list_does_not_wait_for_a_watch_that_begins_again_without_a_list(monkeypatch):
-    """All watches were cut, but only one of them is too old. Changes keep their place behind the list."""
+    """All watches ended, but only one of them is too old. Queued changes are applied after the list."""
     monkeypatch.setattr(relists, "LONGEST", 1000.0)
 
     async def main():

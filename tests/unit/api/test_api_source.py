@@ -1,4 +1,4 @@
-"""How old what is known may be, in words."""
+"""The text about the age of the proxy's objects."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_the_first_reason_is_given_with_what_is_known_of_it(services, unreachabl
 
 
 def test_a_source_that_has_just_begun_is_not_as_old_as_the_machine():
-    """Staleness counts from the start of the process until the server is first heard of."""
+    """Before the first answer of the server the age is the time since the start of the process."""
     fresh = ResourceStatus("services")
     assert 0.0 <= fresh.staleness(fresh.last_contact + 2.0) <= 2.0
     assert fresh.last_contact > 0.0

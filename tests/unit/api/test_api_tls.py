@@ -1,4 +1,4 @@
-"""TLS to an API server, and how it is said why none can be reached."""
+"""TLS to an API server, and the messages if no connection is possible."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ def test_tls_is_verified():
 
 
 def reason(url, **trust):
-    """Why a server cannot be reached, without its address."""
+    """Return the reason why a server cannot be reached, without its address."""
 
     async def main():
         client = HttpClient(cluster_at(url, **trust))
@@ -45,7 +45,7 @@ def reason(url, **trust):
 
 
 def listening(use, tls=None):
-    """`use(url)` while something is served that ends its one connection after the first bytes."""
+    """Run `use(url)` while a server closes its only connection after the first bytes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(20)
 
@@ -66,7 +66,7 @@ def listening(use, tls=None):
 
 @pytest.fixture
 def own_certificate(tmp_path):
-    """A server's TLS context, and the file of its certificate, which only that file's owner trusts."""
+    """A server's TLS context, and the file of its certificate, which only clients with this file trust."""
     key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
     wanted = ["-nodes", "-keyout", key, "-out", certificate, "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"]
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
@@ -129,7 +129,7 @@ def test_errors_have_system_texts_instead_of_pythons():
 
 
 def test_certificates_of_clusters_need_no_key_identifiers(monkeypatch):
-    """As in Go; Python asks for them from 3.13 on."""
+    """As in Go; Python requires these from 3.13 on."""
     usual = ssl.create_default_context
 
     def strict(**sources):
@@ -214,4 +214,4 @@ def test_a_changed_file_of_authorities_counts_for_the_next_connection(tmp_path, 
         "Keeping the present TLS settings, because the new settings cannot be read"
     ] * len(lines)
     assert all(f"cluster.certificate-authority {authorities}: holds no usable certificates" in line for line in lines)
-    assert 2 <= len(lines) <= 3  # once for each way in which the file is unusable, not for each request
+    assert 2 <= len(lines) <= 3  # once for each kind of mistake in the file, not for each request

@@ -1,4 +1,4 @@
-"""What is said of a trouble, and how often."""
+"""Log lines about a failure of the API: their text and their frequency."""
 
 from kubeproxy.api.source import Trouble
 

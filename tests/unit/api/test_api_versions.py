@@ -1,4 +1,4 @@
-"""The versions of objects that the server has: of what means something to a proxy, page by page."""
+"""The versions of the server's objects that concern the proxy, read page by page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kubeproxy.api.status import MalformedAnswer
 
 
 class Client:
-    """Answers each path with its pages, and remembers what was asked."""
+    """A client that answers each path with its pages, and records the requests."""
 
     def __init__(self, **pages) -> None:
         self.asked: list[tuple[str, dict]] = []

@@ -1,4 +1,4 @@
-"""List and watch: what is asked for, what is delivered, and how a watch that ends is taken up again."""
+"""List and watch: the requests, the deliveries, and how the proxy resumes a watch that ended."""
 
 import asyncio
 import json
@@ -179,7 +179,7 @@ def test_a_watch_that_dies_resumes_where_it_was_and_cut_lines_are_dropped():
 
     async def use(seen, server, reflector):
         await seen.until(3)
-        assert server.requests[2].query["resourceVersion"] in {"1", "2"}  # a reset may overtake data
+        assert server.requests[2].query["resourceVersion"] in {"1", "2"}  # a reset may arrive before data
         return [words for words in seen if words != "+a"]
 
     assert watch(script, use) == ["=", "+half"]
@@ -217,11 +217,11 @@ def test_a_watch_that_ends_at_once_does_not_spin():
         await asyncio.sleep(1.0)
         return len(server.requests)
 
-    assert watch(script, use) < 25  # 0.02 s doubling to 0.1 s; unpaced it would be thousands
+    assert watch(script, use) < 25  # 0.02 s, doubling to 0.1 s; without pauses there would be thousands
 
 
 def test_a_short_watch_with_an_event_is_no_failure():
-    """As when a load balancer cuts all that it carries: what it said counts, and the next one need not wait."""
+    """As when a load balancer closes all connections: received events count, and the next watch begins at once."""
     several = [watches(event("ADDED", service(f"s{n}", n)), then="end at once") for n in range(2, 8)]
     script = scripted(lists(version="1"), *several, watches())
 

@@ -1,4 +1,4 @@
-"""Lists that trickle, watches that fall silent, servers that go back in time, and what a trouble leaves behind."""
+"""Slow lists, silent watches, servers with older data, and the pause after a failure."""
 
 import asyncio
 import json
@@ -34,13 +34,13 @@ def test_a_streamed_list_that_trickles_is_given_up(caplog):
 
 
 def test_a_watch_that_is_silent_is_listed_anew(caplog):
-    """Its connection is open, and keepalive is answered by something between: nothing else would tell."""
+    """Its connection is open, and a middlebox answers the keepalive: only the silence shows the failure."""
     script = scripted(lists(service("a"), version="5"), watches(), lists(service("b"), version="6"), watches())
 
     async def use(seen, server, reflector):
         await seen.until(2)
         assert kinds(server)[:3] == ["list", "watch", "list"]
-        assert "resourceVersion" not in server.requests[2].query  # the newest, not what a cache has
+        assert "resourceVersion" not in server.requests[2].query  # the newest version, not that of a cache
         return seen
 
     assert watch(script, use, pace=IMPATIENT) == ["= a", "= b"]
@@ -102,7 +102,7 @@ def test_the_silence_limit_grows_for_servers_without_bookmarks():
 
 @pytest.mark.parametrize("what", ["bookmark", "event"])
 def test_a_server_that_goes_back_is_listed_from_anew(what, caplog):
-    """As one that was restored from a backup: it accepts any watch, and knows nothing of what came since."""
+    """A server that was restored from a backup accepts any watch, and lacks all later versions."""
     old = bookmark("99") if what == "bookmark" else event("ADDED", service("old", 99))
     script = scripted(lists(service("a"), version="1000"), watches(old), lists(service("b"), version="99"), watches())
 
@@ -128,7 +128,7 @@ def test_increasing_and_incomparable_versions_are_accepted(known, seen_next):
 
 
 def test_a_list_that_succeeds_takes_back_what_its_failures_cost():
-    """Else minutes of a broken server make the next trouble, days later or seconds, cost half a minute."""
+    """Otherwise a server that failed for minutes would make the next failure, seconds or days later, cost 30 s."""
     pace = msgspec.structs.replace(PACE, first=0.01, cap=30.0)
     script = scripted(*[fails(500)] * 5, lists(version="5"), fails(410), fails(500), lists(service("a")), watches())
 

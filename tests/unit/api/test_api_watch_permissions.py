@@ -1,4 +1,4 @@
-"""Credentials and permissions that a watch lacks, and servers that want to be asked otherwise."""
+"""Missing credentials and permissions of a watch, and servers that require another form of request."""
 
 import asyncio
 import time

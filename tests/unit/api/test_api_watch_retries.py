@@ -1,4 +1,4 @@
-"""An API server that is not there, a sink that fails, and how long is waited before the next try."""
+"""An API server that is down, a sink that fails, and the pause before the next attempt."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ def test_an_absent_server_is_waited_for_with_one_line(caplog):
             port = first.port
         client = HttpClient(Cluster(parse_server(f"http://127.0.0.1:{port}", "test"), Trust(), Credentials()))
         seen = Seen()
-        # Only the connection's own pace is the default here: that of a node that boots.
+        # Only the pause after a failed connection has its default here: that of a booting node.
         source = ApiSource(client, "node-a", seen, pace=msgspec.structs.replace(PACE, first_connect=0.05, cap=30.0))
         task = asyncio.create_task(source.run())
         await asyncio.sleep(0.5)
@@ -52,8 +52,8 @@ def test_an_absent_server_is_waited_for_with_one_line(caplog):
 
     waited, together = asyncio.run(main())
     assert waited < 1.5
-    assert together < 0.5  # an answer to one wakes the others
-    assert 1 <= caplog.text.count("connection refused") <= 2  # before, and after the end
+    assert together < 0.5  # the answer to one wakes the others
+    assert 1 <= caplog.text.count("connection refused") <= 2  # before the outage, and after its end
     assert caplog.text.count("answers") == 1
 
 

@@ -1,4 +1,4 @@
-"""WatchList: lists that are streamed as a watch, and servers that know no such thing."""
+"""WatchList: lists that are streamed as a watch, and servers without this feature."""
 
 import asyncio
 import contextlib
@@ -107,7 +107,7 @@ def test_a_server_without_streamed_lists_is_listed(how):
 
 
 def streamed_lists(support=None):
-    """Run all reflectors against a server without streamed lists; how many of these it was asked for."""
+    """Run all reflectors against a server without streamed lists; return the number of requests for them."""
 
     async def script(request, reply):
         if request.kind == "watchlist":

@@ -1,4 +1,4 @@
-"""When certificates expire: read from PEM, and told when they are rotated."""
+"""Expiry of certificates: read from PEM, and reported after a rotation."""
 
 import asyncio
 import subprocess
@@ -87,7 +87,7 @@ def test_rotations_are_reported(certificate, tmp_path):
 
 @pytest.mark.timeout(20)
 def test_beginnings_without_an_end_are_passed_over_once():
-    """Each was once looked through to the end of all: 1 MB of them took an hour."""
+    """The search for the end of each certificate once read the whole file: 1 MB of them took an hour."""
     begin = b"-----BEGIN CERTIFICATE-----"
     assert validities(begin * (1 << 15)) == []
     assert validities(begin * 3 + b"AA==-----END CERTIFICATE-----") == []

@@ -1,4 +1,4 @@
-"""Zones of endpoints: decoded for Services that weigh by zone, asked for once more when they were not, and in time."""
+"""Zones of endpoints: decoded for Services with weights by zone, and requested once more if they were not decoded."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ def slice_of(name, version="1", zone="eu-1"):
 
 
 class Api:
-    """An API server: what its lists hold, and what its watches say once a test lets them."""
+    """An API server: the contents of its lists, and the events of its watches, which a test releases."""
 
     def __init__(self, services, slices):
         self.lists = {"/api/v1/services": services, SLICES: slices}
@@ -70,7 +70,7 @@ class Api:
 
 
 def run(use, services=(), slices=(), prepare=lambda api: None):
-    """Have a source follow a server, `use(api, seen)` beside it; return what `use` returns."""
+    """Make a source follow a server, run `use(api, seen)` with it, and return the result of `use`."""
 
     async def main():
         api, seen = Api(list(services), list(slices)), Seen()
@@ -208,7 +208,7 @@ def test_services_do_not_wait_for_ever(monkeypatch, how):
 
 
 def test_a_service_that_comes_again_while_the_zones_of_the_former_one_are_asked_for_gets_its_own():
-    """Its slices may have come before it, without zones; the answer is of what was there before."""
+    """Its slices may have arrived before the Service, without zones; a stale answer may describe older slices."""
 
     async def use(api, seen):
         services, slices = api.lines["/api/v1/services"], api.lines[SLICES]

@@ -1,4 +1,4 @@
-"""What an API server says to who does not say who he is: its certificate and its time. And how long a token lasts."""
+"""The answer of an API server to an anonymous request: its certificate and its time. The expiry of a token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.scripted import TLS
 
 @contextmanager
 def answering(said: bytes, tls: ssl.SSLContext | None = None, delay: float = 0.0) -> Iterator[int]:
-    """The port of a server that says something to its one client, whatever he asks."""
+    """The port of a server that sends fixed bytes to its only client, whatever the request is."""
     with create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(20)
 

@@ -1,4 +1,4 @@
-"""These tests read no tables of legacy iptables, which other programs may have created on the host."""
+"""These tests do not read tables of legacy iptables, which other programs may have created on the host."""
 
 from __future__ import annotations
 

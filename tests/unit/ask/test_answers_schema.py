@@ -1,6 +1,6 @@
-"""The schema of answers for programs is a schema, and answers that need no kernel are as it says.
+"""The schema of JSON answers is valid, and answers that need no kernel conform to it.
 
-test_state.py holds /debug/state to it, tests/scenarios/test_answers.py the answers of a running proxy.
+test_state.py checks /debug/state against it, tests/scenarios/test_answers.py the answers of a running proxy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What another configuration changes for clients: a row is two worlds or modes, and the sentences that come of it."""
+"""The effects of a changed configuration on clients: a row has two worlds or modes, and the resulting sentences."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_change_of_one_protocol_names_it():
 
 
 def test_services_that_change_by_different_protocols_are_not_joined():
-    """The web server loses its TCP port alone, the name server its UDP port."""
+    """The web server loses only its TCP port, the name server only its UDP port."""
     dns = ServicePort(port=53, name="dns", protocol="UDP")
     web = service("web", "10.96.0.10", ports=[*HTTP, dns], external_ips=["198.51.100.1"])
     names = service("names", "10.96.0.12", ports=[*HTTP, dns], external_ips=["198.51.100.2"])
@@ -151,7 +151,7 @@ NETWORK = "the pod network 10.244.0.0/16"
                 f"pods by {NETWORK} (10.244.201.1)",
             ],
         ),
-        ({}, [f"pods by {NETWORK}"]),  # nobody knows where they are
+        ({}, [f"pods by {NETWORK}"]),  # unknown node
     ],
     ids=[
         "all in both",
@@ -195,7 +195,7 @@ def test_addresses_of_one_pod_network_only_are_named(old, new, parts):
 
 
 def test_a_pod_that_is_an_endpoint_of_the_service_tells_of_others():
-    """By the Service's address it may meet itself, as this node's, in both configurations."""
+    """Through the Service's address it may reach itself, with this node's address as source, in both configurations."""
     web = [WEB, endpoint_slice(endpoint("10.244.1.1", HERE), endpoint("10.244.9.9"), ports=PORTS)]
     before, after = recognising("10.244.0.0/16", *web), recognising("10.244.128.0/17", *web)
     made = shifts(before, after, LOCAL, [KnownPod(pack("10.244.1.1"), "10.244.1.1", HERE)])
@@ -228,7 +228,7 @@ def test_an_endpoint_of_another_node_reaches_itself_through_this_node_in_one_mod
 
 
 def test_a_service_whose_only_endpoint_is_the_compared_pod_changes_as_others_do():
-    """Its connections to itself are masqueraded as soon as it does not count as a pod."""
+    """Its connections to itself are masqueraded when the detector does not recognise it as a pod."""
     web = service("web", "10.96.0.10", ports=HTTP)
     piece = endpoint_slice(endpoint("10.244.200.1", node=THERE), ports=PORTS)
     sides = [recognising(network, web, piece) for network in ("10.244.0.0/16", "10.244.0.0/17")]
@@ -237,7 +237,7 @@ def test_a_service_whose_only_endpoint_is_the_compared_pod_changes_as_others_do(
 
 
 def test_pods_by_interface_are_mostly_those_of_the_network():
-    """A pod of the network that comes in by the bridge is one in both: it notices nothing."""
+    """A pod of the pod network that arrives over the bridge is recognised by both detectors: nothing changes."""
     before, after = recognising("10.244.0.0/16"), recognising("cbr0", kind="bridge")
     made = {who: one.after for one in shifts(before, after, LOCAL) for who in one.who if "cluster IPs" in one.where[0]}
     assert made == {
@@ -334,7 +334,7 @@ def test_a_planner_takes_over_the_objects_of_another():
 
 
 def test_answers_that_bypass_this_node_for_want_of_a_pod_network_are_reported():
-    """Only those of endpoints on other nodes, for clients outside, to cluster IPs."""
+    """Only connections of clients outside to cluster IPs with endpoints on other nodes."""
     web, near = service("web", "10.96.0.10"), service("near", "10.96.0.11")
     local = endpoint_slice(endpoint("10.244.0.7"), name="near-1", of="near")
     ends = endpoint_slice(endpoint("10.244.1.7", THERE)), local

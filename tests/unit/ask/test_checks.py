@@ -1,4 +1,4 @@
-"""What doctor makes of facts: each row is facts, and the beginning of each finding, with how bad it is."""
+"""Findings of doctor: a row has the facts, and the severity and beginning of each finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of `why` as a whole: its findings, fixes, and yes, no or unknown."""
+"""The whole answer of `why`: its findings, its fixes, and the verdict yes, no or unknown."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_a_sysctl_that_keeps_packets_on_loopback_is_the_only_cause(value, words,
 
 
 class Asked:
-    """A proxy whose API server is gone."""
+    """A proxy whose API server is unreachable."""
 
     running = True
     control = ""
@@ -446,7 +446,7 @@ def test_a_relayed_connection_ends_at_the_proxy_and_another_one_leads_to_the_end
     assert {one.destination for one in way.routed} == ({LOOPBACK} if relayed else {LOOPBACK, ENDPOINT})
     outputs = [one.interfaces for one in way.passing if one.hook == "output" and one.destination == ENDPOINT]
     assert outputs == [("", "eth0") if relayed else ("", "lo")]
-    # Masquerading may pick another address than the one of the route.
+    # Masquerading may select another address than the source address of the route.
     answers = {
         one.destination for one in (*way.passing, *way.possible) if one.hook == "prerouting" and one.source == ENDPOINT
     }
@@ -538,7 +538,7 @@ def test_doctor_looks_at_hairpin_mode_of_bridges_of_pods(ports, detector, marks,
     [
         ("eth1", 0, "INTERFACE=eth1", False, "eth0"),
         ("eth0", 0, "INTERFACE=eth0", False, ""),
-        ("eth1", 253, "INTERFACE=eth1", False, ""),  # no address by which others reach it, as that of a pod
+        ("eth1", 253, "INTERFACE=eth1", False, ""),  # no address that other hosts can reach, such as a pod's
         ("eth1", 0, "DEVTYPE=vxlan", False, ""),
         ("eth1", 0, "DEVTYPE=vlan", False, "eth0"),
         ("eth1", 0, "INTERFACE=eth1", True, ""),  # macvlan on top of eth0
@@ -560,7 +560,7 @@ def test_packets_of_a_neighbour_arrive_on_its_network(out, scope, uevent, stacke
     [
         (DROPS[:1], 2, "drops", "a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"),
         (DROPS, 2, "drops", "the client sees a timeout"),
-        (DROPS[:1], 0, "drops by its policy", "the client sees a timeout"),  # affinity
+        (DROPS[:1], 0, "drops by its policy", "the client sees a timeout"),  # session affinity
         (DROPS[:1], 2, "rejects", "the client is refused"),
         (DROPS, 2, "drops or rejects", "the client sees a timeout, or is refused"),
         (ANSWERED[:1], 2, "drops", "the client sees a timeout"),

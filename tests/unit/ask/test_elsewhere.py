@@ -1,4 +1,4 @@
-"""Commands on a machine that is not the node in question: one line with the command to use, and no list of findings."""
+"""Commands on a machine other than the node in question: one line with the command to use, and no findings."""
 
 from __future__ import annotations
 

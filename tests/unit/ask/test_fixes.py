@@ -1,4 +1,4 @@
-"""Which fix `why` gives for what is no Service's: in words of the object and the field that would have to change."""
+"""The fix that `why` proposes for a connection without a Service: it names the object and the field to change."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_pod_that_is_kept_out_is_not_let_in_by_its_own_address():
     (fix,) = why.fixes
     assert "cluster IP" in fix
     assert fix.endswith("add 10.1.0.0/16 to spec.loadBalancerSourceRanges")
-    # The load balancer's own address, which is let in with the node's, is none of the field's ranges.
+    # The rules also admit the load balancer's own address from the node, but the field does not list it.
     (step,) = [step for step in why.steps if step.field == "spec.loadBalancerSourceRanges"]
     assert step.text == f"10.1.0.9 is not among the source ranges ({NODE_RANGE})"
 
@@ -140,7 +140,7 @@ def test_an_endpoint_without_a_node_is_named_with_its_slice():
 
 @pytest.mark.parametrize(("cidr", "said"), [("10.244.0.0/24", True), ("10.99.0.0/24", False)])
 def test_a_pod_that_cluster_cidr_leaves_out_is_recognised_by_the_nodes_pod_cidrs(cidr, said):
-    """Not where the pod network does not use them: then no address of the node is in them."""
+    """Without this detector the rules do not use the pod networks, so no address of the node is in them."""
     base = world()
     narrow = replace(base, ipv4=replace(base.ipv4, detector=Detector("network", "10.244.128.0/17")))
     ports = [ServicePort(port=80, node_port=30080)]

@@ -1,4 +1,4 @@
-"""Beginnings and ends as lines, and when Services and pods are asked for again."""
+"""Lines for the beginnings and ends of connections, and when the command requests Services and pods again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def event(mark: bytes, *, ended: bool = False, vip: str = "10.96.0.1", server: b
 
 
 class Where:
-    """Counts how often Services and pods are asked for."""
+    """Counts the requests for Services and pods."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

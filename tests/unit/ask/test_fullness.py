@@ -1,4 +1,4 @@
-"""When connection tracking is a matter for somebody, and what is said about it."""
+"""When connection tracking is too full, and the text of the finding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TCP, UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]
 
 
 def fillers(*entries: tuple[str, str, int, int, int]) -> Fillers:
-    """Entries as client, destination, protocol, TCP state and how many."""
+    """Entries as client, destination, protocol, TCP state and number."""
     found = Fillers(ServedPorts(plans_of("web", 1, 2), {}))
     for client, destination, protocol, state, count in entries:
         target = target_of(pack(destination) or b"", protocol, 80)

@@ -1,4 +1,4 @@
-"""From the kernel's steps to words: whose rule dropped a packet, and what became of it otherwise."""
+"""Sentences from the kernel's trace: the owner of a rule that dropped a packet, or the packet's other outcome."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_nothing_came():
 
 
 def test_another_programs_rule_is_named_and_the_way_to_it():
-    # The kernel gives the packet another number once its destination is translated.
+    # The kernel gives the packet another trace id after the translation of its destination.
     (journey,), made = told(marked(1), picked(1), dropped(2))
     assert (journey.direction, journey.source, journey.destination) == ("request", "10.0.0.1:40000", "10.96.0.1:80")
     assert [(met.hook, met.table, met.chain, met.destination, met.words, met.verdict) for met in journey.met] == [
@@ -268,7 +268,7 @@ SHOWS = "(`kube-proxy why` shows rules that drop answers or leave them out of co
 
 def test_a_flow_with_connections_without_an_answer_did_not_pass():
     good, silent = ("10.244.0.1:8080", True), ("10.244.0.2:8080", False)
-    established = ("10.244.0.3:8080", False, True)  # it may have sent packets that need no answer
+    established = ("10.244.0.3:8080", False, True)  # the client may have sent packets that need no answer
     made = told(marked(1), OUT, served=[established, good, good, silent, silent])[1]
     answered = "nothing here dropped it, and 10.244.0.1:8080 answered"
     assert (made.text, made.passed) == (f"{answered}; 10.244.0.2:8080 did not (2 connections) {SHOWS}", False)
@@ -319,7 +319,7 @@ def test_what_is_refused_beyond_this_node():
 
 
 def unreachable() -> list[Step]:
-    """This node's own ICMP error: no interface received it."""
+    """The node itself sent this ICMP error: no interface received it."""
     icmp = headers(("10.244.0.1", 0), (CLIENT[0], 0), came_by=0, leaves_by=2)._replace(protocol=1, flags=0x0301)
     return [Step(5, IP, OWN, "answers-output", 3, "rule", -1, "", icmp)]
 
@@ -378,7 +378,7 @@ def test_a_connection_to_an_address_that_is_no_endpoint_is_reported_with_its_rem
         "than the trace, keeps the flow there: this removes the entry, so that the next packet gets an endpoint: "
         f"`conntrack -D {ENTRY}`"
     )
-    assert "conntrack" not in told(marked(1), OUT, served=[stale])[1].text  # without a proxy, no Service is known
+    assert "conntrack" not in told(marked(1), OUT, served=[stale])[1].text  # without a proxy no Service is known
     unanswered = (stale[0], False, False, ENTRY, True)
     assert "conntrack -D" in told(marked(1), unreachable(), served=[unanswered], serving=WEB)[1].text
 

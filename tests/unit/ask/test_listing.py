@@ -1,4 +1,4 @@
-"""A Service in few words: what stands in lists of the commands and of the page."""
+"""One-line descriptions of a Service in the lists of the commands and of the page."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_family_with_more_ready_endpoints_is_counted() -> None:
         ([EndpointPort(80, "http")], EndpointCount(3, 3)),
         ([EndpointPort(80, "http"), EndpointPort(81, "metrics")], EndpointCount(6, 6)),
         ([EndpointPort(80, "http"), EndpointPort(80, "other")], EndpointCount(3, 3)),
-        ([], EndpointCount(0, 3)),  # as where no container has the named targetPort
+        ([], EndpointCount(0, 3)),  # as if no container had the named targetPort
     ],
 )
 def test_endpoints_are_counted_by_address_and_port(ports: list[EndpointPort], count: EndpointCount) -> None:

@@ -1,4 +1,4 @@
-"""What is told of a kernel that others change while it is looked at: what stays different, and nothing else."""
+"""Reports on a kernel that changes during the reading: only lasting differences are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STRAY = Finding(None, Kind.EXTRA, "10.96.9.9", "set cluster-ips")
 
 
 class Scene:
-    """A proxy and a kernel that say one thing after the other; the last one again and again."""
+    """A proxy and a kernel that return these states in turn; the last one is repeated."""
 
     def __init__(self, held, *, everything=((),), some=((),)) -> None:
         self._held = [list(one) for one in held]
@@ -62,7 +62,7 @@ def test_nothing_differs_after_one_look():
 def test_what_two_looks_show_counts():
     scene = Scene([[held(A), held(B)]], everything=[[LOST, OTHER]], some=[[LOST]])
     assert scene.look().findings == (LOST,)
-    assert scene.asked == [(), (A, B), (A,)]  # only what differs is asked for again
+    assert scene.asked == [(), (A, B), (A,)]  # only differing parts are read again
 
 
 def test_one_service_is_looked_at_twice_as_well():
@@ -71,7 +71,7 @@ def test_one_service_is_looked_at_twice_as_well():
 
 
 def test_a_change_in_between_is_looked_at_anew():
-    # Of another version after the second look: whether that was wrong cannot be told.
+    # After the second reading the Service has another version: whether the difference was real cannot be determined.
     scene = Scene([[held(A)], [held(A)], [held(A, "2")]], some=[[LOST], [LOST], []])
     assert scene.look(A).findings == ()
     scene = Scene([[held(A)], [held(A)], [held(A, "2")]], some=[[LOST]])

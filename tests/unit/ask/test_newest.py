@@ -1,4 +1,4 @@
-"""In what a proxy is behind the API server: only what it stays behind in."""
+"""Objects of which the proxy has an older version than the API server: only lasting delays are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that read files: which Service a NAME is, what is said of what no proxy has programmed, and JSON of it."""
+"""Commands that read files: how they resolve a NAME, their answers without a programmed state, and their JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SERVICE = {
 @pytest.fixture
 def folder(tmp_path: Path) -> list[str]:
     (tmp_path / "web.json").write_text(json.dumps(SERVICE))
-    # At the default path, a proxy of this machine may listen.
+    # A proxy of this machine may listen at the default path.
     return ["--manifests", str(tmp_path), "--hostname-override", "here", "--control-socket", str(tmp_path / "none")]
 
 
@@ -175,7 +175,7 @@ TROUBLE = "https://h:6443: certificate is not signed by the authority"
 
 @pytest.fixture
 def unlisted(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> Facts:
-    """A proxy whose API server is out of reach since it started."""
+    """A proxy whose API server has been unreachable since its start."""
     facts = desk(parser_of("services").parse_args(folder)).facts()
     reach = Reach(server="https://h:6443", trouble=TROUBLE, watched=(), certificates={})
     facts = replace(facts, listed=False, manifests="", reach=reach)
@@ -210,7 +210,7 @@ def test_a_proxy_without_a_list_gives_no_answers(words: str, capfd: pytest.Captu
 
 @pytest.fixture
 def waiting(folder: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy with all lists that waits for a Node that does not exist."""
+    """A proxy with all lists that waits for a missing Node."""
     monkeypatch.setattr(offline.Planned, "awaits", "Node node-x, which the API server has not listed")
     facts = desk(parser_of("services").parse_args(folder)).facts()
     names = ("services", "endpointslices", "nodes")
@@ -298,7 +298,7 @@ def test_the_doctor_takes_itself_for_no_proxy(
     pids: tuple[int, ...], folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left = [Trace("nf_tables table ip kube-proxy", Family.IPV4)]
-    # An ordinary user may not read them.
+    # An ordinary user may not read the rules.
     monkeypatch.setattr(chains, "chains", list)
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     monkeypatch.setattr(Mode, "traces", lambda mode, *_: left if mode.name == "nftables" else [])
@@ -368,7 +368,7 @@ def test_a_proxy_that_only_its_control_socket_shows_runs_here(
         monkeypatch.setattr(processes, "is_elsewhere", lambda pid: pid == os.getpid())
         run(["doctor", *asked])
         assert "?  no kube-proxy runs here" in capfd.readouterr().out
-    run(["doctor", *asked])  # the file of the socket stays, but no process listens
+    run(["doctor", *asked])  # the socket's file remains, but no process listens
     out = capfd.readouterr().out
     assert "?  no kube-proxy runs here" in out
     assert "rules without a proxy that answers: nf_tables table ip kube-proxy" in out
@@ -410,7 +410,7 @@ def test_the_doctor_reports_a_node_without_any_rules(
 
 
 class OutOfReach:
-    """An API server of which nothing comes but troubles: of the connection, or of each list."""
+    """An API server that only fails: in the connection, or in each list."""
 
     knows_nodes = True
 

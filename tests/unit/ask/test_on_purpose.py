@@ -1,4 +1,4 @@
-"""The reasons for which a difference from the Go kube-proxy's rules is on purpose."""
+"""The reasons for intended differences from the Go kube-proxy's rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kube-proxy plan` takes over from the proxy beside which it runs."""
+"""The settings that `kube-proxy plan` takes from the running proxy."""
 
 from types import SimpleNamespace
 
@@ -45,7 +45,7 @@ def test_another_address_of_the_nodes_health_is_named(now, new, said):
 
 @pytest.mark.parametrize("entries", [0, 5000])
 def test_another_configuration_leaves_the_flag_of_balancing_as_it_is(entries, monkeypatch):
-    """It stands beside the configuration; 0 turns annotations off, which is another thing than to have no room."""
+    """The setting is separate from the configuration; 0 disables annotations, which differs from a full table."""
     monkeypatch.setattr(
         plan.host, "supported", lambda families, primary, look: SimpleNamespace(families=families, lack="")
     )

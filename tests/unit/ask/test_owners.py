@@ -1,4 +1,4 @@
-"""New connections by whose they are: frontends as they come, change and go, NodePorts on the node's addresses."""
+"""New connections by Service: added, changed and deleted frontends, and NodePorts on the node's addresses."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_frontends_come_change_and_go():
     known.put("default/web", {HTTP: (key("10.96.0.1:80"), NODEPORT)})
     assert known.of(key("10.96.0.1:80")) == PortOwner("default/web", HTTP)
     assert known.of(key("192.0.2.1:30080")) == PortOwner("default/web", HTTP)
-    assert known.of(key("192.0.2.2:30080")) is None  # no address of NodePorts
+    assert known.of(key("192.0.2.2:30080")) is None  # not an address of NodePorts
     assert known.of(key("10.96.0.1:80", "UDP")) is None
     assert known.of(key("[2001:db8::1]:30080")) is None
     known.put("default/web", {HTTP: (key("10.96.0.2:80"),)})
     assert [known.of(key(text)) for text in ("10.96.0.1:80", "192.0.2.1:30080")] == [None, None]
-    known.put("default/other", {HTTP: (key("10.96.0.2:80"),)})  # it was told before the one that had it
+    known.put("default/other", {HTTP: (key("10.96.0.2:80"),)})  # announced before the previous owner's loss
     known.put("default/web", {})
     assert known.of(key("10.96.0.2:80")) == PortOwner("default/other", HTTP)
 
@@ -56,7 +56,7 @@ RANGE = "10000-20000/UDP/IPv4"
 
 
 def ranged(text="10000-20000/udp, 443/tcp"):
-    """The keys of a Service with ranges at two addresses."""
+    """Return the keys of a Service with ranges at two addresses."""
     annotations = Annotations(port_ranges=text)
     ports = [ServicePort(port=80, name="http", node_port=30080)]
     spec = {"external_ips": ["203.0.113.1"], "annotations": annotations, "ports": ports}
@@ -79,7 +79,7 @@ def test_a_port_of_a_range_belongs_to_the_service():
     assert known.of(key("10.96.0.1:12345")) is None
     assert known.of(key("203.0.113.1:443")).port == "443/TCP/IPv4"
     assert known.of(key("10.96.0.1:80")).port == HTTP
-    known.put("default/other", {HTTP: (NODEPORT,)})  # a NodePort precedes a range
+    known.put("default/other", {HTTP: (NODEPORT,)})  # a NodePort takes precedence over a range
     known.put("default/web", ranged("15000-25000/udp"))
     assert known.of(key("10.96.0.1:12345", "UDP")) is None
     assert known.of(key("10.96.0.1:25000", "UDP")).port == "15000-25000/UDP/IPv4"

@@ -1,4 +1,4 @@
-"""Zones of endpoints for who looks: asked for seldom, one Service at a time, kept a little; never a wait, an error."""
+"""Zones of endpoints in answers: requested seldom, for one Service at a time, cached; never a wait or an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESS = pack("10.0.0.1")
 
 
 class World:
-    """Somebody who knows the zones, and a clock."""
+    """A source of zones, and a clock."""
 
     def __init__(self, fails=None):
         self.now = 0.0

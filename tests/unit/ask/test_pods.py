@@ -1,4 +1,4 @@
-"""Names of pods are had with the credentials of the proxy, or it is said why there are none."""
+"""Names of pods are requested with the credentials of the proxy; without names there is a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Client:
 
 @pytest.fixture
 def names(monkeypatch):
-    """Ask for names where the API server answers like this."""
+    """Request names from an API server that gives this answer."""
     monkeypatch.setattr(cluster, "load_cluster", lambda *_: None)
     monkeypatch.setattr(cluster, "HttpClient", lambda _: Client())
     monkeypatch.setattr(cluster, "PODS_TIMEOUT", 0.01)

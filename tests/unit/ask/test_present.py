@@ -1,4 +1,4 @@
-"""The findings of `why` on what the kernel has of its answer."""
+"""Findings of `why` about the kernel's state for its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings of probes that prove nothing about the connection itself, and of routes that drop its first packets."""
+"""Findings about probes that prove nothing about a connection, and about routes that drop its first packets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How questions are read: which packet a source and a target stand for, and what is said where they stand for none."""
+"""How questions are parsed: the packet for a source and a target, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def subject() -> Snapshot:
         ("node", "named:tcp", (None, "10.96.0.12", UDP, 54)),
         ("node", "default/named:sctp/tcp", (None, "10.96.0.12", TCP, 55)),
         ("node", "default/web:81", (None, "10.96.0.10", TCP, 81)),
-        # In default without saying so, as kubectl has it; and by the address of the client's family.
+        # In namespace default if none is given, as with kubectl; at the address of the client's family.
         ("node", "web:80", (None, "10.96.0.10", TCP, 80)),
         ("10.0.0.1:40000", "default/web:80", ("10.0.0.1", "10.96.0.10", TCP, 80)),
         ("[fd00::7]:40000", "default/web:80", ("fd00::7", "fd00:96::10", TCP, 80)),

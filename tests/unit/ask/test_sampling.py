@@ -1,4 +1,4 @@
-"""How many connections are listened to, by what that costs."""
+"""The number of sampled connections, depending on the cost of sampling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubeproxy.ask.flows.sampling import Sampled
 
 
 class FakeEvents:
-    """Has so many events in each while; every one costs `cost` seconds of the processor."""
+    """Returns this number of events in each interval; each event costs `cost` seconds of CPU time."""
 
     def __init__(self, count: int, cost: float) -> None:
         self.count = count
@@ -33,7 +33,7 @@ class FakeEvents:
 
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
-    """A clock that shows a second more at each look."""
+    """A clock that advances by one second at each reading."""
     now = [0.0]
 
     def look() -> float:
@@ -57,7 +57,7 @@ def test_cheap_traffic_is_read_in_full(clock):
 
 def test_what_costs_too_much_is_halved_until_it_does_not(clock):
     said: list[int] = []
-    events = FakeEvents(1024, 2e-3)  # two seconds of the processor in one of the clock
+    events = FakeEvents(1024, 2e-3)  # two seconds of CPU time in one second of the clock
     sampled = Sampled(events, said.append, lambda: events.spent)
     assert [heard(sampled) for _ in range(6)] == [1024] * 6, "each stands for those that were left out"
     assert said == [2, 4, 8]

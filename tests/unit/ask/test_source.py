@@ -1,4 +1,4 @@
-"""Whom a command asks: few Services by name, in requests that a server takes, many in one request for all."""
+"""The requests of a command: for a few named Services, of limited length, or one request for all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERY = [(LONG, f"{number:063d}") for number in range(3000)]
 
 
 class Server:
-    """What a proxy with all of EVERY answers."""
+    """The answer of a proxy that has all objects in EVERY."""
 
     path = ""
 

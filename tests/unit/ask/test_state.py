@@ -1,4 +1,4 @@
-"""/debug/state: what it says of a Service in each state, what can be asked for, and that it never holds up the loop."""
+"""/debug/state: its text for a Service in each state, its queries, and that it never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def resource_of(obj):
 
 
 class Kit:
-    """A planner with Services, and the page that shows it."""
+    """A planner with Services, and the page that shows its state."""
 
     def __init__(self, *objects):
         self.planner = Planner(WORLD)
@@ -289,13 +289,13 @@ def test_states():
     assert kit.one("name")["state"] == "ignored"
     assert kit.one("bad")["problems"] == ["spec.ports[0].port: 0 is not between 1 and 65535; port skipped"]
     before = kit.planner.compiled["default", "web"]
-    # Known, and not yet compiled: what is in the kernel is of older versions.
+    # Received, and not yet compiled: the kernel has older versions.
     kit.planner.apply([Upserted("endpointslices", endpoints("web", "10.244.0.9", version="5"))])
     found = kit.one()
     assert (found["state"], found["slices"]) == ("pending", {"web-x": "5"})
     assert "ports" not in found
     assert found["committed"][0]["endpoints"] == ["10.244.0.1:8080"]
-    # Compiled, and on its way or refused.
+    # Compiled, and pending or refused.
     (change,) = kit.planner.take()
     kit.queued = {change.name: change}
     found = kit.one()
@@ -303,7 +303,7 @@ def test_states():
     assert found["ports"][0]["endpoints"] == ["10.244.0.9:8080"]
     assert found["committed"][0]["endpoints"] == ["10.244.0.1:8080"]
     assert kit.page()["pendingCount"] == 1
-    # Deleted, and the kernel still has it.
+    # Deleted, but still in the kernel.
     kit.planner.apply([Deleted("services", "default", "web")])
     (change,) = kit.planner.take()
     kit.queued = {change.name: Change(change.name, before, change.after)}
@@ -338,12 +338,12 @@ def test_nothing_is_programmed_that_the_kernel_is_not_known_to_have(standing, st
     kit.families[Family.IPV4] = standing
     found = kit.one()
     assert (found["state"], found["reason"], found["ports"], found["committed"]) == (state, reason, ports, ports)
-    assert kit.one("name")["state"] == "ignored"  # what has nothing there lacks nothing
+    assert kit.one("name")["state"] == "ignored"  # a Service without any element there lacks nothing
     family = kit.page()["families"]["IPv4"]
     assert (family["state"], family["wholeSince"]) == (state, None)
     text = kit.ask("format=text&name=web")[1]
     assert f"\ndefault/web: {state}, version 7\n  {reason}\n" in text
-    assert text.count("http TCP IPv4") == 1  # wanted and committed are the same
+    assert text.count("http TCP IPv4") == 1  # the desired and the committed state are the same
 
 
 def test_another_familys_trouble_is_none_of_a_services():
@@ -392,7 +392,7 @@ def test_an_ignored_value_is_reported_with_the_reason(fields, reason):
 
 
 def test_another_proxys_service_is_known_by_its_slices():
-    """The API server is asked for no such Service; but its slices have the label too, and are not left out."""
+    """The proxy requests no such Service from the API server; but its slices also have the label, and are included."""
     kit = Kit(endpoints("web", "10.244.0.1", proxy_name="cilium"), endpoints("deleted", "10.244.0.2"))
     assert names(kit.page()) == ["web"]
     assert kit.one() == {
@@ -440,7 +440,7 @@ FINDS = {
     "address=192.0.2.9": ["web"],  # load balancer
     "address=192.0.2.9&port=80": ["web"],
     "address=192.0.2.9&port=30080": [],
-    "address=192.0.2.1": [],  # of the node: which port?
+    "address=192.0.2.1": [],  # an address of the node: the port is missing
     "address=192.0.2.1&port=30080": ["web"],
     "address=192.0.2.1&port=30081": ["web"],
     "address=10.96.0.2&port=30080": [],
@@ -520,7 +520,7 @@ def test_text_is_for_people():
 
 
 def test_names_and_messages_forge_no_lines():
-    """An API server's message, or a name that nobody checked, stands where it belongs and in one line."""
+    """A message of an API server, or an unchecked name, stays at its place and in one line."""
     forged = "x\nIPv4: last synced now\x1b[1A\u202e"
     kit = Kit(service("web", version=forged))
     kit.families[Family.IPV4] = FamilyStanding(Family.IPV4, refusal=forged)

@@ -1,4 +1,4 @@
-"""Who uses Services: which connection belongs to whom, and what is counted."""
+"""The users of Services: the owner of each connection, and the counters."""
 
 from __future__ import annotations
 

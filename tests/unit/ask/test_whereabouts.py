@@ -1,4 +1,4 @@
-"""On which node a client is: what slices and the Node's pod networks say, and when it does not matter."""
+"""The node of a client: the evidence of slices and of the Node's pod networks, and when the node does not matter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from support.snapshots import snapshot
 
 PORTS = [EndpointPort(port=8080, name="http")]
 GATEWAY = "10.244.0.1"
-"""An address of this node in its pod network, as the plugins give it one that take addresses from podCIDRs."""
+"""An address of this node in its pod network, as assigned by network plugins that use podCIDRs."""
 
 
 def subject(*local: str, policy: str = "Cluster") -> Snapshot:
@@ -82,11 +82,11 @@ def test_a_client_of_another_node_is_named_with_it(source, local, node, reason):
         ("node", "10.96.0.10:80", "", (GATEWAY,)),
         (NODE_IPS[Family.IPV4], "10.96.0.10:80", "", (GATEWAY,)),
         ("10.244.0.7", "10.96.0.10:80", "", (GATEWAY,)),
-        ("10.244.0.99", "10.96.0.10:80", "", (GATEWAY,)),  # no endpoint, of this node's network
-        ("10.244.9.9", "10.96.0.10:80", "", ()),  # nothing says that podCIDRs are where pods are
-        ("192.0.2.99", "10.96.0.10:80", "", (GATEWAY,)),  # no pod
-        ("10.244.1.7", f"{NODE_IPS[Family.IPV4]}:30080", "", ()),  # it asks this very node
-        ("10.244.1.7", "10.96.0.10:80", "veth7", ()),  # somebody saw it come in here
+        ("10.244.0.99", "10.96.0.10:80", "", (GATEWAY,)),  # no endpoint, in this node's network
+        ("10.244.9.9", "10.96.0.10:80", "", ()),  # there is no evidence that podCIDRs are pod networks
+        ("192.0.2.99", "10.96.0.10:80", "", (GATEWAY,)),  # not a pod
+        ("10.244.1.7", f"{NODE_IPS[Family.IPV4]}:30080", "", ()),  # the request arrived at this very node
+        ("10.244.1.7", "10.96.0.10:80", "veth7", ()),  # the trace shows that the packet arrived here
     ],
 )
 def test_clients_on_this_node_and_of_its_addresses_are_answered_here(source, target, interface, local):
@@ -131,12 +131,12 @@ def test_the_first_line_is_the_proxys_decision(source, target, heading):
     ("source", "target", "interface", "unknown"),
     [
         ("192.0.2.99", "10.96.0.10:80", "", True),
-        ("192.0.2.99", f"{NODE_IPS[Family.IPV4]}:30080", "", False),  # decided here, wherever the client is
+        ("192.0.2.99", f"{NODE_IPS[Family.IPV4]}:30080", "", False),  # decided on this node, wherever the client is
         ("192.0.2.99", "10.96.0.10:80", "eth0", False),
-        ("192.0.2.99", "192.0.2.200:80", "", False),  # no Service has it
+        ("192.0.2.99", "192.0.2.200:80", "", False),  # no Service has this address
         ("node", "10.96.0.10:80", "", False),
         ("10.244.0.7", "10.96.0.10:80", "", False),
-        ("10.244.9.9", "10.96.0.10:80", "", False),  # a pod's
+        ("10.244.9.9", "10.96.0.10:80", "", False),  # a pod's address
     ],
 )
 def test_a_client_outside_may_be_another_node(source, target, interface, unknown):
@@ -148,11 +148,11 @@ def test_a_client_outside_may_be_another_node(source, target, interface, unknown
 @pytest.mark.parametrize(
     ("source", "policy", "mode", "lost"),
     [
-        ("10.244.1.7", "Local", MODE, {"10.244.1.7:8080"}),  # it is sent to itself
-        ("10.244.2.7", "Local", MODE, {"10.244.1.7:8080"}),  # two other nodes, which have a way of their own
+        ("10.244.1.7", "Local", MODE, {"10.244.1.7:8080"}),  # the client sends to itself
+        ("10.244.2.7", "Local", MODE, {"10.244.1.7:8080"}),  # two other nodes, which have different results
         ("10.244.9.9", "Local", MODE, {"10.244.1.7:8080"}),  # by the pod networks of this node
-        ("10.244.3.9", "Local", MODE, {"10.244.1.7:8080", "10.244.3.9:8080"}),  # nothing says its node but this
-        ("10.244.1.7", "Local", iptables.MODE, set()),  # this mode masquerades all that goes to itself
+        ("10.244.3.9", "Local", MODE, {"10.244.1.7:8080", "10.244.3.9:8080"}),  # the only evidence for its node
+        ("10.244.1.7", "Local", iptables.MODE, set()),  # this mode masquerades all connections of a pod to itself
         ("10.244.1.7", "Cluster", MODE, set()),  # all are masqueraded
         ("10.244.0.7", "Local", MODE, set()),  # a pod of this node
     ],
@@ -243,7 +243,7 @@ def test_an_endpoints_own_address_is_forwarded_untranslated(source, target, head
         ("0.0.0.0/0", "192.0.2.77", NODE_IPS[Family.IPV4]),  # a host, and the network contains this Node
         ("0.0.0.0/0", "10.244.9.9", ""),  # near the Node's podCIDRs: probably a pod of another node
         ("10.244.0.0/16", "192.0.2.77", ""),  # not recognised as a pod
-        ("10.0.0.0/8", "10.1.2.3", ""),  # the network contains no host that is known
+        ("10.0.0.0/8", "10.1.2.3", ""),  # the network contains no known host
     ],
 )
 def test_a_host_in_a_pod_network_that_is_too_wide_is_not_a_pod_of_another_node(

@@ -1,4 +1,4 @@
-"""Committing ahead: nothing of a piece of work that was refused is left behind."""
+"""Transactions that are prepared ahead: a refused piece of work leaves nothing behind."""
 
 import gc
 import weakref
@@ -10,7 +10,7 @@ from kubeproxy.errors import ApplyError
 
 
 class Work:
-    """What is to be committed: in a large cluster, megabytes."""
+    """Data to commit: in a large cluster, megabytes."""
 
 
 def refuse(work):

@@ -1,4 +1,4 @@
-"""What the running mode loads of the others, to remove what they left."""
+"""The modules that the running mode imports from other modes, to remove their leftovers."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Each chain of ours has words for who reads a trace; no chain of others has."""
+"""Each chain of the proxy has a description for traces; no other program's chain has one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is removed of another mode's iptables rules, and what is left alone."""
+"""The iptables rules of another mode that are removed, and those that remain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def removal(tables, keeps):
 
 
 def nothing(table, chain):
-    """What a mode keeps that has no chains."""
+    """The kept rules of a mode without chains."""
     return False
 
 
@@ -75,7 +75,7 @@ def test_many_chains_go_in_pieces_and_none_while_a_rule_leads_to_it():
 
 
 def test_the_chain_of_the_mark_stays_while_rules_of_others_lead_to_it():
-    """As those of the CNI plugin portmap with externalSetMarkChain; iptables removes no chain that is in use."""
+    """Like the rules of the CNI plugin portmap with externalSetMarkChain; iptables removes no chain in use."""
     portmap = SavedTable(
         "nat", (*NAT.chains, "CNI-HOSTPORT-SETMARK"), (*NAT.rules, "-A CNI-HOSTPORT-SETMARK -j KUBE-MARK-MASQ")
     )

@@ -1,4 +1,4 @@
-"""How much each mode would write for plans, without a kernel: what its own rendering has, counted."""
+"""The number of elements that each mode would write for plans, without a kernel: counted from its own rendering."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_is_there_weighs(mode):
     none, one, three = (weigh(mode, plans(count)).amount for count in (0, 1, 3))
     assert none > 0
     assert none != one
-    assert (three > one) is (mode != "userspace")  # there an endpoint is nothing in the kernel
+    assert (three > one) is (mode != "userspace")  # an endpoint is no separate kernel object there
     assert weigh(mode, plans(3), Family.IPV6).amount == 0
     ranged = plans(3, type="LoadBalancer", load_balancer_source_ranges=["10.0.0.0/8"])
     assert weigh(mode, ranged).amount > three

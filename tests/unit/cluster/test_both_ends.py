@@ -1,4 +1,4 @@
-"""`kubectl kubeproxy why` of a connection between nodes, with a stand-in for kubectl: the node that drops is named."""
+"""`kubectl kubeproxy why` of a connection between nodes, with a substitute for kubectl; it names the dropping node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kubectl kubeproxy` with a stand-in for kubectl: names, which pods are asked, hostile answers, and many nodes."""
+"""`kubectl kubeproxy` with a substitute for kubectl: names, the selection of pods, hostile answers, and many nodes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def run(cluster: StandIn, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 
 def asked(cluster: StandIn) -> list[tuple[str, list[str]]]:
-    """The pod and the command of each kube-proxy that was asked."""
+    """Return the pod and the command of each call of a kube-proxy."""
     calls = [call for call in cluster.calls if "exec" in call]
     return [(call[call.index("--") - 1], call[call.index("--") + 1 :]) for call in calls]
 
@@ -501,7 +501,7 @@ def test_an_interrupt_ends_the_plugin_at_once(form: str, cluster: StandIn, tmp_p
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         while not (tmp_path / "running").exists():
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)  # not to kubectl, which a shell in the background has ignore it
+        process.send_signal(signal.SIGINT)  # not to kubectl: a shell makes background processes ignore it
         assert process.communicate(timeout=10)[0] == b""
     assert process.returncode == UNKNOWN
 

@@ -1,4 +1,4 @@
-"""`kubectl kubeproxy trace`: the result of one or two traces in one sentence, and the nodes that are traced."""
+"""`kubectl kubeproxy trace`: one sentence for the result of one or two traces, and the nodes that are traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may follow on a command line, asked of the shells themselves too; and manual pages, read by groff."""
+"""Shell completion, also as computed by the shells themselves; and manual pages, rendered by groff."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.places import ROOT
 from support.programs import program
 
 MANUAL = runpy.run_path(str(ROOT / "deploy/node/manual.py"))
-# A kube-proxy that knows two Services.
+# A kube-proxy that lists two Services.
 KNOWN = f"""#!{sys.executable}
 import sys
 from kubeproxy.commands import completion, parsers
@@ -101,7 +101,7 @@ def test_what_may_follow(monkeypatch: pytest.MonkeyPatch, line: str, shown: list
     [
         ("kube-proxy wh", ["why"]),
         ("kube-proxy why node ", ["default/web:", "shop/web:"]),
-        # Only what stands behind the colon, or the equals sign, as readline has cut there.
+        # Only the part after the colon or the equals sign, where readline splits words.
         ("kube-proxy why node default/web:", ["80", "9/udp"]),
         ("kube-proxy services --output=", ["text", "json"]),
         ("kube-proxy --config ", ["a", "folder"]),
@@ -143,7 +143,7 @@ def test_a_shell_reads_its_script(tmp_path: Path, shell: str) -> None:
 def test_completion_proposes_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["completion", "bash"]) == 0
     assert capsys.readouterr().out == SCRIPTS["bash"]
-    # No proxy answers here, or only one whose Services have other names.
+    # No proxy answers here, or only one with other Services.
     assert run(["completion", "zsh", "kube-proxy services no-such-namespace/"]) == 0
     assert capsys.readouterr() == ("", "")
 
@@ -164,7 +164,7 @@ def test_manual_pages_are_well_formed_and_have_every_option(tmp_path: Path) -> N
             assert "\\fB" + option.replace("-", "\\-") + "\\fR" in text
         requests = set(re.findall(r"^\.(\w+)", text, re.MULTILINE))
         assert requests <= {"TH", "SH", "TP", "B", "PP", "nf", "fi", "RS", "RE", "br", "nh", "ad"}
-        # A line of text that begins with a dot or an apostrophe would be taken for a request.
+        # groff would interpret a line of text that begins with a dot or an apostrophe as a request.
         assert not re.search(r"^'", text, re.MULTILINE)
     for path in (tmp_path / "man/man8").iterdir():
         command = [program("groff"), "-man", "-Tutf8", "-ww", "-z", path]

@@ -1,4 +1,4 @@
-"""What commands print for programs goes to a terminal all the same: it has no raw marks of others' texts."""
+"""JSON output that goes to a terminal contains no raw control characters from external texts."""
 
 from __future__ import annotations
 

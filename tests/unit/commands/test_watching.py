@@ -1,4 +1,4 @@
-"""--watch: the whole answer, then only what is new, changed or gone, until the pipe is closed."""
+"""--watch: the whole answer, then only new, changed and removed lines, until the pipe is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses as Go reads them."""
+"""Addresses are parsed as in Go."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every field of the configuration file: its default, a value that it accepts, one that it refuses and the message."""
+"""Every field of the configuration file: its default, an accepted value, and a refused value with the message."""
 
 import json
 import operator
@@ -19,7 +19,7 @@ NEGATIVE = ("-1s", "must not be negative, got -1s")
 DUAL_STACK = "expected one CIDR or one of each IP family, like 10.100.0.0/16,fde4:8dba:82e1::/48"
 SECONDS_0, SECONDS_30 = Duration(0), Duration(30)
 
-# path, default, value in the file, value in the program, value that is refused, message
+# path, default, value in the file, value in the program, refused value, message
 FIELDS = [
     ("featureGates", {}, {"WatchList": True}, {"WatchList": True}, [1],
      "expected a map of feature gates to true or false, got [1]"),
@@ -104,7 +104,7 @@ PATHS = [row[0] for row in FIELDS]
 
 
 def file_with(values):
-    """The text of a configuration file with values at paths."""
+    """Return the text of a configuration file with values at paths."""
     tree = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}
     for path, value in values.items():
         *parents, name = path.split(".")
@@ -116,7 +116,7 @@ def file_with(values):
 
 
 def at(config, path):
-    """The value of a field by its JSON path."""
+    """Return the value of a field by its JSON path."""
     for name in path.split("."):
         config = operator.attrgetter(json_fields(type(config))[name][0])(config)
     return config

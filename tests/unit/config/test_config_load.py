@@ -1,4 +1,4 @@
-"""Reading a configuration file: formats, strict and lenient, types, defaults, all mistakes at once."""
+"""Loading a configuration file: formats, strict and lenient parsing, types, defaults, all mistakes at once."""
 
 import contextlib
 import json
@@ -137,7 +137,7 @@ def test_base_60_numbers_and_dates_stay_text():
 
 
 def test_numbers_as_helm_writes_them():
-    """Which prints a number beyond a million as a float; Kubernetes' own reader takes it for the number that it is."""
+    """Helm prints a number above a million as a float; Kubernetes' own parser accepts it as a whole number."""
     config = load_text(HEAD + "conntrack: {min: 1.048576e+06, maxPerCore: 1e+06}\nclientConnection: {qps: 1e2}\n")
     assert (config.conntrack.min, config.conntrack.max_per_core) == (1048576, 1000000)
     assert config.client_connection.qps == 100.0
@@ -442,7 +442,7 @@ def test_an_interface_name_that_is_none_is_a_mistake(name):
 
 
 def test_what_the_mode_does_not_use_is_not_looked_at():
-    """As the Go kube-proxy: what is left of another mode's settings keeps nobody from starting."""
+    """As in the Go kube-proxy: leftover settings of another mode do not prevent a start."""
     unused = {
         "detectLocalMode": "BridgeInterface",
         "detectLocal": {"bridgeInterface": "cbr0", "interfaceNamePrefix": "a name that is none"},

@@ -1,4 +1,4 @@
-"""`strict`: empty values have the Go kube-proxy's meaning, our features are off, and values it lacks are refused."""
+"""`strict`: empty values mean the same as in the Go kube-proxy, extensions are off, values unknown to it are errors."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def options_of(*arguments):
         ("", "iptables", "1s"),
         ("iptables: {minSyncPeriod: 5s, masqueradeAll: true}", "iptables", "5s"),
         ("mode: nftables", "nftables", "1s"),
-        ("mode: nftables\nnftables: {minSyncPeriod: 0s}", "nftables", "1s"),  # 0 is unset, as for the Go kube-proxy
+        ("mode: nftables\nnftables: {minSyncPeriod: 0s}", "nftables", "1s"),  # 0 means unset, as in the Go kube-proxy
         ("mode: nftables\nnftables: {minSyncPeriod: 3s}", "nftables", "3s"),
         ("mode: ipvs", "ipvs", "0s"),
     ],

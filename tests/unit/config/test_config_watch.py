@@ -1,4 +1,4 @@
-"""The configuration file is watched: edits, symlink swaps, bad files."""
+"""The proxy watches the configuration file: edits, symlink swaps, invalid files."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ INTERVAL = 0.01
 
 
 def first_change(path, running, *edits, resolve=lambda config: config, invalid=lambda _: None):
-    """The first change that is noticed while the edits are made one after another, or None within a second."""
+    """Return the first change that is reported during a series of edits, or None after a second."""
 
     async def scenario():
         changes = watch(path, running, resolve, INTERVAL, invalid)

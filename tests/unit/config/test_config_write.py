@@ -1,4 +1,4 @@
-"""Writing a configuration: what is written reads back as the same, and differences name what changed."""
+"""A written configuration is equal after it is read again, and differences name the changed fields."""
 
 import pytest
 import yaml
@@ -45,7 +45,7 @@ configs = st.builds(
 
 @given(configs)
 def test_what_is_written_reads_back(config):
-    config = load_text(dump(config))  # as any configuration that runs, it was read from a file
+    config = load_text(dump(config))  # like any running configuration, it was read from a file
     assert load_text(dump(config)) == config
 
 
@@ -90,7 +90,7 @@ def test_what_is_written_is_the_owners_alone_and_no_link_is_followed(tmp_path):
     ],
 )
 def test_a_written_file_has_the_meaning_of_empty_fields(tmp_path, text, shown):
-    """As the Go kube-proxy writes and shows it, whose own default mode is another one."""
+    """As the Go kube-proxy, which has another default mode, writes and shows it."""
     config = load_text(f"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{text}\n")
     write_file(config, tmp_path / "out.yaml")
     written = yaml.safe_load((tmp_path / "out.yaml").read_text())

@@ -1,4 +1,4 @@
-"""Go's durations: the cases of Go's own documentation and limits, and that what is printed reads back."""
+"""Go's durations: the cases of Go's documentation, their limits, and that printed durations can be parsed again."""
 
 import contextlib
 import copy

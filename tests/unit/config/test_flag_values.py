@@ -1,4 +1,4 @@
-"""Text of flags to values and back."""
+"""Conversion of flags' text to values and back."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Every flag: its kind and default, a value that it accepts and what that sets, one that it refuses and the message."""
+"""Every flag: its kind and default, an accepted value with its effect, and a refused value with the message."""
 
 import operator
 
@@ -27,7 +27,7 @@ ALPHA = "--feature-gates=LoggingAlphaOptions=true"
 IPVS = "--proxy-mode=ipvs"
 USERSPACE = "--proxy-mode=userspace"
 
-# flag, kind, default, other flags, accepted value, path of the field (or attribute of the options), its value then,
+# flag, kind, default, other flags, accepted value, path of the field (or attribute of the options), resulting value,
 # refused value (None: any text is accepted), message
 ROWS = [
     ("config", "string", "", "", None, "", None, "/absent",

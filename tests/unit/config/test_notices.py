@@ -1,4 +1,4 @@
-"""What is told of a configuration that is valid."""
+"""Warnings about a valid configuration."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which of flags and configuration file wins, and the command lines of real installers."""
+"""Precedence of flags and configuration file, and the command lines of real installers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The command line is read as Go's pflag reads it."""
+"""The command line is parsed as by Go's pflag."""
 
 import pytest
 

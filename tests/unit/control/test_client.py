@@ -1,4 +1,4 @@
-"""A command beside a proxy of another version says so, and blames nobody else."""
+"""A command that reaches a proxy of another version reports the versions, and no other cause."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Refusal(Answer):
 
 
 def test_a_page_that_an_older_proxy_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text of a missing page is that of the server, and the message has both versions and the fix."""
+    """The server determines the text of a missing page; the message contains both versions and the fix."""
     missing = routes({})(Request("GET", "/changes", "")).body
     answers = [Refusal(bytes(missing)), Answer(msgspec.msgpack.encode({"version": "0.0.9", "pid": 1}))]
     monkeypatch.setattr(client._Connection, "request", lambda *_, **__: None)

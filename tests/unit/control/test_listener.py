@@ -1,4 +1,4 @@
-"""The commands' socket: private, in place of what a dead process left, never in place of what somebody uses."""
+"""The commands' socket: private; it replaces the socket of an ended process, never one that is in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from kubeproxy.control.listener import connect, discard, listen
 
 WAITING = 17
-"""Connections that wait to be accepted, of a socket that was made to listen to 16 (unix_recvq_full)."""
+"""Number of connections that a socket with a backlog of 16 queues before accept (unix_recvq_full)."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""docs/monitoring.md shows the alerts of deploy/alerts as they are, each below a heading that its runbook_url names."""
+"""docs/monitoring.md shows the same alerts as deploy/alerts, each below the heading in its runbook_url."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a node needs is said alike wherever it is said: docs/capacity.md has the figures."""
+"""The requirements of a node are the same in all places; docs/capacity.md contains the figures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_requests_hold_what_a_container_has_and_limits_what_it_has_at_most() -> 
 
 
 def seconds(cell: str) -> float:
-    """The number of milliseconds in a cell such as `1,764.4 (1,752.2..1,816.6)`, in seconds."""
+    """Return the number of milliseconds in a cell such as `1,764.4 (1,752.2..1,816.6)`, in seconds."""
     return float(cell.partition(" ")[0].replace(",", "")) / 1000
 
 

@@ -1,4 +1,4 @@
-"""Command lines that the documents show are taken: targets and variables of make, flags, names of benchmarks, pages."""
+"""Command lines in the documents are valid: targets and variables of make, flags, names of benchmarks, pages."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from support.documents import Words, documents
 from support.metric_names import metric_names
 from support.places import ROOT
 
-# Flags of other programs that stand alone in the text.
+# Flags of other programs that occur in the text without their command.
 FOREIGN = {
     "--allocate-node-cidrs": "kube-controller-manager",
     "--build-arg": "docker",
@@ -33,7 +33,7 @@ FOREIGN = {
     "--set": "helm",
     "--skip-phases": "kubeadm",
 }
-# Metrics of the Go kube-proxy that the reference says are not here.
+# Metrics of the Go kube-proxy that the reference lists as missing.
 ABSENT = {
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
     "rest_client_dns_resolution_duration_seconds",
@@ -55,7 +55,7 @@ TARGETS = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split()) 
 
 
 def shown() -> list[Words]:
-    """What a reader may copy into a shell: lines of code blocks without comment and prompt, and code spans."""
+    """Yield texts that a reader may copy into a shell: code spans, and lines of code blocks without prompt."""
     lines = [
         Words(place, re.split(r"\s+#\s", text.strip().removeprefix("$ "))[0])
         for document in documents()
@@ -65,13 +65,13 @@ def shown() -> list[Words]:
 
 
 def after(program: str) -> list[tuple[str, list[str]]]:
-    """The places and arguments of every command line with this program in it, of that program alone."""
+    """Yield the places and arguments of every command line that runs kube-proxy, without other programs' arguments."""
     pattern = re.compile(rf"(?:^|[\s/'`]){re.escape(program)} +(.*?)(?:$|[;|]|&&)")
     found = []
     for place, text in shown():
         if match := pattern.search(text):
             arguments = match[1].removesuffix("\\").replace("'", " ")
-            if arguments.count('"') % 2:  # the program itself stands in quotes
+            if arguments.count('"') % 2:  # the program itself in quotes
                 arguments = arguments.replace('"', " ")
             found.append((place, shlex.split(arguments, comments=True)))
     return found
@@ -117,7 +117,7 @@ def test_the_lab_takes_its_commands() -> None:
 def test_the_proxy_has_the_flags() -> None:
     lines = [(place, words) for place, words in after("kube-proxy") if not words or words[0] not in COMMANDS]
     flags = [(place, word) for place, words in lines for word in words if word.startswith("-")]
-    # kubectl has an object of that name, before which no flags of ours stand.
+    # kubectl has an object of this name, which takes no flags of ours.
     kubectl = {place for place, text in shown() if "kubectl" in text or "helm" in text}
     spans = [Words(place, text) for document in documents() for place, text in document.spans()]
     flags += [(place, text) for place, text in spans if re.match("--[a-z]|-v", text)]
@@ -193,7 +193,7 @@ def test_metrics_of_these_names_exist() -> None:
         assert re.sub("_(bucket|sum|count)$", "", name) in known | ABSENT, f"{place}: {name}"
 
 
-# What nft 1.0.6 does without reading every element: 100,000 take 3 s, and it begins anew when one changes.
+# nft 1.0.6 can do this without reading every element: 100,000 elements take 3 s, and it starts again after each change.
 QUICK = re.compile(
     r"nft (list (chains|flowtables)|list set ip kube-proxy gone-endpoints|delete table|flush ruleset)\b.*"
 )

@@ -1,4 +1,4 @@
-"""docs/architecture.md says of the layers what import-linter holds them to."""
+"""docs/architecture.md lists the layers that import-linter checks."""
 
 import tomllib
 

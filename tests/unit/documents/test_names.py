@@ -1,4 +1,4 @@
-"""Names in the documents exist: of classes and their methods, of fields of the configuration, of feature gates."""
+"""Names in the documents exist: classes and their methods, fields of the configuration, feature gates."""
 
 import re
 
@@ -46,7 +46,7 @@ def test_fields_of_the_configuration_exist() -> None:
     ]
     assert len(named) > 6
     for place, match in named:
-        # Programs, tables of nft and modules are called as modes are.
+        # Some programs, tables of nft and modules have the same names as modes.
         known = match[2] in fields[match[1]] or match[2] in {"md", "py", "conf"}
         assert known, f"{place}: {match[0]}"
 

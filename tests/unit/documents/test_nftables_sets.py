@@ -1,4 +1,4 @@
-"""docs/nftables.md names every set and map of our table."""
+"""docs/nftables.md names every set and map of the proxy's table."""
 
 from kubeproxy.backends.nftables.layout import CLASSES, EXACT, Layout
 from kubeproxy.model.addresses import Family

@@ -1,4 +1,4 @@
-"""Files, folders and sections that the documents name are there."""
+"""Files, folders and sections that the documents name exist."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from support.documents import Words, documents
 from support.places import ROOT
 
-# What programs make while they run.
+# Files that programs create while they run.
 MADE = (".venv/", "bench/out", "dist/")
 PLACEHOLDERS = {"NAME", "NNNN", "STEP", "MODE"}
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]*)+")
@@ -17,7 +17,7 @@ SOURCE = re.compile(r"[\w/-]+\.py")
 
 @cache
 def tree() -> frozenset[str]:
-    """All files and folders of the repository, each by its path and by every end of it: a room's name is left out."""
+    """Return all files and folders of the repository, each by its path and by every end of its path."""
     ends = set()
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [
@@ -30,7 +30,7 @@ def tree() -> frozenset[str]:
 
 
 def is_of_the_repository(word: str) -> bool:
-    """Whether a word in code font can only be one of our files; those of a node begin with a slash."""
+    """Return whether a word in code font can only be a file of the repository; paths on a node begin with a slash."""
     rooms = {path.name for room in (".", "src/kubeproxy", "src/kubeproxy/backends") for path in (ROOT / room).iterdir()}
     if word.startswith(MADE) or PLACEHOLDERS & set(re.split(r"[/.-]", word)):
         return False
@@ -40,7 +40,7 @@ def is_of_the_repository(word: str) -> bool:
 
 
 def missing(named: list[Words]) -> list[str]:
-    """The paths that are not there, with where they stand."""
+    """Return the paths that do not exist, with their places."""
     return [f"{place}: {word}" for place, word in named if word.rstrip("/") not in tree()]
 
 
@@ -80,7 +80,7 @@ def test_links_lead_to_files_and_sections() -> None:
 
 
 def anchors_of(name: str) -> set[str]:
-    """The anchors of the document of this name; none if it is no document."""
+    """Return the anchors of the document of this name; none if there is no such document."""
     return next((document.anchors() for document in documents() if document.name == name), set())
 
 

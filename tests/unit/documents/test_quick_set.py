@@ -1,4 +1,4 @@
-"""`make test` leaves out no mode and no family, and CONTRIBUTING.md lists the files with tests that it leaves out."""
+"""`make test` runs scenarios of every mode and family, and CONTRIBUTING.md lists the files whose tests it omits."""
 
 import os
 import re
@@ -10,12 +10,12 @@ import pytest
 from support.places import ROOT
 
 SCENARIOS = 10
-"""Fewest scenarios of a mode in the quick set, but for ipvs, whose scenarios run in guests."""
+"""Minimum number of a mode's scenarios in the quick set; those of ipvs run in guests and are counted separately."""
 
 
 @pytest.fixture(scope="module")
 def quick() -> list[str]:
-    """The ids of scenarios, and of tests in guests, that `make test` runs."""
+    """Return the ids of scenarios, and of tests in guests, that `make test` runs."""
     plugins = ("xdist", "randomly", "cacheprovider", "cov")
     command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "not slow", "--color=no"]
     command += [*(f"-pno:{name}" for name in plugins), "tests/scenarios", "tests/guest"]

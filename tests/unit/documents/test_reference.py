@@ -1,4 +1,4 @@
-"""docs/reference.md lists every flag, field, metric and event; and what comments cite is a section that exists."""
+"""docs/reference.md lists every flag, field, metric and event; sections that comments cite exist."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ CITATION = re.compile(r'(docs/[\w-]+\.md|CONTRIBUTING\.md|README\.md)(?:,? "([^"
 
 
 def section(heading: str) -> str:
-    """The text of a section of the reference."""
+    """Return the text of a section of the reference."""
     text = document("docs/reference.md").path.read_text(encoding="utf-8")
     return text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
 
@@ -64,7 +64,7 @@ def test_every_event() -> None:
 
 
 def citations() -> Iterator[tuple[str, re.Match[str]]]:
-    """Every mention of a document in a source file."""
+    """Yield every mention of a document in a source file."""
     for top in SOURCES:
         path = ROOT / top
         files = [path] if path.is_file() else (each for each in path.rglob("*") if each.is_file())

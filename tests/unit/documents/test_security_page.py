@@ -1,4 +1,4 @@
-"""The tests and fuzzing targets that docs/security.md names are there, and each target is named."""
+"""The tests and fuzzing targets that docs/security.md names exist, and the page names each target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The versions that docs/support.md promises are those that the code checks and the files declare."""
+"""The supported versions in docs/support.md are those that the code checks and the files declare."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ TARGETS = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split()) 
 
 
 def workflow(name: str) -> Json:
-    """A workflow; YAML 1.1 reads its key `on` as true."""
+    """Return a workflow; YAML 1.1 reads its key `on` as true."""
     return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
 
 
@@ -82,7 +82,7 @@ def test_every_job_has_a_limit_of_time() -> None:
 
 
 def test_commands_exist() -> None:
-    """Targets and variables of make, and files of the repository."""
+    """Targets and variables of make, and files of the repository, exist."""
     lines = [(place, line.split()) for place, text in commands() for line in re.split(r"&&|\n", text)]
     found = set()
     for place, words in lines:
@@ -100,7 +100,7 @@ def test_commands_exist() -> None:
 
 
 def test_commands_contain_no_text_of_an_event() -> None:
-    """A name of a branch or a tag reaches a shell as a variable, never as a part of the script."""
+    """The name of a branch or a tag reaches a shell as a variable, never as a part of the script."""
     assert len(commands()) > 6
     for place, text in commands():
         assert "${{" not in text, place

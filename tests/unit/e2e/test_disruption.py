@@ -33,7 +33,7 @@ def client(kind: str, place: str = "pod") -> Client:
 
 
 def crowd(asked: dict[str, list[Asked]]) -> Crowd:
-    """A crowd that is over, with a client of each kind; those without a list asked every half second."""
+    """A finished crowd with one client of each kind; clients that the test does not list sent a request every 0.5 s."""
     made = Crowd([client(kind) for kind in KINDS])
     for each, questions in made.asked.items():
         questions.extend(asked.get(each.kind, [Asked(at / 2, at / 2 + 0.001) for at in range(40)]))

@@ -75,7 +75,7 @@ def test_a_verdict_keeps_the_count_of_tries_and_the_first_failure():
 
 
 class FakeRunner:
-    """Judges tests by a table: the states of a test's tries, in order."""
+    """Rates tests by a table: the states of a test's attempts, in order."""
 
     def __init__(self, states: dict[str, list[str]]) -> None:
         self.states = states

@@ -1,4 +1,4 @@
-"""Engines that do not wait: every test of this folder has retries and looks for drift within milliseconds."""
+"""Engines without waiting: in all tests of this folder they retry and look for drift within milliseconds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How a family's kernel stands: what it was last known to have, and since when."""
+"""The state of one family's kernel: the changes that are pending, and the time of the last success."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_a_difference_stands_until_a_full_sync(backlog, now):
     backlog.differs("rules were changed")
     assert backlog.stale
     assert backlog.standing == FamilyStanding(V4, inspected_at=100.0, difference="rules were changed")
-    backlog.committed(backlog.portion())  # of a sync that was under way already
+    backlog.committed(backlog.portion())  # of a sync that had already started
     assert backlog.standing == FamilyStanding(V4, inspected_at=100.0, difference="rules were changed")
     now[0], backlog.stale = 120.0, False
     backlog.committed(backlog.portion())
@@ -73,7 +73,7 @@ def test_what_is_queued_is_counted_until_it_is_committed(backlog):
 
 @pytest.mark.parametrize("asked", [{"algorithm": "maglev-4093"}, {"weights": f"{HERE}=100,b=99"}])
 def test_tables_and_weights_are_large_for_each_address(backlog, asked):
-    """With 11 addresses some 44,000 elements come of two kilobytes, and others wait for one such Service."""
+    """With 11 addresses, two kilobytes result in some 44,000 elements; other Services wait for one such Service."""
     for number, name in enumerate("ab", 1):
         many = [f"203.0.{number}.{n}" for n in range(1, 11)]
         wanted = service(name, f"10.96.0.{number}", external_ips=many, annotations=Annotations(**asked))
@@ -84,7 +84,7 @@ def test_tables_and_weights_are_large_for_each_address(backlog, asked):
 
 
 def ports_of(*numbers, pods=2):
-    """A Service with these pairs of port and NodePort."""
+    """Return a Service with these pairs of port and NodePort."""
     wanted = service("wide", ports=[ServicePort(port=p, node_port=n, name=f"p{p}") for p, n in numbers])
     offered = [EndpointPort(port=8000 + p, name=f"p{p}") for p, _ in numbers]
     members = [endpoint(f"10.244.0.{n}") for n in range(1, pods + 1)]
@@ -92,7 +92,7 @@ def ports_of(*numbers, pods=2):
 
 
 def parts_of(backlog, change):
-    """The plans after each part of a change, by port."""
+    """Return the plans after each part of a change, by port."""
     backlog.add([change])
     found = []
     while backlog.changes:
@@ -130,7 +130,7 @@ def test_ports_of_a_few_elements_are_committed_together(backlog, monkeypatch):
 
 
 def test_ports_that_exchange_a_frontend_change_together(backlog, monkeypatch):
-    """One transaction removes the frontend and adds it again: with two, it would be missing or there twice."""
+    """One transaction removes the frontend and adds it again: with two, it would be missing or duplicate in between."""
     monkeypatch.setattr(backlog_module, "LARGE", 1)
     monkeypatch.setattr(backlog_module, "PART_SIZE", 1)
     before, after = ports_of((1, 30001), (2, 30002)), ports_of((1, 30002), (2, 30001))

@@ -22,7 +22,7 @@ def key(number, port=8080):
 
 
 class Kernel:
-    """Suspects, and the results of attempts."""
+    """Suspects, and the results of connection attempts."""
 
     def __init__(self):
         self.suspects = set()

@@ -1,4 +1,4 @@
-"""Endpoints that are gone for good: the backends hear of them when it is certain, though no plan changes then."""
+"""Deleted endpoints: the backends are notified when a deletion is certain, even if no plan changes then."""
 
 import pytest
 
@@ -15,7 +15,7 @@ FAILED = EndpointConditions(ready=False, serving=False, terminating=True)
 
 
 class Resetting(FakeBackend):
-    """Takes note of who departs, and writes it with the next sync."""
+    """A backend that records deleted endpoints, and writes them with the next sync."""
 
     def __init__(self, family):
         super().__init__(family)

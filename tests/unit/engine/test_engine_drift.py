@@ -1,4 +1,4 @@
-"""What others do to the rules: when the loop looks for it, and what it makes of what it finds."""
+"""Changes of the rules by other programs: when the loop looks for them, and its reaction."""
 
 import asyncio
 import contextlib
@@ -77,7 +77,7 @@ def test_upkeep_comes_with_each_look():
 
 def test_a_family_that_waits_for_a_full_sync_is_not_looked_at():
     async def scene(stage):
-        stage.tell(LISTS[0])  # the lists are not complete: nothing is written so far
+        stage.tell(LISTS[0])  # the lists are not complete: nothing has been written yet
         await _sleep(0.02)
         assert (stage.backend.looks, stage.backend.kept_up) == ([], 0)
 
@@ -187,7 +187,7 @@ def test_a_look_out_that_breaks_ends_the_program():
 
 
 def test_a_full_sync_writes_what_arrived_while_it_read_the_kernel():
-    """Another kube-proxy may have written it by then: older plans would put back an endpoint that is gone."""
+    """Another kube-proxy may have written it by then: older plans would restore a deleted endpoint."""
 
     async def scene(stage):
         await started(stage, service("a"), endpoints("a", 1), service("gone", 2))

@@ -1,4 +1,4 @@
-"""What the loop does after a failed sync: it tries again, loses nothing, reports nothing too early."""
+"""The loop after a failed sync: it retries, loses no change, and reports no success too early."""
 
 import asyncio
 import itertools
@@ -116,7 +116,7 @@ def test_changes_of_a_family_do_not_wait_for_the_retries_of_the_other_one(monkey
         runs_for_years(stage)
         stage.tell(*READY, service("six", 6, V6))
         await stage.until(lambda: stage.notes.of("refused"))
-        for number in (1, 2, 3):  # also those that come after the first failure
+        for number in (1, 2, 3):  # also those that arrive after the first failure
             stage.tell(service(f"s{number}", number), endpoints(f"s{number}", 1, triggered="2026-01-01T00:00:00Z"))
             await stage.until(lambda: f"s{number}" in stage.programmed(four))  # noqa: B023
         stage.tell(service("bad", 9, external_ips=["nonsense"]))
@@ -176,7 +176,7 @@ def test_changes_are_reported_once_and_when_no_family_has_them_not_at_all():
         await stage.settled()
         changes = [change for (changes,) in stage.notes.of("settled") for change in changes]
         assert {change.name[1] for change in changes} == {"a"}
-        assert changes[0].before.plans[0].cluster == ()  # one change, or two when it was told between steps
+        assert changes[0].before.plans[0].cluster == ()  # one change, or two if it was announced between steps
         assert all(one.after == two.before for one, two in itertools.pairwise(changes))
         assert len(changes[-1].after.plans[0].cluster) == 2
         assert sum(slices for _, slices in stage.notes.counts[0]) == 2
@@ -213,7 +213,7 @@ def test_what_a_family_has_is_known_while_the_other_one_is_refused():
 
 
 def test_attempts_of_a_refused_family_leave_the_loop_alone(monkeypatch):
-    """With 44,000 Services what they are to be takes a tenth of a second to put together, and they go on for days."""
+    """With 44,000 Services the desired state takes 0.1 s to compute, and the retries may last for days."""
     threads, gathered = set(), backlog.Backlog.all_plans
 
     def noted(self, compiled):

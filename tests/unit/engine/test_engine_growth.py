@@ -1,4 +1,4 @@
-"""Slow start: the loop looks again by itself while a share grows, and at no other time."""
+"""Slow start: the loop schedules itself while a share grows, and at no other time."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Lists that are taken in bit by bit, while the loop runs in between."""
+"""Lists that are processed in parts, while the loop runs in between."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ _sleep = asyncio.sleep
 
 @pytest.fixture
 def bit_by_bit(monkeypatch):
-    """The loop runs after every object."""
+    """Let the loop run after every object."""
     monkeypatch.setattr(pacing, "HOLD", -1.0)
     monkeypatch.setattr(planner_module, "STEP", 1)
 

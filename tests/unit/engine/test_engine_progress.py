@@ -1,4 +1,4 @@
-"""What is told of a full sync that takes long: how far it is, and nothing of those that do not."""
+"""Progress reports of a long full sync, and no reports of other syncs."""
 
 import time
 
@@ -11,7 +11,7 @@ from support.staged_engine import READY, FakeBackend, endpoints, play, service
 
 
 class GradualBackend(FakeBackend):
-    """One that knows how much of it the kernel has."""
+    """A backend that reports its progress."""
 
     @property
     def abilities(self):
@@ -50,7 +50,7 @@ def test_a_long_full_sync_logs_its_progress(caplog, monkeypatch, kind, words):
         assert all(any(text.startswith(word) for word in words) for text in told(caplog))
         assert stage.engine.progress is None
         count = len(told(caplog))
-        # A change is no full sync, and nothing is told of what is over.
+        # A change is no full sync, and there are no reports about an ended sync.
         stage.tell(endpoints("s1", 9))
         await stage.settled()
         assert len(told(caplog)) == count

@@ -1,4 +1,4 @@
-"""What the loop reports: problems, pending changes, how long they took."""
+"""The reports of the loop: problems, pending changes, and their duration."""
 
 import asyncio
 import itertools

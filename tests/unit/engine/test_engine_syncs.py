@@ -1,4 +1,4 @@
-"""When the loop syncs, and what of: the first sync, bursts, families, what comes during a sync."""
+"""When the loop syncs, and which Services: the first sync, bursts, families, changes during a sync."""
 
 import asyncio
 import threading
@@ -79,7 +79,7 @@ def test_without_a_node_it_goes_on_after_a_while():
         stage.tell(*LISTS)
         await stage.settled()
         assert stage.backend.calls == [("resync", [])]
-        assert len(stage.backend.worlds) == 1  # however bare the world is, the backends must be told
+        assert len(stage.backend.worlds) == 1  # the backends must get every world, even one without addresses
         stage.tell(node())
         await stage.until(lambda: len(stage.backend.worlds) == 2)
         assert stage.backend.worlds[-1].ipv4.node_ips == (bytes([192, 0, 2, 1]),)
@@ -136,7 +136,7 @@ def test_a_node_with_an_unserved_first_address_is_refused(address, bind, runs):
     play(scene, bind_address=pack(bind) if bind else b"")
 
 
-# -- what ----------------------------------------------------------------------------------------------------------
+# -- which Services -------------------------------------------------------------------------------------------------
 
 
 def test_only_what_changed_is_synced():
@@ -230,7 +230,7 @@ def test_at_least_the_minimum_between_two_syncs(monkeypatch):
         await stage.until(lambda: stage.backend.calls)
         stage.tell(endpoints("a", 2))
         await _sleep(0.005)
-        assert len(stage.backend.calls) == 1  # still resting
+        assert len(stage.backend.calls) == 1  # still pausing
         await stage.until(lambda: len(stage.backend.calls) == 2)
         rests = [seconds for seconds in slept if seconds > 1]
         assert rests
@@ -242,7 +242,7 @@ def test_at_least_the_minimum_between_two_syncs(monkeypatch):
 
 @pytest.mark.parametrize("change", [endpoints("a", 1), gone("a"), cidr("10.96.0.0/16")])
 def test_the_loop_goes_on_while_the_kernel_is_waited_for(change):
-    """Another program may hold its locks: a commit, the node's addresses, and what a backend reads of a new world."""
+    """Another program may hold its locks: a commit, the node's addresses, and a backend's read of a new world."""
 
     async def scene(stage):
         await started(stage, service("a"))
@@ -266,7 +266,7 @@ def test_the_loop_goes_on_while_the_kernel_is_waited_for(change):
 
 
 def test_changes_of_many_tables_are_in_several_syncs_and_those_of_others_between_them():
-    """Sixteen tables of 4093 slots are taken at a time: 40 Services with as many each held all others up for 12 s."""
+    """Sixteen tables of 4093 slots are accepted at a time: 40 Services with as many each delayed all others by 12 s."""
 
     async def scene(stage):
         stage.tell(service("there", 1), endpoints("there", 1), *READY)
@@ -289,7 +289,7 @@ def test_changes_of_many_tables_are_in_several_syncs_and_those_of_others_between
 
 
 def test_others_wait_for_one_large_service_and_not_for_all(monkeypatch):
-    """Each is in a transaction of its own. What is small goes before them, and then with the next one."""
+    """Each is in a separate transaction. Small changes precede them, and then join the next transaction."""
     monkeypatch.setattr(backlog_module, "LARGE", 3)
 
     async def scene(stage):
@@ -310,7 +310,7 @@ def test_others_wait_for_one_large_service_and_not_for_all(monkeypatch):
 
 
 def test_what_comes_while_a_large_service_is_committed_waits_for_no_other_commit_of_it(monkeypatch):
-    """As one whose endpoint becomes ready and unready again and again: others waited for two of its commits."""
+    """A Service whose endpoint becomes ready and unready again and again: others waited for two of its commits."""
     monkeypatch.setattr(backlog_module, "LARGE", 3)
 
     async def scene(stage):
@@ -326,7 +326,7 @@ def test_what_comes_while_a_large_service_is_committed_waits_for_no_other_commit
 
 
 def test_a_large_service_is_committed_port_by_port_and_others_between_its_ports(monkeypatch):
-    """It settles once, after its last port. When it is deleted, its ports go one by one as well."""
+    """It settles once, after its last port. When it is deleted, its ports are removed one by one as well."""
     monkeypatch.setattr(backlog_module, "LARGE", 3)
     monkeypatch.setattr(backlog_module, "PART_SIZE", 1)
     wide, slices = service("wide", 2), endpoints("wide", 1, 2)

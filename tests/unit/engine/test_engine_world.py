@@ -1,4 +1,4 @@
-"""The node and its addresses: how a changed world reaches the backends."""
+"""The node and its addresses: the way of a changed world to the backends."""
 
 import asyncio
 
@@ -111,7 +111,7 @@ def test_a_first_address_of_a_family_that_is_not_served_ends_the_program_even_wh
 
 @pytest.mark.parametrize("later", [(), ("192.0.2.7",)])
 def test_a_node_without_a_known_address_has_ipv4_as_primary_family(later):
-    """As with the Go kube-proxy, which takes 127.0.0.1 for it: IPv6 alone is for nodes that say they are."""
+    """As in the Go kube-proxy, which then assumes 127.0.0.1: IPv6 alone requires a Node with an IPv6 address."""
 
     async def scene(stage):
         stage.engine._node_timeout = 0.0
@@ -167,7 +167,7 @@ def test_a_new_nodeport_address_concerns_every_udp_service():
 
 
 def test_a_world_that_one_family_cannot_take_comes_to_all_once_more():
-    """As when userspace mode is refused the node's addresses: the other family would never hear of them."""
+    """As when userspace mode fails to get the node's addresses: the other family would never get them."""
 
     async def scene(stage):
         await started(stage, service("a"), service("six", 6, V6))

@@ -1,4 +1,4 @@
-"""How closely one looks, and what is believed: decided without a loop or a kernel."""
+"""The depth of inspections, and decisions about their findings, without a loop or a kernel."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_full_sync_stands_for_a_thorough_look():
 
 
 class Backend:
-    """Does its upkeep and looks, or fails at one of both."""
+    """A backend that succeeds or fails in upkeep or inspection."""
 
     def __init__(self, fails=""):
         self.fails, self.done = fails, []

@@ -1,4 +1,4 @@
-"""Delays that double, tokens that come back."""
+"""Delays that double, and tokens that are refilled."""
 
 from kubeproxy.engine.pacing import Backoff, TokenBucket
 

@@ -1,4 +1,4 @@
-"""Work in threads beside the event loop: whoever is cancelled meanwhile waits for it."""
+"""Work in threads beside the event loop: a cancelled caller waits for the end of the thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubeproxy.engine.pacing import exhaust, to_its_end
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_cancelled_caller_waits_for_the_thread(fails, times):
-    """What it works with is closed by then: a listener of userspace mode would wait for half a minute for an answer."""
+    """The thread's objects are closed by then: a listener of userspace mode would wait for an answer for 30 s."""
     begun, go_on, ended = threading.Event(), threading.Event(), []
 
     def transactions():
@@ -41,7 +41,7 @@ def test_a_cancelled_caller_waits_for_the_thread(fails, times):
 
 
 def test_a_cancelled_caller_has_ended_its_call():
-    """As a socket that did not listen to the transactions and is to listen again, before it is closed."""
+    """As a socket that was not subscribed to transactions, and must subscribe again before it is closed."""
     steps, begun = [], threading.Event()
 
     def transactions():

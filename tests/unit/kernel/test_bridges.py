@@ -1,4 +1,4 @@
-"""Which bridges pass their packets to the rules, by files of our own making."""
+"""Which bridges pass their packets to the rules, from fake files in /proc and /sys."""
 
 from kubeproxy.kernel.route import Bridge, bridges
 from kubeproxy.model.addresses import Family

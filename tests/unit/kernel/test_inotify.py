@@ -1,4 +1,4 @@
-"""What is told of files and directories."""
+"""Notifications about files and directories."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which variant of iptables is chosen, when one of the commands that tell it fails."""
+"""The choice of the iptables variant when one of the commands that determine it fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HINT = SavedTable("mangle", ("KUBE-IPTABLES-HINT",), ())
 
 @pytest.fixture
 def failures(monkeypatch):
-    """What legacy's command does before it works, as exceptions; its tables have the hint."""
+    """Exceptions of the legacy command before its first success; its tables contain the hint."""
     made: list[ApplyError] = []
 
     def tables(name: str) -> list[SavedTable]:

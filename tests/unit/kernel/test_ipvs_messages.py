@@ -1,4 +1,4 @@
-"""Real servers as kernels list them: attributes in any order, with others in between, and changing on the way."""
+"""Real servers in the kernel's lists: attributes in any order, unknown attributes, and changes during the list."""
 
 from __future__ import annotations
 

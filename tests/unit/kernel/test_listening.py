@@ -1,4 +1,4 @@
-"""Who listens, as the kernel says it."""
+"""Listening sockets, as reported by the kernel."""
 
 from __future__ import annotations
 

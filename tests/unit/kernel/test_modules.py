@@ -1,4 +1,4 @@
-"""Which kernel modules there are, from the files that tell, and what is said when one is missing."""
+"""The available kernel modules, from modprobe's files, and the message when one is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing and parsing netlink, against bytes written out by hand and against each other."""
+"""Packing and parsing of netlink messages, compared with hand-written bytes and with each other."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_refusals_of_the_kernel_carry_its_errno_and_text() -> None:
         with pytest.raises(NetlinkError, match="cannot read what is not there: Operation not supported") as caught:
             netlink.dump_all(0x3F2, link(0), "what is not there")
         assert caught.value.code == errno.EOPNOTSUPP
-        # And the socket is good for the next dump.
+        # The socket can be used for the next dump.
         assert netlink.dump_all(RTM_GETLINK, link(0), "links")
 
 
@@ -134,7 +134,7 @@ def test_more_requests_than_fit_one_batch_are_answered_in_order() -> None:
 
 
 class FakeSocket:
-    """Plays back datagrams."""
+    """A socket that returns recorded datagrams."""
 
     def __init__(self, *datagrams: bytes) -> None:
         self.datagrams = list(datagrams)

@@ -1,4 +1,4 @@
-"""Dumps of elements taken apart at once are what they are one by one."""
+"""The parser of whole dumps of elements gives the same result as the parser of single elements."""
 
 import pytest
 from hypothesis import given
@@ -10,13 +10,13 @@ from kubeproxy.kernel.nftables.elements import _alike, all_elements, pairs
 
 
 def both_ways():
-    """Return the elements of a dump taken apart at once, and one by one."""
+    """Return the elements of a dump from the parser of dumps, and from the parser of single elements."""
     at_once = [pair for part in pairs(2, "t", "s") for pair in part]
     return at_once, [(element.key, element.data) for element in all_elements(2, "t", "s")]
 
 
 def element(key, data=b"", *, more=b""):
-    """One as the kernel writes it: it does not say what is nested."""
+    """Return an element as the kernel writes it: without the flag of nested attributes."""
     value = attribute(nfta.SET_ELEM_DATA, attribute(nfta.DATA_VALUE, data)) if data else b""
     return attribute(nfta.LIST_ELEM, attribute(nfta.SET_ELEM_KEY, attribute(nfta.DATA_VALUE, key)) + value + more)
 
@@ -65,7 +65,7 @@ def test_one_that_is_packed_otherwise_is_read_all_the_same(dumped):
 
 
 def test_elements_with_timeouts_are_alike(dumped):
-    """A key's end of the size of a timeout is still read."""
+    """The end of a key with the size of a timeout is still parsed as a key."""
     timed = [element(bytes([n]) * 8, more=attribute(nfta.SET_ELEM_TIMEOUT, bytes([n]) * 8)) for n in (1, 2)]
     assert dumped(b"".join(timed))[0] == [(b"\1" * 8, b""), (b"\2" * 8, b"")]
     assert _alike(b"".join(timed), 0, len(timed[0]) * 2) is not None

@@ -1,4 +1,4 @@
-"""A table that is to be removed, when the kernel does not answer as it should."""
+"""The removal of a table when the kernel gives unexpected answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_kernel_without_nf_tables_has_nothing_to_remove(code, monkeypatch):
     [NetlinkError(errno.ENOBUFS, "tables"), NetlinkError(errno.EPERM, "tables"), DumpInterruptedError("tables")],
 )
 def test_a_kernel_that_does_not_say_is_asked_again_later(error, monkeypatch):
-    """Rules of another mode that stay would lead connections elsewhere."""
+    """Remaining rules of another mode would send connections to wrong endpoints."""
 
     def table(*_):
         raise error

@@ -1,4 +1,4 @@
-"""Kernels that cannot trace, and processes that may not: errors that say so."""
+"""Errors on kernels that cannot trace, and of processes without the permission."""
 
 from __future__ import annotations
 

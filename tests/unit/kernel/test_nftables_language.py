@@ -1,4 +1,4 @@
-"""Rules compiled from nft's language, and listed in it. In tests/kernel/nftables nft is the witness."""
+"""Rules compiled from nft's language, and listed in it. tests/kernel/nftables compares the results with nft."""
 
 import socket
 import struct
@@ -119,5 +119,5 @@ def test_attributes_of_any_layout_are_kept(body, kind):
     try:
         parsed = x.parse(x.pack(x.Opaque(kind, body)))
     except (KeyError, ValueError, ApplyError):
-        return  # as other readers of the kernel's bytes: `understood` makes an ApplyError of it
+        return  # As in other parsers of the kernel's bytes: `understood` converts it to an ApplyError.
     assert len(parsed) == 1

@@ -1,4 +1,4 @@
-"""What process 1 does for processes whose parents ended, tried by one that the kernel gives them to as well."""
+"""The duties of process 1 for orphaned processes, tested in a process that also adopts orphans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which process listens on a port."""
+"""The process that listens on a port."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def line(port, inode, state="0A", address="00000000"):
 
 @pytest.fixture
 def proc(tmp_path):
-    """A folder like /proc: processes by number, with command, sockets and what their namespace listens on."""
+    """A folder like /proc: processes by number, with command, sockets and the listening sockets of their namespace."""
 
     def process(pid, command, inodes=(), tcp=""):
         folder = tmp_path / str(pid)
@@ -54,7 +54,7 @@ def proc(tmp_path):
 
 
 def hide(monkeypatch, *pids):
-    """These processes do not show what they hold, as those with more capabilities."""
+    """These processes hide their sockets, as processes with more capabilities do."""
     usual = processes._holds
 
     def holds(folder, links):
@@ -77,10 +77,10 @@ def test_only_listening_sockets_count(proc):
 def test_of_those_that_hide_it_the_one_of_that_name_in_this_network(proc, monkeypatch):
     ours = line(10256, 77)
     proc(1, "init", tcp=ours)
-    proc(5, "kube-proxy", tcp=line(10256, 99))  # in a container with a network of its own
+    proc(5, "kube-proxy", tcp=line(10256, 99))  # in a container with a separate network
     proc(8, "kube-proxy", tcp=ours)
     hide(monkeypatch, 1, 5, 8)
     assert holder(10256, "kube-proxy", proc.root) == (8, "kube-proxy")
     proc(9, "kube-proxy", tcp=ours)
     hide(monkeypatch, 9)
-    assert holder(10256, "kube-proxy", proc.root) is None  # either of two
+    assert holder(10256, "kube-proxy", proc.root) is None  # one of the two

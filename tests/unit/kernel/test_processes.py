@@ -1,4 +1,4 @@
-"""Which processes are kube-proxies, by a /proc of our own making."""
+"""The recognition of kube-proxy processes, in a fake /proc."""
 
 import os
 

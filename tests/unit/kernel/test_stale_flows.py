@@ -1,4 +1,4 @@
-"""Which tracked flows are stale: pure."""
+"""The recognition of stale flows in connection tracking. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernel parameters: reading and writing in a folder that stands for /proc/sys."""
+"""Kernel parameters: reading and writing in a folder that replaces /proc/sys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_only_what_differs_is_written(tree: Path) -> None:
 
 
 def test_a_larger_table_stays(tree: Path) -> None:
-    """An operator's own size, above what the proxy would ask for (kubernetes issue 141943)."""
+    """An operator's value, above the one that the proxy would set (kubernetes issue 141943)."""
     assert apply_settings([("net/netfilter/nf_conntrack_max", 100)], tree, tree / "hashsize") == []
     assert (tree / "net/netfilter/nf_conntrack_max").read_text() == "1000\n"
     assert (tree / "hashsize").read_text() == "256\n"
@@ -71,7 +71,7 @@ def test_a_value_that_cannot_be_written_tells_why_and_what_to_do(tree: Path) -> 
     path.mkdir()
     with pytest.raises(ApplyError, match="nf_conntrack_max"):
         write_sysctl(key, 1, tree)
-    # The kernel's own read-only parameter; root may do what it likes in a plain folder.
+    # A read-only parameter of the kernel; in an ordinary folder root may write it.
     with pytest.raises(ApplyError, match="cannot set sysctl kernel/ostype to 1: "):
         write_sysctl("kernel/ostype", 1)
 

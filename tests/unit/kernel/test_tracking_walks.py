@@ -1,4 +1,4 @@
-"""Which way to find tracked connections is taken for the cheapest, beside what was measured."""
+"""The choice of the cheapest way to find tracked connections, compared with measurements."""
 
 import pytest
 

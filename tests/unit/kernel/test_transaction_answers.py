@@ -1,4 +1,4 @@
-"""What the kernel may answer to a transaction: whatever the errno, one that was not done is an error."""
+"""The kernel's answers to a transaction: for any errno, an unfinished transaction is an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = [chain_message(2, "table", "chain")] * 3
 
 
 def answered(*codes: tuple[str, int]) -> None:
-    """Commit, and be answered errnos for messages by their place."""
+    """Commit, and return these errnos for messages by their position."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def answer() -> None:

@@ -1,4 +1,4 @@
-"""Running the commands of iptables: with names that are no text, and where the system has no room for a process."""
+"""The commands of iptables: with names that are not valid UTF-8, and on a system that cannot start a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMANDS = Commands("iptables-fake", Family.IPV4, True, (1, 8, 9))
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Commands that hand on what they read, and print it."""
+    """Commands that store their input, and print it."""
     for name, script in (("save", 'cat "$RULES"'), ("restore", 'cat > "$RULES"')):
         file = tmp_path / f"iptables-fake-{name}"
         file.write_text(f"#!/bin/sh\n{script}\n")
@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_names_that_are_no_text_are_written_as_they_were_read(folder):
-    """As a chain of others that a full sync removes; whoever is root may name it as they like."""
+    """As for another program's chain that a full sync removes; root may give it any name."""
     rules = b":KUBE-SEP-\xff - [0:0]\n-X KUBE-SEP-\xff\n"
     (folder / "rules").write_bytes(rules)
     COMMANDS.restore(list(COMMANDS.saved("nat")))

@@ -1,4 +1,4 @@
-"""The lock of legacy iptables where many want it, where it is never let go, and where the system has no room."""
+"""The lock of legacy iptables with many waiters, with a holder that never releases it, and without resources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ while True:
     time.sleep(0.05)
     fcntl.flock(file, fcntl.LOCK_UN)
 """
-"""Wants the lock again as soon as it let go of it, as CNI plugins that set up many pods do together."""
+"""A process that takes the lock again right after each release, like CNI plugins that set up many pods together."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def path(tmp_path):
 
 @contextmanager
 def holding(path):
-    """Another open file that has the lock, which the body may let go with `os.close`."""
+    """Another open file that holds the lock; the body may release it with `os.close`."""
     file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
@@ -61,7 +61,7 @@ def waiting() -> list[threading.Thread]:
 
 
 def test_it_comes_in_its_turn_where_others_want_it_all_the_time(path):
-    """Nobody who waits for it in the kernel is passed by; who only looks whether it is free would be, nearly always."""
+    """The kernel serves waiters in order; a poller that only tests the lock would nearly always come too late."""
     lock = Lock.open(path)
     reading, writing = os.pipe()
     others = [subprocess.Popen([sys.executable, "-c", BUSY, str(path)], stdout=writing) for _ in range(4)]
@@ -86,7 +86,7 @@ def test_it_comes_in_its_turn_where_others_want_it_all_the_time(path):
             other.wait()
         os.close(reading)
         os.close(writing)
-    assert turns <= 5 * 10 * len(others)  # some 5 * len(others); who is late at a busy processor is passed by once more
+    assert turns <= 5 * 10 * len(others)  # about 5 * len(others); a waiter that is late on a busy CPU loses a turn
     until(lambda: not waiting())
 
 
@@ -141,7 +141,7 @@ def test_a_lock_that_comes_as_its_place_is_left_is_ours_or_nobodys(path):
 
 
 class Clock:
-    """Time that passes when somebody sleeps."""
+    """A clock that advances during each sleep."""
 
     def __init__(self):
         self.now = 100.0
@@ -157,7 +157,7 @@ class Clock:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_polling_waiter_gets_the_lock_despite_constant_changes(path, monkeypatch, wanted):
-    """As iptables before 1.8.8, for 5 s by kubelet, for ever by CNI plugins: as long as that no pod would start."""
+    """iptables before 1.8.8, kubelet (5 s) and CNI plugins (forever) wait like this: so long no pod would start."""
     clock = Clock()
     monkeypatch.setattr(xtables_lock, "time", clock)
     lock = Lock.open(path)

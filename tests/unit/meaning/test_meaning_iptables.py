@@ -1,4 +1,4 @@
-"""Outcomes of packets in small rulesets of iptables, worked out by hand."""
+"""Outcomes of packets in small rulesets of iptables, compared with hand-computed results."""
 
 from __future__ import annotations
 

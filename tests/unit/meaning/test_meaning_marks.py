@@ -43,13 +43,13 @@ def judged(packet: PassingPacket, more: str = "", policy: str = "ACCEPT") -> tup
         ((MARK, 0), "", "DROP", (True, False)),
         ((MARK, MARK), "", "DROP", (False, True)),
         ((MARK, 0), "", "ACCEPT", (False, True)),
-        # Other marks stay unknown, also those that contain the known bit.
+        # Other marks remain unknown, even if they contain the known bit.
         ((MARK, 0), "-A FORWARD -m mark ! --mark 0x1/0x1 -j DROP\n", "ACCEPT", (False, False)),
         ((MARK, 0), "-A FORWARD -m mark --mark 0x4000 -j ACCEPT\n", "DROP", (False, False)),
         ((MARK, MARK), "-A FORWARD -m connmark --mark 0x4000/0x4000 -j DROP\n", "ACCEPT", (False, True)),
         ((MARK, 0), "-A FORWARD -m connmark --mark 0x4000/0x4000 -j ACCEPT\n", "DROP", (False, False)),
         ((MARK, 0), "-A FORWARD -m mark --mark 0x4000/0x4000 -j DROP\n", "ACCEPT", (False, True)),
-        # Rules that change the mark, for all packets or for an unknown part of them.
+        # Rules that change the mark of all packets, or of an unknown part of them.
         ((MARK, 0), SETS.format("-m mark --mark 0x1/0x1"), "ACCEPT", (False, False)),
         ((MARK, 0), SETS.format("-m mark ! --mark 0x1/0x1"), "ACCEPT", (False, False)),
         ((MARK, 0), SETS.format("-p tcp"), "ACCEPT", (True, False)),

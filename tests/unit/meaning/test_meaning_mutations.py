@@ -42,7 +42,7 @@ def test_each_endpoint_that_goes_is_found(file) -> None:
 
 
 def _mutated(lines: list[str], draw: random.Random) -> list[str]:
-    """Drop a rule of kube-proxy, change an address or a port of it, or exchange it with the one before."""
+    """Delete a rule of kube-proxy, change an address or a port in it, or exchange it with the previous rule."""
     at = draw.choice([number for number, line in enumerate(lines) if line.startswith("-A KUBE-")])
     kind = draw.randrange(4)
     if kind == 0:
@@ -76,7 +76,7 @@ def test_a_share_that_changes_is_found() -> None:
 
 
 def recorded(program: str, lines: list[Line]) -> CompiledRules:
-    """Return recorded rules, of a node with the address in PLACE."""
+    """Return recorded rules of a node with the address in PLACE."""
     text = written(lines).replace("192.168.100.2", NODE)
     return CompiledRules(nftables.compiled(table(text), PLACE)) if program == "nftables" else iptables_rules(text)
 
@@ -109,7 +109,7 @@ def test_each_lookup_of_a_client_that_goes_is_found(program: str) -> None:
     before = recorded(program, lines)
     lookups = [number for number, line in enumerate(lines) if re.fullmatch(STICKY[program], line.text)]
     places = [lines[number].place for number in lookups]
-    lookups = [number for number in lookups if places.count(lines[number].place) > 1]  # where there is a choice
+    lookups = [number for number in lookups if places.count(lines[number].place) > 1]  # if there are several candidates
     assert len(lookups) == 10
     for number in lookups[:: stride(1)]:
         causes = compared(before, recorded(program, [*lines[:number], *lines[number + 1 :]])).causes

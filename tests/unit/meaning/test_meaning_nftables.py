@@ -1,4 +1,4 @@
-"""Outcomes of packets in a small ruleset of nf_tables, worked out by hand."""
+"""Outcomes of packets in a small ruleset of nf_tables, compared with hand-computed results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences that last are told from those that disappear within the grace."""
+"""Lasting differences are distinguished from differences that disappear within the grace period."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ports(episodes):
         ({}, [], 0, 0),
         ({0: [80]}, [], 0, 1),
         ({0: [80], 5: []}, [], 1, 0),
-        ({0: [80], 10: [80]}, [], 0, 1),  # not longer than the grace
+        ({0: [80], 10: [80]}, [], 0, 1),  # not longer than the grace period
         ({0: [80], 11: [80]}, [80], 0, 0),
         ({0: [80], 5: [80, 90], 11: [80, 90]}, [80], 0, 1),
         ({0: [80], 5: [], 11: [80]}, [], 1, 1),
@@ -60,7 +60,7 @@ def test_an_episode_has_its_first_and_last_comparison_and_is_reported_at_both_en
 
 
 def test_a_packet_with_a_new_outcome_is_another_difference():
-    """A proxy that writes late writes each time, so the packet's present outcome changes."""
+    """A proxy that is slow makes the same delayed writes again and again, so a packet's present outcome changes."""
     shadow = Shadow(GRACE)
     for second, now in enumerate(("passed", "refused", "passed", "refused")):
         shadow.compared(8.0 * second, [difference(80, now)])
@@ -83,7 +83,7 @@ HISTORIES = st.lists(
 
 @given(HISTORIES)
 def test_each_run_of_comparisons_with_a_difference_has_one_end(history):
-    """A run without a gap lasts if it is longer than the grace; else it is transient, undecided or interrupted."""
+    """A difference without a gap is lasting after the grace period; otherwise transient, undecided or interrupted."""
     shadow, now, runs, reported = Shadow(GRACE), 0.0, {}, []
     lasted = transient = 0
     for pause, found in history:
@@ -101,7 +101,7 @@ def test_each_run_of_comparisons_with_a_difference_has_one_end(history):
         for port in found:
             first = runs.setdefault(port, now)
             if first is not None and now - first > GRACE:
-                runs[port] = None  # it lasts
+                runs[port] = None  # it is lasting
                 lasted += 1
     assert (len(shadow.lasted), shadow.transient) == (lasted, transient)
     assert reported == shadow.lasted

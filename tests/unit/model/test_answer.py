@@ -1,4 +1,4 @@
-"""What an answer says: the steps and the fields they come from, what the client sees, who is left out and why."""
+"""The model's answers: the steps with their fields, the client's outcome, and excluded endpoints with reasons."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_what_a_refused_client_sees(habits, protocol, address, notice):
     ],
 )
 def test_a_program_on_the_node_cannot_send_udp_that_rules_refuse_as_it_is_sent(mode, target, source, notice):
-    """In the other cases the packet is refused at the hook input, and the program sees ECONNREFUSED."""
+    """In the other cases the hook input refuses the packet, and the program gets ECONNREFUSED."""
     port = ServicePort(port=53, protocol="UDP", node_port=30053)
     made = planner(service("dns", "10.96.0.10", ports=[port], external_ips=[STRANGER]))
     made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, loopback=Loopback.REFUSED)))

@@ -1,7 +1,7 @@
-"""The answer in modes of which no recordings are: it is what conformance runs of these modes are held against.
+"""Answers in modes without recordings: conformance runs of these modes are compared with them.
 
-userspace: what tools/conformance derives from the recordings of the other modes. ipvs: the recording of iptables mode,
-or a difference on purpose, as the runner in the guest judges it.
+userspace: tools/conformance derives them from the recordings of the other modes. ipvs: they are those of the recording
+in iptables mode, or an intended difference according to the runner in the guest.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def test_userspace(number: str) -> None:
 
 
 def reason(played, step, probe, iptables, made) -> str:
-    """Return why an answer in ipvs mode is another one than the recorded, '' when it is not; fail without a reason."""
+    """Return the reason for an intended difference from the recorded answer, '' for no difference; fail without a
+    reason.
+    """
     saw = predicted(made, probe, iptables)
     if saw == iptables:
         return ""

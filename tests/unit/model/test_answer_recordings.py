@@ -1,4 +1,4 @@
-"""The answer for every probe of every recorded conformance case is what real packets did under the Go kube-proxy."""
+"""The answer for every probe of the conformance cases is the recorded outcome of packets under the Go kube-proxy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def packet(probe: dict) -> Packet:
 
 
 def predicted(made: Answer, probe: dict, recorded: object) -> object:
-    """An answer in the words of the recordings."""
+    """Return an answer in the words of the recordings."""
     if made.outcome is Outcome.HEALTH:
         return {"code": 200 if made.local_endpoints else 503, "localEndpoints": made.local_endpoints}
     if made.outcome is Outcome.FORWARDED:
@@ -33,7 +33,7 @@ def predicted(made: Answer, probe: dict, recorded: object) -> object:
             return {"sticky": bool(made.affinity)}
         return {"endpoints": {_recorded(c.destination): _sources(c, probe, recorded) for c in made.choices}}
     if made.outcome is Outcome.NOT_OURS:
-        # The node itself refuses what nothing listens on; other addresses lead outside and back until they expire.
+        # The node refuses packets to its own closed ports; packets to other addresses loop outside until they expire.
         return "refused" if pack(probe["dst"]) in HERE else "dropped"
     return "dropped" if made.notice is Notice.LATE_ICMP else made.outcome.value  # the probes wait for 0.25 s
 
@@ -45,7 +45,7 @@ def _recorded(destination: bytes) -> str:
 
 
 def _sources(choice, probe: dict, recorded: object) -> object:
-    """The sources that an endpoint saw, if they are what the answer says; else what it says in words."""
+    """Return the sources that an endpoint saw, if they agree with the answer; otherwise the answer's text."""
     seen = recorded["endpoints"].get(_recorded(choice.destination)) if isinstance(recorded, dict) else None
     if seen is None or probe["src"] is None:
         return seen

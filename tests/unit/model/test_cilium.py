@@ -1,4 +1,4 @@
-"""Annotations of Cilium: the kinds of addresses that a Service is served at, and source ranges to deny."""
+"""Annotations of Cilium: the kinds of addresses of a Service, and denied source ranges."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_policy_of_source_ranges(ranges, policy, allowed):
     found = compiled(ranges=ranges, cilium_source_policy=policy)
     (plan,) = found.plans
     written = plan.source_ranges
-    if written is not None:  # without the load balancer's address, as which this node may send
+    if written is not None:  # without the load balancer's address, which is a possible source of this node's packets
         written = ", ".join(network_text(one) for one in written if one[0] != one[1])
     assert written == allowed
     assert found.problems == ()

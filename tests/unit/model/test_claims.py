@@ -1,4 +1,4 @@
-"""Who owns a key that several Services ask for: whom the API server gave it, then the oldest, until it lets go."""
+"""The owner of a key that several Services claim: the Service the API server allocated it to, else the oldest."""
 
 import itertools
 import random
@@ -37,7 +37,7 @@ def release(claims, claimant, *keys):
 
 
 def told(claims, moved):
-    """Who is to be looked at again: all that ask for keys whose owner changed."""
+    """Return the Services to compile again: all claimants of keys whose owner changed."""
     return {service for key in moved for service in claims.asking(key)}
 
 
@@ -70,13 +70,13 @@ def test_an_unclaimed_key_has_no_owner():
 def test_services_to_compile_again():
     claims = Claims()
     assert claim(claims, MID, K) == set()
-    assert claim(claims, NEW, K) == set()  # it loses, and knows
-    assert claim(claims, OLD, K) >= {name(MID)}  # it lost
-    assert release(claims, OLD, K) >= {name(MID)}  # it owns again
+    assert claim(claims, NEW, K) == set()  # it loses the key, and reports this
+    assert claim(claims, OLD, K) >= {name(MID)}  # it lost the key before
+    assert release(claims, OLD, K) >= {name(MID)}  # it owns the key again
 
 
 def test_claimants_without_ownership_get_a_new_owner_too():
-    """Their reports name the owner."""
+    """The reports of the losers name the owner."""
     claims = Claims()
     for claimant in (OLD, MID, NEW):
         claim(claims, claimant, K)
@@ -125,7 +125,7 @@ def test_of_the_same_age_the_first_by_name_owns():
 
 @pytest.mark.parametrize("order", list(itertools.permutations([OLD.writing, MID.writing, NEW])))
 def test_what_was_allocated_comes_before_what_was_written(order):
-    """Or whoever may write externalIPs takes the cluster IPs of all Services that are younger than his own."""
+    """Otherwise a user who may write externalIPs could take the cluster IPs of all younger Services."""
     claims = Claims()
     for claimant in order:
         claim(claims, claimant, K)
@@ -178,7 +178,7 @@ def test_ownership_depends_on_the_last_claims_only(steps):
 
 
 class Counted(Claimant, frozen=True, order=True):
-    """A claimant that counts how often it is compared with another one."""
+    """A claimant that counts its comparisons with other claimants."""
 
     def __lt__(self, other):
         compared[0] += 1
@@ -198,7 +198,7 @@ compared = [0]
 @pytest.mark.parametrize("coming", ["oldest first", "youngest first", "anyhow"])
 @pytest.mark.parametrize("going", ["oldest first", "youngest first", "anyhow"])
 def test_the_cost_of_many_claimants_of_the_same_keys_is_linear(coming, going):
-    """3,000 Services that shared 20 external IPs made a first list take 36 s longer."""
+    """3,000 Services that shared 20 external IPs delayed the first list by 36 s."""
 
     def cost(number):
         compared[0] = heard = 0
@@ -211,7 +211,7 @@ def test_the_cost_of_many_claimants_of_the_same_keys_is_linear(coming, going):
         return compared[0] + heard
 
     few, many = cost(250), cost(1000)
-    assert many < 4 * few * 1.5  # each is compared with the logarithm of the others
+    assert many < 4 * few * 1.5  # each is compared with a number of others that grows logarithmically
 
 
 def ordered(claimants, order):

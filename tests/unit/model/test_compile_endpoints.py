@@ -1,4 +1,4 @@
-"""Which endpoints are chosen: readiness, termination, hints, locality, duplicates, ports, slices.
+"""The selection of endpoints: readiness, termination, hints, locality, duplicates, ports, slices.
 
 Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/topology.go, endpointslicecache.go.
 """
@@ -17,7 +17,7 @@ ONE, TWO, THREE = "10.244.0.1", "10.244.0.2", "10.244.1.3"
 
 
 def pools(*endpoints, zone="", external="Local", **spec):
-    """The cluster and the local pool, as texts without ports."""
+    """Return the cluster pool and the local pool, as texts without ports."""
     plan = only_plan([parsed(*endpoints)], zone=zone, external_traffic_policy=external, **spec)
     return texts(plan.cluster), texts(plan.local)
 
@@ -156,7 +156,7 @@ def test_serving_endpoints_may_keep_flows_whether_ready_or_not():
 
 
 POLICY_POOLS = {
-    # internal, external, externally accessible: which pools are filled
+    # policies internal and external, externally accessible: the pools with endpoints
     ("Cluster", "Cluster", True): (True, False),
     ("Cluster", "Cluster", False): (True, False),
     ("Cluster", "Local", True): (True, True),

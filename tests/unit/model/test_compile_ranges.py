@@ -1,4 +1,4 @@
-"""Ranges of ports: what an annotation asks for, which Service has a range, and what a packet to one meets with."""
+"""Ranges of ports: the annotation, the Services that get a range, and the answers for packets to a range."""
 
 import pytest
 from hypothesis import given
@@ -179,7 +179,7 @@ claims_of_one = st.lists(st.tuples(ports, ports).map(sorted), max_size=2)
 
 @given(st.lists(st.tuples(st.integers(0, 3), claims_of_one, st.sets(ports, max_size=2)), max_size=12))
 def test_claims_do_not_depend_on_the_history(sequence):
-    """What a Service loses follows from the claims there are."""
+    """The lost ranges of a Service depend on the existing claims."""
     place = address("203.0.113.1") + b"\x06"
     who = [Claimant(Right.ALLOCATED, f"{n}", "ns", f"s{n}") for n in range(4)]
     has: dict[int, tuple[list[PortRange], list[bytes]]] = {n: ([], []) for n in range(4)}

@@ -43,7 +43,7 @@ def only_plan(subject, **more):
     return plan
 
 
-# -- which Services ------------------------------------------------------------------------------------------------
+# -- eligible Services -------------------------------------------------------------------------------------------------
 
 SKIPPED = {
     "headless": {"cluster_ip": "None", "cluster_ips": ["None"]},
@@ -85,7 +85,7 @@ def test_the_label_of_the_proxy_decides_which_one_serves(label, name, reason):
 
 
 def test_another_proxys_service_means_nothing():
-    """The API server is not asked for such; a folder of manifests may have it."""
+    """The watch of the API server excludes such Services; a folder of manifests may contain one."""
     labels = Labels(service_proxy_name="")
     spec = ServiceSpec(cluster_ip="10.96.0.1", ports=[ServicePort(port=80)])
     assert compiled(Service(ObjectMeta(name="web", labels=labels), spec)) == NOTHING
@@ -200,7 +200,7 @@ def test_stored_addresses_are_read_as_the_go_kube_proxy_reads_them():
 
 
 def test_external_ips_that_are_not_served_mean_nothing():
-    """Gate AllowServiceExternalIPs=false: who may write Services takes no addresses of others (CVE-2020-8554)."""
+    """Gate AllowServiceExternalIPs=false: a user who may write Services cannot take other addresses (CVE-2020-8554)."""
     subject = service(
         external_ips=["203.0.113.1", "nonsense"], ingress=["198.51.100.1"], external_traffic_policy="Local"
     )
@@ -342,7 +342,7 @@ def test_a_range_with_the_node_in_it_lets_the_address_itself_in(ranges, allowed)
 
 
 def test_addresses_of_one_service_let_each_other_in_when_the_node_is_let_in():
-    """All are on an interface of the node then, and any may be the source that the kernel picks."""
+    """All of these addresses are on an interface of the node then, and the kernel may select any of them as source."""
     plan = only_plan(service(ingress=["198.51.100.1", "198.51.100.9"], load_balancer_source_ranges=["192.0.2.1/32"]))
     allowed = (
         span("192.0.2.1", "192.0.2.1"),
@@ -575,7 +575,7 @@ def test_endpoints_of_the_plan_are_sorted_and_unique():
     assert plan.cluster == plan.serving == dests("10.244.0.3:8080", "10.244.0.7:8080", "10.244.0.9:8080")
 
 
-# -- what only some backends need ----------------------------------------------------------------------------------
+# -- for some backends only -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

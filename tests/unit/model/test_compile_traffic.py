@@ -1,4 +1,4 @@
-"""What each kind of traffic gets, for every combination of policies, endpoints, detector and masqueradeAll.
+"""The action for each kind of traffic, for every combination of policies, endpoints, detector and masqueradeAll.
 
 Source: docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/nftables (the jumps to its masquerade chain).
 """

@@ -1,4 +1,4 @@
-"""Weights, draining, slow start: what annotations make of plans, what becomes of wrong ones, and what shows of them."""
+"""Weights, draining, slow start: the effects of annotations on plans, wrong annotations, and their place in answers."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ def compiled(*slices, globals_=WORLD, slow_start=None, growth=None, weights=None
 
 
 def shared(*slices, **more):
-    """The cluster pool with weights, and who is drained."""
+    """Return the cluster pool with weights, and the drained endpoints."""
     (plan,) = compiled(*slices, **more).plans
     balance = plan.balance or Balance()
     weights = balance.cluster or (None,) * len(plan.cluster)
@@ -188,11 +188,11 @@ def test_new_endpoints_have_a_part_of_their_weight():
     assert list(found.values()) == [100, 20]
 
 
-# -- room ----------------------------------------------------------------------------------------------------------
+# -- limits of the tables -----------------------------------------------------------------------------------------
 
 
 def crowded(ports, endpoints, **annotations):
-    """A Service with 21 addresses; its plans, the entries that they come to, and what is wrong."""
+    """Return the plans of a Service with 21 addresses, the number of their entries, and the problems."""
     subject = service(
         ports=[ServicePort(port=1000 + n, name=f"p{n}") for n in range(ports)],
         external_ips=[f"203.0.113.{n}" for n in range(1, 21)],
@@ -257,7 +257,7 @@ def test_why_names_the_zone_that_is_drained():
     assert reasons[EVERY[1]].startswith("the weight of zone eu-1a is 0")
 
 
-# -- zones that come later -----------------------------------------------------------------------------------------
+# -- late zones --------------------------------------------------------------------------------------------------------
 
 
 def placing(*endpoints, version="5", **more):

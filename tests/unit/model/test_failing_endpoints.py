@@ -1,4 +1,4 @@
-"""Ejection: which endpoints a Service keeps when some fail, when attempts are due, and what ends an ejection."""
+"""Ejection: the endpoints that a Service keeps when some fail, the times of attempts, and the end of an ejection."""
 
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ def pods(*numbers, **more):
 
 
 def planned(annotations=ON, count=3, flags=None, mode="", **more):
-    """A planner with a Service of some endpoints."""
+    """Return a planner with one Service that has several endpoints."""
     made = Planner(replace(world(), features=Features(flags or {}, mode)))
     web = service(annotations=annotations, **more)
     slices = [pods(*range(1, count + 1), ports=SLICE_PORTS if more.get("ports") else (EndpointPort(port=8080),))]
@@ -190,7 +190,7 @@ def test_only_endpoints_of_services_that_eject_are_tried_and_answers_give_rest()
 
 
 def attempts(found, own, now, until):
-    """The times of attempts that all fail."""
+    """Return the times of attempts that all fail."""
     times = []
     while now < until:
         if found.due((), now):

@@ -1,4 +1,4 @@
-"""Who is gone for good: tables of what happens to slices, and what holds whatever happens to them."""
+"""Deleted endpoints: tables of changes of slices, and properties that hold for all changes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Scene:
         self.planner.apply([Replaced("services", [service(name) for name in "ab"]), Replaced("endpointslices", [])])
 
     def write(self, name: str, text: str, port: int = 80) -> None:
-        """Write the slice; its Service is its first letter."""
+        """Write a slice; the Service's name is its first letter."""
         self.planner.apply([Upserted("endpointslices", piece(name, text, port))])
 
     def delete(self, name: str, resource: str = "endpointslices") -> None:
         self.planner.apply([Deleted(resource, "default", name)])
 
     def look(self, seconds: float = 0.0) -> Departed:
-        """Look once at once, and once more after that time."""
+        """Check immediately, and once more after this time."""
         first = self.departures.look(self.now, self.planner.services)
         self.now += seconds
         second = self.departures.look(self.now, self.planner.services)
@@ -50,7 +50,7 @@ class Scene:
         return words(self.look(seconds))
 
     def told(self) -> set[str]:
-        """Return what who asks hears of Service a."""
+        """Return the report about Service a to a subscriber."""
         return words(Departed(tuple(self.departures.gone_from(("default", "a")))))
 
 
@@ -75,11 +75,11 @@ def scene() -> Scene:
     [
         ("1 2/draining", "1", {"2:80"}),
         ("1 2/failed", "1", {"2:80"}),
-        ("1 2", "1", set()),  # a label changed, or it was killed so fast that nobody saw it end
+        ("1 2", "1", set()),  # a label changed, or the pod was killed before its end was visible
         ("1 2/unready", "1", set()),
         ("1 2/draining", "1 2", set()),  # another pod has the address
         ("1 2/draining 3/draining", "", {"2:80", "3:80"}),
-        ("2 2/draining", "", set()),  # somebody well has it too
+        ("2 2/draining", "", set()),  # a healthy endpoint of another Service has it too
     ],
 )
 def test_the_last_state_decides(scene, before, after, gone):

@@ -1,4 +1,4 @@
-"""What is kept of the objects of a list means what they meant, and is shared."""
+"""The objects that the planner stores from a list keep their meaning, and share equal parts."""
 
 from hypothesis import given
 from msgspec.json import decode

@@ -1,4 +1,4 @@
-"""Maglev: tables are even, alike on every node and steady; a client's slot is the kernel's; annotations ask for it."""
+"""Maglev tables are even, equal on every node and stable; a client's slot is the kernel's; annotations select them."""
 
 import itertools
 import random
@@ -64,7 +64,7 @@ def test_thousands_of_little_weight_beside_one_of_much():
 
 
 MOVED = {(251, 2): 0.005, (1021, 2): 0.005, (1021, 3): 0.01, (4093, 3): 0.005, (4093, 5): 0.01, (1021, 10): 0.035}
-"""How many clients move besides those of the endpoint that goes, in the mean, by the table's size and the endpoints."""
+"""Return the mean number of moved clients beyond those of a removed endpoint, by table size and endpoints."""
 
 
 @pytest.mark.parametrize(("size", "count"), MOVED)
@@ -91,7 +91,7 @@ def test_more_endpoints_than_slots():
 
 
 def test_the_table_stays_as_it_is_in_every_version():
-    """Nodes of two versions are beside each other while a cluster is upgraded."""
+    """During the upgrade of a cluster, nodes have two versions at the same time."""
     pool = tuple(bytes([10, 244, 0, n]) + b"\x1f\x90" for n in (1, 2, 3))
     assert "".join(str(d[3]) for d in fill(pool, (), 251)[:40]) == TABLE
     assert "".join(str(d[3]) for d in fill(pool, (100, 50, 1), 251)[:40]) == WEIGHED

@@ -1,4 +1,4 @@
-"""What weights and tables of all Services may cost a node, who has them, and that none waits for all of another."""
+"""The node's limits for weights and Maglev tables: the Services that get tables, and fairness between Services."""
 
 import itertools
 
@@ -17,13 +17,13 @@ from support.cluster_objects import HERE, endpoint, endpoint_slice, service
 from unit.model.test_planner import planner, taken, upserted
 
 ENTRIES = 8000
-"""What the node gives in these tests: a namespace has 2000, and one table 1021."""
+"""The limits in these tests: 2000 for a namespace, and 1021 for a table."""
 DENIED = Problem("metadata.annotations", NO_ROOM)
 numbers = itertools.count(1)
 
 
 def hashing(name, namespace="default", created=1, algorithm="maglev", ports=1, **more):
-    """A Service with a table for each port."""
+    """Return a Service with a table for each port."""
     return service(
         name,
         f"10.96.{created}.{next(numbers) % 250 + 1}",
@@ -50,7 +50,7 @@ def small(*services, **more):
 
 
 def served(subject):
-    """The Services that have their tables."""
+    """Return the Services that have their tables."""
     found = set()
     for name, compiled in subject.compiled.items():
         has = all(plan.balance for plan in compiled.plans)
@@ -152,7 +152,7 @@ def test_the_served_services_do_not_depend_on_their_order(order, gone):
     assert subject.compiled == {name: fresh.compiled[name] for name in subject.compiled}
 
 
-# -- the order in which changes are taken --------------------------------------------------------------------------
+# -- the order of changes ---------------------------------------------------------------------------------------------
 
 
 def crowd(namespace, count):
@@ -196,7 +196,7 @@ def test_what_is_left_for_later_keeps_when_it_was_triggered():
 
 
 def test_a_planner_that_begins_leaves_nothing_for_later():
-    """What is in the kernel from the run before would be taken for nobody's."""
+    """Otherwise the tables in the kernel from the previous run would belong to no Service."""
     subject = planner(*(noisy := crowd("noisy", 3)), *map(slice_of, noisy), balancing_entries=1 << 30)
     assert len(subject.compiled) == 3
     assert not subject.dirty
@@ -230,7 +230,7 @@ def test_each_namespace_has_its_turn(cost):
     "restless",
     [
         [[("a", "old")]],  # its own namespace
-        [[("b", "old")], [("c", "old")]],  # others, each in every second turn
+        [[("b", "old")], [("c", "old")]],  # the others, each in every second turn
     ],
 )
 def test_what_changes_all_the_time_does_not_hold_up_for_ever_what_waits(restless):
@@ -255,7 +255,7 @@ def test_an_address_of_a_large_service_that_is_gone_is_its_heirs_at_once():
 
 
 def test_an_address_that_a_large_service_gave_away_does_not_wait_for_its_turn():
-    """Its new Service would refuse it for as long as the others take, though nobody else asks for it any more."""
+    """Otherwise its new Service would refuse connections for the whole delay, without another claimant."""
     address = "203.0.113.1"
     many = [hashing(f"noisy-{n:02}", created=n, algorithm="maglev-4093") for n in range(1, 20)]
     changed = hashing("former", created=50, algorithm="maglev-4093")

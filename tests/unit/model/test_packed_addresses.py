@@ -1,4 +1,4 @@
-"""Addresses and networks: what is read, what is refused, and that nothing raises."""
+"""Addresses and networks: accepted and refused texts, and that no text raises an error."""
 
 import ipaddress
 import itertools

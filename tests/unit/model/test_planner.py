@@ -1,4 +1,4 @@
-"""Events in, changed plans out: what each kind of event leads to, one at a time."""
+"""The planner turns events into changed plans: the effect of each kind of event, one at a time."""
 
 import itertools
 
@@ -43,7 +43,7 @@ def upserted(obj):
 
 
 def planner(*objects, **more) -> Planner:
-    """A planner that has listed these objects, with nothing left to take."""
+    """A planner that has listed these objects, without pending changes."""
     found = Planner(world(**({"families": [Family.IPV4]} | more)))
     for resource, kind in (("services", Service), ("endpointslices", EndpointSlice)):
         assert found.apply([Replaced(resource, [o for o in objects if isinstance(o, kind)])]) == []
@@ -52,7 +52,7 @@ def planner(*objects, **more) -> Planner:
 
 
 def taken(subject: Planner, *events):
-    """The changes that events lead to, by Service name."""
+    """Return the changes that events cause, by Service name."""
     assert subject.apply(events) == []
     return {change.name[1]: change for change in subject.take()}
 
@@ -198,7 +198,7 @@ def test_an_equal_list_changes_nothing():
 
 def test_what_a_list_could_not_decode_keeps_its_last_good_state():
     subject = planner(service(), service("other", "10.96.0.2"), endpoint_slice(ONE))
-    assert taken(subject, Replaced("services", [], None)) == {}  # nobody knows which of them is meant
+    assert taken(subject, Replaced("services", [], None)) == {}  # the intended one of them cannot be determined
     assert taken(subject, Replaced("services", [], frozenset({WEB}))).keys() == {"other"}
     assert taken(subject, Replaced("endpointslices", [], frozenset({("default", "web-1")}))) == {}
     assert cluster_pool(subject) == dests("10.244.0.1:8080")
@@ -308,7 +308,7 @@ def test_problems_of_a_service_are_part_of_the_change():
     assert taken(subject, upserted(service(external_ips=["nonsense"]))) == {}
 
 
-# -- what the metrics want -----------------------------------------------------------------------------------------
+# -- input of metrics ------------------------------------------------------------------------------------------------
 
 
 def test_counts_of_changes():
@@ -346,7 +346,7 @@ def test_a_deletion_forgets_the_triggers_of_updates_before_it():
 
 
 def test_a_deleted_slice_has_no_trigger():
-    """Its annotation is from its last update, which may be days ago."""
+    """Its annotation has the time of its last update, which may be days ago."""
     subject = planner(service(), endpoint_slice(ONE, triggered="2026-01-01T00:00:00Z"))
     change = taken(subject, Deleted("endpointslices", "default", "web-1"))["web"]
     assert change.triggers == ()
@@ -452,7 +452,7 @@ def test_kinds_of_frontends_collide_with_each_other():
 
 
 def test_an_older_external_ip_takes_no_cluster_ip():
-    """Or whoever may write externalIPs takes the cluster IPs of all Services that are younger than his own."""
+    """Otherwise a user who may write externalIPs could take the cluster IPs of all younger Services."""
     thief = service("a", "10.96.0.1", created=OLD, external_ips=["10.96.0.2", "10.96.0.3"])
     subject = planner(
         thief,
@@ -557,7 +557,7 @@ def test_a_large_service_is_compiled_in_steps():
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "changed", "deleted"])
 def test_a_slow_service_is_compiled_in_the_background(meanwhile):
-    """Changes of others are ready before it, also when it changes all the time. A deletion is a change at once."""
+    """Changes of others are ready before it, even if it changes all the time. A deletion is a change without delay."""
     ports = [ServicePort(port=number, name=f"p{number}") for number in range(1, 301)]
     offered = [EndpointPort(port=number, name=f"p{number}") for number in range(1, 301)]
     subject = planner(service("web", ports=ports), service("other", "10.96.0.9"))
@@ -587,7 +587,7 @@ def test_a_slow_service_is_compiled_in_the_background(meanwhile):
 
 
 def test_slow_services_take_turns():
-    """None waits until all others are compiled."""
+    """No change waits until all others are compiled."""
     offered = [EndpointPort(port=number, name=f"p{number}") for number in range(1, 301)]
     ports = [ServicePort(port=number, name=f"p{number}") for number in range(1, 301)]
     small, few = ports[:10], offered[:10]

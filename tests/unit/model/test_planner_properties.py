@@ -18,7 +18,7 @@ from support.effort import examples
 
 
 def full(objects, world):
-    """What a planner says that is given the final objects at once."""
+    """Return the state of a planner that gets only the final objects."""
     planner = Planner(world)
     planner.apply([Replaced(resource, list(found.values())) for resource, found in objects.items()])
     planner.take()
@@ -26,7 +26,7 @@ def full(objects, world):
 
 
 def record(objects, event):
-    """Keep the last state of each object, as the events say it is."""
+    """Keep the last state of each object according to the events."""
     if isinstance(event, Upserted):
         objects[event.resource][identity(event.object)] = event.object
     elif isinstance(event, Deleted):
@@ -84,7 +84,7 @@ def test_incremental_equals_full_among_rivals(data, sequence):
 
 @st.composite
 def works(draw):
-    """Lists and changes of two resources as long pieces of work, each in the order of its resource, and takes."""
+    """Return lists and changes of two resources as long tasks, each in the order of its resource, and takes."""
     found = draw(st.lists(rivalries | events, min_size=3, max_size=20))
     return found, draw(st.lists(st.sampled_from(["services", "endpointslices", "take"]), max_size=80))
 
@@ -131,7 +131,7 @@ def test_steps_of_work_may_come_between_each_other(data, pair):
 
 @st.composite
 def interleavings(draw):
-    """Two interleavings of the same histories, one history an object; the second one says things twice."""
+    """Return two interleavings of the same histories, one history per object; the second one repeats events."""
     histories = {}
     for event in draw(st.lists(events.filter(lambda e: isinstance(e, Upserted | Deleted)), max_size=12)):
         name = identity(event.object) if isinstance(event, Upserted) else (event.namespace, event.name)

@@ -91,11 +91,11 @@ def test_settings_are_passed_on():
     assert (world.node_name, world.masquerade_all, world.masquerade_mark) == (HERE, True, 0x1)
 
 
-# -- what a Node said before ---------------------------------------------------------------------------------------
+# -- earlier states of a Node -----------------------------------------------------------------------------------------
 
 FULL = node_object(HERE, ("InternalIP", "192.0.2.1"), ("InternalIP", "2001:db8::1"), pod_cidrs=["10.244.7.0/24"])
 REMEMBERED_CASES = {
-    # the Node as it is now; addresses v4 and v6, pod networks
+    # the present Node; addresses v4 and v6, pod networks
     "nothing is left": (node_object(HERE), ("192.0.2.1", "2001:db8::1"), ("10.244.7.0/24",)),
     "a bare object": (Node(ObjectMeta(name=HERE)), ("192.0.2.1", "2001:db8::1"), ("10.244.7.0/24",)),
     "another address": (
@@ -218,7 +218,7 @@ LOCAL = {
     V6: packed("::1", "2001:db8::1", "fe80::1"),
 }
 NODEPORT_CASES = {
-    # nodePortAddresses: v4, v6; None is every local address but loopback
+    # nodePortAddresses: v4, v6; None means every local address except loopback
     "primary": (("primary",), packed("192.0.2.1"), packed("2001:db8::1")),
     "one CIDR; the other family has all": (("192.0.2.0/24",), packed("192.0.2.1", "192.0.2.200"), None),
     "two CIDRs": (
@@ -261,7 +261,7 @@ def test_nodeport_addresses(case):
     ],
 )
 def test_only_a_network_within_loopback_asks_for_the_relay(chosen, v4, v6):
-    """As the Go kube-proxy of 1.37 (KEP-6032); without its gate there is nothing on loopback."""
+    """As in the Go kube-proxy of 1.37 (KEP-6032); without its gate there are no NodePorts on loopback."""
     world = build(settings(nodeport_addresses=chosen, loopback_nodeports="relayed"), Surroundings(NODE, (), LOCAL))
     assert (world.ipv4.loopback, world.ipv6.loopback) == (v4, v6)
     without = build(settings(nodeport_addresses=chosen), Surroundings(NODE, (), LOCAL))
@@ -282,7 +282,7 @@ PRIMARY_CASES = {
 
 @pytest.mark.parametrize("case", PRIMARY_CASES)
 def test_nodeports_answer_on_all_addresses_of_a_family_without_a_primary_one(case):
-    """As the Go kube-proxy, which finds no network of the family then (util/nodeport_addresses.go)."""
+    """As in the Go kube-proxy, which finds no network of the family then (util/nodeport_addresses.go)."""
     bind, listed, loopback, v4, v6 = PRIMARY_CASES[case]
     node = node_object(HERE, *listed) if listed is not None else None
     chosen = settings(bind_address=address(bind) if bind else b"", loopback_nodeports=loopback)
@@ -308,7 +308,7 @@ def test_loopback_may_be_a_nodeport_address_for_ipv4_alone():
     ],
 )
 def test_health_checks_are_answered_on_loopback_that_is_named(chosen, loopback, v4, v6):
-    """As the Go kube-proxy in all its modes, though NodePorts do not answer there."""
+    """As in the Go kube-proxy in all its modes, though NodePorts do not answer there."""
     around = Surroundings(NODE, (), LOCAL)
     world = build(settings(nodeport_addresses=chosen, loopback_nodeports=loopback), around)
     assert (world.ipv4.health_check_only_ips, world.ipv6.health_check_only_ips) == (v4, v6)

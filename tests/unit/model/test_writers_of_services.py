@@ -1,4 +1,7 @@
-"""What who may only write Services can take from others, as the API server lets it through: see docs/security.md."""
+"""What a user who may only write Services can take from other Services, in objects that the API server accepts.
+
+See docs/security.md.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ EARLY, LATE = "2024-01-01T00:00:00Z", "2025-01-01T00:00:00Z"
 
 
 def planner(created: str = LATE, **evil) -> Planner:
-    """A planner that knows of a victim, and of a Service on another cluster IP that comes after it."""
+    """Return a planner with a victim's Service, and an attacker's Service on another cluster IP that comes after it."""
     made = Planner(world(families=list(Family)))
     victim = service("victim", "10.96.0.10", ports=PORTS, external_ips=["203.0.113.9"], ingress=["198.51.100.9"],
                      created=EARLY)  # fmt: skip
@@ -59,7 +62,7 @@ def test_addresses_that_are_nobodys_are_refused(kind: str, address: str) -> None
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "8.8.8.8", "10.244.0.5"])
 def test_addresses_of_nodes_pods_and_the_world_are_served_as_written(address: str) -> None:
-    """As by the Go kube-proxy (CVE-2020-8554): who must not, is stopped by admission or by the gate."""
+    """As in the Go kube-proxy (CVE-2020-8554): admission or the feature gate must stop users without the right."""
     made = planner(external_ips=[address])
     assert made.owner(Family.IPV4, key(f"{address}:443")) == EVIL
 
@@ -76,6 +79,6 @@ def test_endpoints_are_those_of_the_services_own_namespace() -> None:
 
 
 def pools(made: Planner) -> set[str]:
-    """The endpoints that connections to the victim may get."""
+    """Return the possible endpoints of connections to the victim."""
     made.take()
     return {unpack(destination[:-2]) for plan in made.compiled[VICTIM].plans for destination in plan.cluster}

@@ -1,4 +1,4 @@
-"""Who may see the page: by the client's address, the name in Host, and the site for which a browser asks."""
+"""Access to the page: by the client's address, the name in Host, and the browser's site of origin."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_loopback_is_asked_by_its_own_names(host: str, answered: bool) -> None:
 @pytest.mark.parametrize(
     ("host", "answered"),
     [
-        ("10.0.0.7:10249", True),  # the address that it came to
+        ("10.0.0.7:10249", True),  # the destination address of the connection
         ("node-a.example:10249", True),
         ("NODE-A.example.", True),
         ("192.0.2.9", True),
@@ -108,7 +108,7 @@ def test_other_addresses_are_asked_by_what_is_listed(host: str, answered: bool) 
 )
 def test_pages_of_others_get_no_state(origin: str, site: str, answered: bool) -> None:
     assert (asked(origin=origin, site=site) is None) == answered
-    assert asked(origin=origin, site=site, content=Content.PAGE) is None  # a link to it may stand anywhere
+    assert asked(origin=origin, site=site, content=Content.PAGE) is None  # any site may contain a link to the page
 
 
 def test_all_errors_in_flags_are_reported_together() -> None:

@@ -1,4 +1,4 @@
-"""Questions of the page, answered by a companion process: one at a time, for a limited time."""
+"""Questions of the page, answered by a companion process: one at a time, with a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When problems are looked for: at once, seldom by itself, and when a page asks, though not as often as it asks."""
+"""The times of checks for problems: at once, seldom without a page, and at a page's request, with a limited rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.nftables_plans import plans_of
 
 
 class FakeCompanion:
-    """Answers each look at once, as one that costs nothing."""
+    """Answers each check at once, as if the check cost nothing."""
 
     def __init__(self, words, on_line, ended, greet):
         self.on_line = on_line
@@ -57,7 +57,7 @@ def play(scene, socket="/run/s"):
 
 
 async def looked(told, times):
-    while sum(not message["looking"] for message in told) < times:  # noqa: ASYNC110 - it has no event
+    while sum(not message["looking"] for message in told) < times:  # noqa: ASYNC110 - the companion has no event
         await asyncio.sleep(0.001)
 
 
@@ -72,7 +72,7 @@ def test_a_check_starts_at_once_and_reports_its_time():
 
 @pytest.mark.parametrize("socket", ["/run/s", ""])
 def test_whoever_asks_often_gets_one_look_after_a_pause(socket, monkeypatch):
-    monkeypatch.setattr(module, "LEAST", 0.5)  # longer than a busy machine keeps a test waiting
+    monkeypatch.setattr(module, "LEAST", 0.5)  # longer than a busy machine delays a test
 
     async def scene(problems, told):
         await looked(told, 1)

@@ -1,4 +1,4 @@
-"""Processes beside the proxy: told, heard, started again, and gone with whoever listens."""
+"""Companion processes of the proxy: requests, answers, restarts, and their end with the last client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def hello():
 
 async def until(holds):
     async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+        while not holds():  # noqa: ASYNC110 - the awaited condition has no event
             await asyncio.sleep(0.005)
 
 

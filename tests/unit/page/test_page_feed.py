@@ -1,4 +1,4 @@
-"""Open pages: told at once by the same bytes, greeted anew when they do not read, and nothing runs without one."""
+"""Open pages: all get the same bytes at once, a page that does not read is reset, and nothing runs without a page."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def play(scene):
 
 
 def events(piece):
-    """Kind and data of each event in some bytes."""
+    """Return the kind and data of each event in some bytes."""
     found = []
     for block in piece.decode().strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
@@ -105,7 +105,7 @@ def events(piece):
 
 
 async def until(holds):
-    while not holds():  # noqa: ASYNC110 - what is waited for has no event
+    while not holds():  # noqa: ASYNC110 - the awaited condition has no event
         await asyncio.sleep(0.001)
 
 
@@ -132,7 +132,7 @@ def test_a_page_gets_a_greeting_and_events():
             await until(lambda: not stage.feed._pending)
             told = events(await anext(page))
             assert [each for each in told if each[0] != "now"] == [("flows", {"a": 1}), ("problems", {"findings": []})]
-            async with aclosing(stage.feed.stream()) as second:  # what is kept is told at once
+            async with aclosing(stage.feed.stream()) as second:  # stored state is sent at once
                 assert [kind for kind, _ in events(await anext(second))] == ["hello", "problems"]
 
     play(scene)
@@ -143,7 +143,7 @@ def test_all_ends_a_while_after_the_last_page_and_begins_anew():
         async with aclosing(stage.feed.stream()) as page:
             await anext(page)
             await until(lambda: stage.looks.running)
-        assert stage.feed.is_open  # who loads the page again finds it as it was
+        assert stage.feed.is_open  # a user who reloads the page finds the same state
         async with aclosing(stage.feed.stream()) as page:
             assert events(await anext(page))[0][1]["revision"] == 100
         await until(lambda: not stage.feed.is_open)
@@ -205,7 +205,7 @@ def test_a_page_that_does_not_read_skips_and_is_greeted_anew():
                 await asyncio.sleep(0.001)
             taken = stage.news.taken
             await until(lambda: stage.news.taken > taken + 2)
-            assert len(page._pieces) == 0  # nothing is kept for it any more
+            assert len(page._pieces) == 0  # no state is stored for it any more
             assert longest <= WAITING
             assert events(await anext(slow))[0] == (
                 "hello",

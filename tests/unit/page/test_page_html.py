@@ -1,4 +1,4 @@
-"""The page's file: nothing in it runs but its one script, nothing comes from elsewhere, and its colours can be read."""
+"""The page's file: it runs only its own script, loads nothing from elsewhere, and has readable colours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMES = re.findall(r":root \{(.*?--bg.*?)\}", PAGE, re.DOTALL)
 def test_it_is_one_file_with_one_script_and_one_style() -> None:
     assert [len(re.findall(rf"<{tag}>", PAGE)) for tag in ("script", "style")] == [1, 1]
     assert not re.search(r"<(script|style|link|img|iframe)\s[^>]*(src|href)=[\"'](?!data:)", PAGE)
-    addresses = {"http://www.w3.org/2000/svg"}  # the name of a namespace, which nothing is loaded from
+    addresses = {"http://www.w3.org/2000/svg"}  # the name of a namespace, from which nothing is loaded
     assert set(re.findall(r"https?://[^\"'` ]+", PAGE)) == addresses
 
 
@@ -57,7 +57,7 @@ def test_no_text_can_become_markup_or_code(forbidden: str) -> None:
     ],
 )
 def test_texts_stand_out_from_their_ground(scheme: str, text: str, ground: str) -> None:
-    """WCAG 2.1, 1.4.3: a contrast of 4.5 at least (AA)."""
+    """WCAG 2.1, 1.4.3: a contrast of at least 4.5 (AA)."""
     colours = dict(re.findall(r"--([\w-]+): #([0-9a-f]{6});", scheme))
     light, dark = sorted((_luminance(colours[text]), _luminance(colours[ground])), reverse=True)
     assert (light + 0.05) / (dark + 0.05) >= 4.5

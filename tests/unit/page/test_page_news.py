@@ -1,4 +1,4 @@
-"""What pages are told of changes: rows of those that changed, how long they took, and when all must be loaded anew."""
+"""The updates of pages: changed rows, the durations of changes, and when a page must reload everything."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def endpoints(name, *found, piece="x", triggered=None, hints=None):
 
 
 class Node:
-    """A planner with its news, and the clock that it has."""
+    """A planner with its updates for pages, and its clock."""
 
     def __init__(self, monkeypatch):
         monkeypatch.setattr(module, "conntrack", lambda _: [("a", "", "", 7.0), ("b", "", "", 100.0)])
@@ -83,7 +83,7 @@ class Node:
         return ()
 
     def hears(self, *events, after=0.0):
-        """Have events arrive, and settle so many seconds later."""
+        """Deliver events, and report them as settled after this number of seconds."""
         self.journal.arrived(events)
         self.news.arrived(events)
         self.planner.apply(events)

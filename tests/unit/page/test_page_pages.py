@@ -1,4 +1,4 @@
-"""What is served below /ui/: the page and its policy, answers, refusals, and events over a real connection."""
+"""The server of /ui/: the page and its policy, answers, refusals, and events over a real connection."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def slices(zone):
 
 
 class Api:
-    """An API server that answers what comes next, and nothing any more after that."""
+    """An API server that gives these answers in turn, and then no answer."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -238,7 +238,7 @@ class Api:
 
 
 def zones_shown(api, *paths, clock=lambda: 0.0):
-    """The zone of the one endpoint, in each of these answers in turn."""
+    """Return the zone of the only endpoint in each of these answers in turn."""
 
     async def main():
         async with Server(api) as server:
@@ -312,7 +312,7 @@ def test_services_come_in_steps(accepted):
 
 
 async def opened(port: int, path: str = "/ui/api/events", more: str = "") -> tuple:
-    """Ask for events as kubectl port-forward brings a browser's request: from loopback, for localhost."""
+    """Request events like a browser behind kubectl port-forward: from loopback, for localhost."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     request = f"GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nAccept: text/event-stream\r\n{more}\r\n"
     writer.write(request.encode())
@@ -336,7 +336,7 @@ def test_events_over_a_connection_end_with_it_and_take_no_place(monkeypatch):
             assert all(head.startswith("HTTP/1.1 200") and "text/event-stream" in head for _, _, head in pages)
             for reader, _, _ in pages:
                 assert b"event: hello" in await reader.readuntil(b"\n\n\r\n")
-            assert admission.connected == 0  # of two that there may be, with eight pages open
+            assert admission.connected == 0  # one of the two permitted connections, with eight pages open
             _, writer, head = await opened(port)
             assert head.startswith("HTTP/1.1 503")
             writers.append(writer)
@@ -347,9 +347,9 @@ def test_events_over_a_connection_end_with_it_and_take_no_place(monkeypatch):
                 writer.close()
             while len(feed._pages) > 1:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.001)
-            await server.stop()  # with one open
+            await server.stop()  # with one page open
             with suppress(ConnectionError):
-                await pages[0][0].read()  # to its end
+                await pages[0][0].read()  # until its end
             while feed.is_open:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         finally:

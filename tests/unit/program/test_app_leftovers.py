@@ -1,4 +1,4 @@
-"""What another mode left is removed in the end, whatever stood in the way at first."""
+"""Leftovers of another mode are removed eventually, even after errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kubeproxy.setup import modes
 
 
 def test_a_failed_removal_is_retried_and_logged_once(monkeypatch, caplog):
-    """As when another program holds the lock of iptables just then: its stale rules would be met until a restart."""
+    """As when another program holds the iptables lock: stale rules would remain in effect until a restart."""
     answers = [["held"], ["held"], ["held", "other"], []]
     monkeypatch.setattr(modes, "remove_others", lambda mode: answers.pop(0))
     asyncio.run(app.remove_others(modes.named("nftables"), Backoff(0.001, 0.001)))

@@ -1,4 +1,4 @@
-"""In which order a start asks whether it may, and touches the host."""
+"""The order in which a start checks its permission, and changes the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kubeproxy.setup import host
 
 
 class Sources:
-    """A source that is opened and closed."""
+    """A source that records its opening and closing."""
 
     post = None
     plugin = "login"
@@ -45,7 +45,7 @@ class Sources:
 
 @pytest.fixture
 def steps(monkeypatch):
-    """What a start did, in order."""
+    """The steps of a start, in order."""
     made = []
     monkeypatch.setattr(app, "open_sources", lambda *_: Sources(made))
     monkeypatch.setattr(host, "tune", lambda *_: made.append("sysctls"))
@@ -53,7 +53,7 @@ def steps(monkeypatch):
 
 
 def start(steps, fails=None):
-    """Make the program and end it; a backend may fail to open."""
+    """Create the program and end it; a backend may fail to open."""
 
     def opens(config, world, registry):
         steps.append("backends")

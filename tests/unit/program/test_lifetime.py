@@ -1,4 +1,4 @@
-"""What becomes of the program when one of its parts ends."""
+"""The program's end after one of its parts has ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubeproxy.program.lifetime import Lifetime
 
 
 async def outcome(work):
-    """How the program ends that has this part; fails when it goes on."""
+    """Return how the program ends with this part; fail if it continues."""
     lifetime = Lifetime(lambda: None)
     lifetime.start("part", work)
     async with asyncio.timeout(30):
@@ -20,7 +20,7 @@ async def outcome(work):
 
 
 async def stray():
-    """A part that waits for something which others cancel."""
+    """A part that waits for an object which other parts cancel."""
     waited = asyncio.get_running_loop().create_future()
     waited.cancel()
     await waited
@@ -36,7 +36,7 @@ def test_a_part_that_fails_ends_the_program():
 
 
 def test_a_part_that_was_cancelled_by_others_ends_the_program():
-    """Else it would be missing from then on, and nobody would know: a proxy without its engine looks healthy."""
+    """Otherwise the part would be missing without a notice: a proxy without its engine looks healthy."""
     with pytest.raises(RuntimeError, match="part was cancelled"):
         asyncio.run(outcome(stray()))
 

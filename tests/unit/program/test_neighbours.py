@@ -1,4 +1,4 @@
-"""Two kube-proxies on a node: what the second one says of a port that is taken, and what the first one hears."""
+"""Two kube-proxies on a node: the second one's message about a port in use, and the first one's log."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_another_program_cannot_cause_this_report(agent):
 
 
 def answering(answer, find, port=None):
-    """What is said of port 10256 (or the page's) while `answer` is what the page's port says to any request."""
+    """Return the message about port 10256 (or the page's) if the page's port gives `answer` to any request."""
     heard = []
 
     async def serve(reader, writer):

@@ -1,4 +1,4 @@
-"""Which capabilities are kept for what a node and a configuration need."""
+"""The capabilities that the proxy keeps, for the needs of a node and a configuration."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_files_that_are_read_again_are_known(tmp_path):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """What was given up, in order; this process keeps its own rights."""
+    """The dropped capabilities in order; this process keeps its own rights."""
     made = []
     monkeypatch.setattr(lifetime.xtables, "installed", lambda: ["iptables-nft", "ip6tables-legacy"])
     monkeypatch.setattr(lifetime, "beyond_permission", lambda paths: [path for path in paths if path == "/others"])

@@ -1,4 +1,4 @@
-"""Pages that are served with enableProfiling."""
+"""Pages that the proxy serves with enableProfiling."""
 
 from __future__ import annotations
 

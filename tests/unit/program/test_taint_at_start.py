@@ -1,4 +1,4 @@
-"""The startup taint goes once, and nothing else with it, whatever the API server says meanwhile."""
+"""The startup taint is removed once, and no other taint with it, for any answers of the API server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_node_without_it_is_left_alone(empty):
 
 
 class Api:
-    """Answers in turn; has the Nodes that a watch shows, one after the other."""
+    """A client that returns answers in turn; its watch shows these Nodes one after the other."""
 
     def __init__(self, answers, nodes) -> None:
         self.answers = list(answers)
@@ -93,7 +93,7 @@ def at_once(monkeypatch):
         ([404, 200], [node(KEY)], [REMOVED], 2),
         ([OSError("away"), SourceError("cut"), 503, 200], [node(KEY)], [STAYS, REMOVED], 4),
         ([403, 403, 200], [node(KEY)], [STAYS, STAYS, REMOVED], 3),
-        ([422], [node(KEY), node("a")], [], 1),  # somebody else removed it
+        ([422], [node(KEY), node("a")], [], 1),  # another program removed it
         ([], [node("a")], [], 0),
     ],
 )

@@ -1,4 +1,4 @@
-"""Building, aggregating, limiting and sending Events, against a server of our own making and a clock of our own."""
+"""Building, aggregating, limiting and sending Events, with a fake server and a fake clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPOCH = 1795238047.5
 
 
 class Server:
-    """Answers posts from a script of statuses and errors, 201 and 200 afterwards."""
+    """A server that answers requests from a script of statuses and errors, then with 201 and 200."""
 
     def __init__(self, *script: int | Exception) -> None:
         self.script = list(script)
@@ -41,7 +41,7 @@ class Server:
 
 
 def play(server: Server, *scenes: Callable[[], None]) -> None:
-    """Run the recorder; after each scene, wait until all is sent."""
+    """Run the recorder; after each part of the test, wait until all Events are sent."""
 
     async def main() -> None:
         task = asyncio.create_task(server.recorder.run(retry=0.001))

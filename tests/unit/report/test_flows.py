@@ -1,4 +1,4 @@
-"""Which tracked UDP flows a change made wrong, and when they are looked for; a conntrack that takes notes."""
+"""The tracked UDP flows that a change made stale, and the times of the search for them; a recording conntrack."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,10 @@ NOT_HERE = Traffic(Action.CLUSTER, Action.CLUSTER_MASQUERADE, Action.DROP)
 def meaning(
     *serving, protocol=UDP, family=V4, vip=VIP, external=(), balancer=(), nodeport=0, outside=None, sources=None
 ):
-    """A Service with endpoints; `outside` is what others than its cluster IP do, `sources` may use the balancer."""
+    """Return a Service with endpoints;
+
+    `outside` is the action for addresses other than the cluster IP, `sources` may use the load balancer.
+    """
     internal = SERVED if serving else REJECT
     fronts = [frontend(FrontendKind.CLUSTER, vip, protocol=protocol)]
     fronts += [frontend(FrontendKind.EXTERNAL, address, protocol=protocol) for address in external]
@@ -169,7 +172,7 @@ def test_what_serves_again_is_not_wrong():
 
 
 class Notes:
-    """A conntrack that finds one flow each time."""
+    """A conntrack that finds one flow at each search."""
 
     def __init__(self, *, forgets=True):
         self.calls = []
@@ -193,7 +196,7 @@ class Notes:
 
 
 def cleaned(*steps, forgets=True, looks):
-    """Tell a cleaner of changes, waiting for so many looks after each; return what it looked for."""
+    """Report changes to a cleaner, wait for a number of searches after each; return the arguments of the searches."""
 
     async def scene():
         notes, metrics = Notes(forgets=forgets), ProxyMetrics()
@@ -260,7 +263,7 @@ def relaying(*ports):
 
 
 def test_flows_to_a_listener_are_identified_by_its_port():
-    """In userspace mode none goes to an endpoint: those that go to an open listener of their service port stay."""
+    """In userspace mode no flow leads to an endpoint: those to an open listener of their service port remain."""
     cleaner = relaying(1053)
     cleaner.changed([change(NOTHING, meaning(A))], full=False)
     for now in (0.0, 1.0):
@@ -290,7 +293,7 @@ def test_flows_to_a_listener_that_closed_or_is_another_ones_go():
 
 
 def test_a_running_search_uses_the_present_serving_endpoints():
-    """A Service that is made anew while the kernel's table is read has another listener, and flows to it."""
+    """A Service that is created again while the kernel's table is read has another listener, with flows to it."""
     notes, ports = Notes(), []
     cleaner = FlowCleaner(ProxyMetrics(), [V4], dict, notes, relays={V4: lambda _: ports})
     cleaner.changed([change(meaning(A), NOTHING)], full=False)
@@ -416,7 +419,7 @@ def test_what_a_kernel_never_removes_is_remembered_within_bounds(monkeypatch):
 
 
 def test_a_family_that_is_committed_while_another_is_cleaned_does_not_wait(monkeypatch):
-    """At a start the kernel has IPv6 some milliseconds after IPv4: its stale flows lead to nobody all the while."""
+    """At a start the kernel gets the IPv6 rules after those of IPv4: until then stale flows lead nowhere."""
     order = []
     real = asyncio.sleep
 
@@ -457,7 +460,7 @@ def undisturbed_soon(monkeypatch):
 
 
 def test_flows_wait_while_another_program_has_changed_the_kernel(undisturbed_soon):
-    """Another kube-proxy may have written newer plans, by which these flows are right."""
+    """Another kube-proxy may have written newer plans, by which these flows are correct."""
 
     async def scene():
         notes, answers, asked = Notes(), [True] * 5, []
@@ -521,7 +524,7 @@ def test_flows_wait_when_a_full_sync_begins_while_they_are_read(undisturbed_soon
 
 
 def test_flows_to_what_is_being_committed_stay(cleaner):
-    """The kernel has it before the proxy says so."""
+    """The kernel has the endpoint before the proxy reports it."""
     cleaner.changed([change(meaning(A), meaning(B))], full=False)
     cleaner.committing(V4, [change(meaning(B), meaning(A, C))])
     assert cleaner.due(V4, 0.0) == {FRONT: Suspects(frozenset({A, B, C}), frozenset({A}))}
@@ -548,7 +551,7 @@ def test_one_family_does_not_wait_for_the_other(undisturbed_soon):
     [
         (meaning(A), meaning(B), False, True),
         (meaning(A), NOTHING, False, True),
-        (NOTHING, meaning(A), False, False),  # flows that went untranslated lead nowhere
+        (NOTHING, meaning(A), False, False),  # flows without translation reach no endpoint
         (meaning(A), meaning(B), True, False),
     ],
 )
@@ -577,7 +580,7 @@ def test_an_endpoint_that_left_may_answer_what_it_was_asked(monkeypatch, before,
 
 
 def ranging(endpoints, first=10000, last=20000):
-    """A Service whose only UDP frontend is a range; its first port is TCP."""
+    """Return a Service whose only UDP frontend is a range; its first port is TCP."""
     key = VIP + bytes([UDP]) + first.to_bytes(2, "big")
     plan = meaning(*endpoints).plans[0]
     plan = structs.replace(

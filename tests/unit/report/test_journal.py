@@ -1,4 +1,4 @@
-"""The journal of changes and problems: its entries, its figures by the second, and its limits in number and bytes."""
+"""The journal of changes and problems: its entries, its figures per second, and its limits in number and bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def endpoints(name, *addresses):
 
 
 class Proxy:
-    """An engine with its journal, the clock of both, and the reason why the API server cannot be reached."""
+    """An engine with its journal, the clock of both, and the reason why the API server is unreachable."""
 
     def __init__(self):
         self.now = 0.0
@@ -143,7 +143,7 @@ def test_changes(proxy, batches, lines):
 
 @pytest.mark.parametrize(("number", "text"), [(1, "1 Service and 1 EndpointSlice"), (FEW + 1, "21 Services and 1 Ep")])
 def test_the_first_lists_are_one_entry(proxy, number, text):
-    """The changes settle in two parts; a later list has its own entries, and an event its delay."""
+    """The changes settle in two parts; a later list has separate entries, and an event with its delay."""
     proxy.journal = proxy.made()
     proxy.planner.apply([Replaced("services", tuple(one.object for one in MANY[:number]))])
     proxy.planner.apply([Replaced("endpointslices", (endpoints("s0", "10.244.0.1").object,))])
@@ -294,7 +294,7 @@ def test_the_number_of_entries_is_limited(proxy):
 
 
 def test_the_memory_is_limited(proxy):
-    """The longest names and texts, in characters of four bytes, and more events than are stored."""
+    """The longest names and texts, in characters of four bytes, and more events than the journal stores."""
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     journal = proxy.made()
@@ -305,7 +305,7 @@ def test_the_memory_is_limited(proxy):
         journal.unusable(name, chr(0x1F600) * 2000 + name)
         if number % 3 == 0:
             proxy.now += 1.0
-            proxy.queued = {"something": "waits"}  # arrivals are kept
+            proxy.queued = {"something": "waits"}  # arrivals are stored
             journal.tick()
     size = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""Log formats, verbosity, secrets, and readers that do not read."""
+"""Log formats, verbosity, secrets, and slow readers of the log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_text_lines_are_klogs(number: int, letter: str) -> None:
     line = TextFormatter().format(record(number, "Synced family=%s", "IPv4"))
     moment = time.strftime("%m%d %H:%M:%S", time.localtime(CREATED))
     assert line == f"{letter}{moment}.123456 {os.getpid():7d} engine.py:95] Synced family=IPv4"
-    # What log shippers look for (klog's own header).
+    # The header that log shippers parse (klog's own header).
     assert re.match(r"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6}\s+\d+ \S+:\d+\] ", line)
 
 
@@ -231,7 +231,7 @@ def test_lines_for_the_info_stream_are_held_back_and_errors_never(pipe: tuple[in
         ((("engine", 4),), 2, {"engine.py": 4, "watch.py": 2}),
         ((("e*", 3), ("engine", 9)), 0, {"engine.py": 3, "events.py": 3, "watch.py": 0}),
         ((("[^e]*", 5),), 0, {"engine.py": 0, "watch.py": 5}),
-        ((("engine", 1),), 4, {"engine.py": 4}),  # a pattern shows more, never less, as in klog
+        ((("engine", 1),), 4, {"engine.py": 4}),  # a pattern only adds lines, as in klog
     ],
 )
 def test_vmodule(patterns: tuple[tuple[str, int], ...], verbosity: int, shown: dict[str, int]) -> None:

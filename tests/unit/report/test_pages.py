@@ -1,4 +1,4 @@
-"""The metrics port's pages."""
+"""The pages of the metrics port."""
 
 from __future__ import annotations
 

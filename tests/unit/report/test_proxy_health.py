@@ -1,4 +1,4 @@
-"""/healthz, /livez and /readyz: pure, with clocks of our own."""
+"""/healthz, /livez and /readyz: pure, with fake clocks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_it_lives_while_starting_and_is_eligible_once_all_families_are_synced(
     assert ask(health, "/healthz")[0] == 200
 
 
-# Steps of (seconds since the start, what happens, families late afterwards); the limit is 2 x 30 s.
+# Steps of (seconds since the start, event, late families after the event); the limit is 2 x 30 s.
 @pytest.mark.parametrize(
     "steps",
     [

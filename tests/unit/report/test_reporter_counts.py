@@ -1,4 +1,4 @@
-"""What is counted: changes, as the Go kube-proxy counts them, and Services without local endpoints."""
+"""Counters: changes, as the Go kube-proxy counts them, and Services without local endpoints."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_services_without_local_endpoints_are_counted(plans, internal, external)
 
 @pytest.mark.parametrize(("families", "services"), [((Family.IPV4,), 3), ((Family.IPV4, Family.IPV6), 6)])
 def test_changes_count_in_each_family_as_in_the_go_kube_proxy(families, services):
-    """A slice is of one family only."""
+    """A slice belongs to one family only."""
     metrics = ProxyMetrics()
     reporter = made(metrics)
     reporter.world(world(families=families))
@@ -159,7 +159,7 @@ def test_repairs_are_counted():
 
 
 def test_what_is_tried_again_counts_as_queued_unless_a_change_was_queued_before():
-    """So that the alarm about changes that wait is raised by a repair that the kernel refuses as well."""
+    """So the alert about pending changes also fires for a repair that the kernel refuses."""
     metrics = ProxyMetrics()
     reporter = made(metrics)
     queued, synced = metrics.last_queued.labels("IPv4"), metrics.last_sync.labels("IPv4")

@@ -1,4 +1,4 @@
-"""A kernel that refuses makes the node unhealthy once it lasts, whether or not anything was queued."""
+"""A kernel that refuses changes makes the node unhealthy after a time, with or without pending changes."""
 
 from __future__ import annotations
 

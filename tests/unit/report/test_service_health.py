@@ -16,7 +16,7 @@ V4, V6 = Family.IPV4, Family.IPV6
 
 
 class Kit:
-    """A ServiceHealth with what it tells."""
+    """A ServiceHealth with a record of its reports."""
 
     def __init__(self) -> None:
         self.healthy = True
@@ -38,7 +38,7 @@ def run(work: Callable[[Kit], Awaitable[None]]) -> None:
 
 
 def free_ports(count: int, hosts: tuple[str, ...] = ("127.0.0.1",)) -> list[int]:
-    """Find ports that nothing listens on, all different."""
+    """Return ports on which no process listens, all different."""
     with ExitStack() as stack:
         return [stack.enter_context(socket.create_server((hosts[0], 0))).getsockname()[1] for _ in range(count)]
 
@@ -46,7 +46,7 @@ def free_ports(count: int, hosts: tuple[str, ...] = ("127.0.0.1",)) -> list[int]
 async def get(
     port: int, host: str = "127.0.0.1", path: str = "/any/path", method: str = "GET"
 ) -> tuple[int, dict[str, str], bytes] | None:
-    """Ask a port; None when nothing listens."""
+    """Return the answer of a port; None if no process listens."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError:
@@ -110,7 +110,7 @@ def test_ports_open_change_and_close() -> None:
         kit.health.sync({HealthCheckAddress(V4, two): LocalEndpoints("a", "y", 5)})
         assert await get(one) is None
         assert (await get(two))[1]["X-Load-Balancing-Endpoint-Weight"] == "5"
-        # The port goes to another Service without being closed.
+        # The port moves to another Service without being closed.
         kit.health.sync({HealthCheckAddress(V4, two): LocalEndpoints("b", "z", 1)})
         assert b'"name": "z"' in (await get(two))[2]
         assert kit.health._servers[V4, two] is server

@@ -19,7 +19,7 @@ COUNTED = (
 
 
 class Port:
-    """The pages as they are served."""
+    """Return the pages as served."""
 
     def __init__(self) -> None:
         self._handler = routes(health_pages(), frozenset((SLIS_PAGE,)))

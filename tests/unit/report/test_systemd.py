@@ -1,4 +1,4 @@
-"""What systemd gets to hear, over real datagram sockets."""
+"""The messages to systemd, over real datagram sockets."""
 
 from __future__ import annotations
 

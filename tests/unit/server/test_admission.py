@@ -1,4 +1,4 @@
-"""Who may be connected, and who goes for whom."""
+"""Which clients may connect, and which connections are closed for others."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Connection:
 
 
 class Door:
-    """An admission for so many, and who came by it."""
+    """An admission for this number of connections, and the admitted clients."""
 
     def __init__(self, most: int) -> None:
         self.admission = Admission(lambda: (most, 1))
         self.held: list[Connection] = []
 
     def come(self, address: str, name: str) -> None:
-        """Accept a connection as a server does: when there is no room, some time after somebody had to go."""
+        """Accept a connection like a server: if there is no room, some time after another connection had to close."""
         if not self.admission.has_room():
             self.admission.make_room()
             for one in [one for one in self.held if one.aborted]:

@@ -13,7 +13,7 @@ class Clock:
 
 
 def played(clients, seconds, cost, remote=True):
-    """Return the seconds of answers for each client; each asks again as soon as it is answered."""
+    """Return the seconds spent on answers to each client; each client sends its next request after an answer."""
     clock = Clock()
     budget = Budget(clock)
     end = clock.now + seconds

@@ -1,4 +1,4 @@
-"""Which Host headers are answered where."""
+"""The Host headers that each server accepts."""
 
 from __future__ import annotations
 

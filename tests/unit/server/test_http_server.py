@@ -1,4 +1,4 @@
-"""The HTTP server over real loopback connections: well-behaved clients and others."""
+"""The HTTP server over real loopback connections: well-behaved clients and misbehaving ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ HANDLER = routes(
 
 
 def serve(talk: Talk, admission: Admission | None = None) -> None:
-    """Serve HANDLER on loopback while somebody talks to it; all is closed and counted out then."""
+    """Serve HANDLER on loopback during the body; afterwards all connections are closed and counted."""
     admission = admission or Admission(lambda: (100, 10))
 
     async def run() -> None:
@@ -98,7 +98,7 @@ def serve(talk: Talk, admission: Admission | None = None) -> None:
 
 
 async def exchange(port: int, data: bytes) -> bytes:
-    """Send bytes on a connection of their own; return all that comes until the server closes."""
+    """Send bytes on a new connection; return all bytes until the server closes it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
@@ -171,7 +171,7 @@ def test_a_page_elsewhere_cannot_read_ours_by_a_name_that_leads_here() -> None:
 
 
 def test_incomplete_requests_of_one_client_exclude_no_other_client() -> None:
-    """Over all servers: each had 256 of its own once, and health check ports are as many as there are Services."""
+    """For all servers together: each had 256 once, and there are as many health check ports as Services."""
     admission = Admission(lambda: (10, 2))
 
     async def run() -> None:
@@ -450,7 +450,7 @@ def test_a_broken_page_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_running_out_of_file_descriptors_is_waited_out(caplog: pytest.LogCaptureFixture) -> None:
     class Full:
-        """A listening socket of a process that has no descriptors left, for a while."""
+        """A listening socket of a process that has no free descriptors for a while."""
 
         def __init__(self, real: socket.socket) -> None:
             self.real = real
@@ -502,7 +502,7 @@ def test_connections_leave_nothing_for_the_garbage_collector() -> None:
 
 @contextmanager
 def collecting_nothing() -> Iterator[None]:
-    """The daemon's collector seldom works: what is not in a cycle goes at once all the same."""
+    """The daemon's collector seldom runs: objects outside of cycles are freed at once all the same."""
     gc.collect()
     gc.disable()
     try:

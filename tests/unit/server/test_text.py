@@ -1,4 +1,4 @@
-"""What others wrote, as it may be shown."""
+"""External text, made safe to show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the node is asked at the start: its families, and whether the configuration's networks fit them."""
+"""Properties of the node at the start: its families, and whether the configuration's networks fit them."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_families(proc):
     ],
 )
 def test_a_node_may_do_without_one_family_unless_its_address_is_of_it(found, bind, missing, able, monkeypatch):
-    """As one whose kernel has no nat table for ip6tables: the Go kube-proxy serves IPv4 alone there.
+    """On a kernel without a nat table for ip6tables the Go kube-proxy serves only IPv4.
 
-    Which family the Node's first address is of is known later.
+    The family of the Node's first address is not known yet.
     """
     monkeypatch.setattr(host, "_CHECKED_AGAIN", (0.0,))
 
@@ -99,7 +99,7 @@ def test_settings_of_a_configuration(monkeypatch):
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::"])
 def test_an_unspecified_bind_address_asks_for_no_family(address, monkeypatch):
-    """The Node's first address does: `bindAddress: "::"` is a habit, also in clusters whose kernels have no IPv6."""
+    """The Node's first address decides: `bindAddress: "::"` is common, even in clusters whose kernels have no IPv6."""
     monkeypatch.setattr(host, "families", lambda primary: (V4,) if primary is None else ())
     assert host.settings(load_text(HEAD + f"hostnameOverride: n\nbindAddress: '{address}'")).families == (V4,)
 
@@ -107,7 +107,7 @@ def test_an_unspecified_bind_address_asks_for_no_family(address, monkeypatch):
 def test_cluster_cidrs_of_the_wrong_family():
     with pytest.raises(ConfigError, match=r"clusterCIDR: fd00::/8 has no IPv4 network, but this node has IPv4 only"):
         host.check_families(Settings("n", (V4,), cluster_cidrs=("fd00::/8",)))
-    host.check_families(Settings("n", (V4,), "NodeCIDR", cluster_cidrs=("fd00::/8",)))  # nobody looks at it then
+    host.check_families(Settings("n", (V4,), "NodeCIDR", cluster_cidrs=("fd00::/8",)))  # it has no effect then
 
 
 def node(addresses, *cidrs):
@@ -144,7 +144,7 @@ def test_pod_networks_of_the_node(node, bind, fits):
 
 
 def test_a_family_that_lacks_something_for_a_moment_is_served(monkeypatch):
-    """Until the next start nobody would ask again."""
+    """Otherwise the check would not happen again until the next start."""
     monkeypatch.setattr(host, "_CHECKED_AGAIN", (0.0, 0.0))
     errors = [Unsupported("no buffer space"), Unsupported("no buffer space")]
 
@@ -156,7 +156,7 @@ def test_a_family_that_lacks_something_for_a_moment_is_served(monkeypatch):
 
 
 def test_the_place_in_an_oom(caplog):
-    """Nobody may be kept from running by it: in a container the score can often not be lowered."""
+    """This must not prevent a start: in a container the score can often not be lowered."""
     now = int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
     untouched = ConntrackSettings(
         max_per_core=0, tcp_established_timeout=Duration(0), tcp_close_wait_timeout=Duration(0)

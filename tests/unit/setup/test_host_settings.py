@@ -54,7 +54,7 @@ def conntrack(per_core: int, least: int = 0, established: int = 0, close_wait: i
         (ConntrackSettings(), 64, {"max": 1048576, "tcp_timeout_established": 86400, "tcp_timeout_close_wait": 3600}),
         (conntrack(10, 2097152), 64, {"max": 2097152}),
         (conntrack(32768, 2097152), 32, {"max": 2097152}),
-        (conntrack(32768, 2097152), 33, {"max": 1048576}),  # above the limit min counts no more
+        (conntrack(32768, 2097152), 33, {"max": 1048576}),  # above the limit, min has no effect
         (conntrack(0, 131072), 64, {}),
         (conntrack(10), 3, {"max": 30}),
         (

@@ -1,4 +1,4 @@
-"""What the log says of addresses that do not fit the families of the Node, once it is known."""
+"""Warnings about addresses that do not fit the families of the Node, once the Node is known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERYWHERE = "NodePorts answer on all local addresses"
 
 @pytest.fixture
 def warnings(caplog, monkeypatch):
-    """Make the warnings of a configuration, on a Node with addresses and pod networks; it may have one family."""
+    """Return the warnings about a configuration, on a Node with addresses and pod networks; it may have one family."""
 
     def of(config, addresses=(ONE, OTHER), networks=(), families=(V4, V6)):
         monkeypatch.setattr(host, "families", lambda primary: families)

@@ -1,4 +1,4 @@
-"""How fast requests may follow each other."""
+"""The rate limit of requests."""
 
 from __future__ import annotations
 

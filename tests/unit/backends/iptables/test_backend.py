@@ -1,4 +1,4 @@
-"""What a sync writes: changes only, in an order that iptables takes, and the same in the end as everything at once."""
+"""A sync writes only changes, in an order that iptables accepts; the result is the same as that of a full sync."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_rules_that_depend_on_the_node():
 
 
 def test_a_failure_to_set_route_localnet_is_logged_once(monkeypatch, caplog):
-    """In a container /proc/sys is read-only, and syncs come every second."""
+    """In a container /proc/sys is read-only, and syncs happen every second."""
 
     def refused(key, value):
         raise ApplyError(f"cannot set sysctl {key} to {value}: Read-only file system")

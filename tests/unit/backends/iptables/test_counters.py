@@ -1,4 +1,4 @@
-"""Packet counters of iptables mode: made, not there, or not to be had for now."""
+"""Packet counters of iptables mode: created, unsupported, or temporarily unavailable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.iptables_kernel import WORLD
 
 @pytest.fixture
 def answers(monkeypatch):
-    """What the kernel answers to those who make a counter, 0 once there is no more."""
+    """The kernel's errors for the creation of a counter in turn, then 0."""
     made: list[int] = []
 
     class Link:

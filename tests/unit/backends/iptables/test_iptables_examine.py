@@ -1,4 +1,4 @@
-"""What an examination shows of iptables' rules, in words, and that it shows nothing of what is right."""
+"""An examination of iptables' rules reports each difference in words, and nothing for correct rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPEC = {"ports": [ServicePort(port=80, node_port=30080)], "ingress": ["198.51.10
 
 
 class Node:
-    """Fake tables with what a backend wrote for these Services."""
+    """Return fake tables after a backend has written these Services."""
 
     def __init__(self, wanted) -> None:
         self.wanted = wanted
@@ -36,7 +36,7 @@ class Node:
         }
 
     def shown(self):
-        """What both kinds of examination show: of Services the same."""
+        """Return the differences; both kinds of examination must report the same ones for one Service."""
         everything, some = list(self.examiner().everything(self.wanted)), list(self.examiner().some(self.wanted))
         assert [finding for finding in everything if finding.service is not None] == some
         return everything
@@ -124,7 +124,7 @@ def test_the_rules_for_node_ports_are_the_last_ones():
 def test_what_is_nobodys():
     node = web()
     node.chains["nat", "KUBE-SVC-AAAAAAAAAAAAAAAA"] = ["-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-MARK-MASQ"]
-    node.chains["nat", "KUBE-SVC-BBBBBBBBBBBBBBBB"] = []  # may have to stay for another program
+    node.chains["nat", "KUBE-SVC-BBBBBBBBBBBBBBBB"] = []  # the chain may remain for another program
     (finding,) = node.shown()
     assert (finding.service, finding.kind) == (None, Kind.EXTRA)
     assert "KUBE-SVC-AAAAAAAAAAAAAAAA" in finding.where

@@ -1,4 +1,4 @@
-"""What the audit finds in the tables, what it lets pass, and when it looks; which chains of no Service go."""
+"""The audit of the tables: its findings, its exceptions, its times, and the removal of chains without a Service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEB = f"KUBE-SVC-{chain_hashes(['default/webtcp'])[0]}"
 
 
 def audited(made) -> str:
-    """What the backend says after another program did something, '' for nothing."""
+    """Return the reason that the backend gives after another program's change, '' for none."""
     made._watch.foreign = True
     assert made.touched()
     difference = made.inspect(Depth.QUICK)
@@ -102,7 +102,7 @@ def test_chains_of_others_and_of_no_service_are_no_drift():
 
 
 def test_shared_chains_of_a_table_with_rules_of_nft_are_compared(monkeypatch):
-    """iptables-nft-save prints nothing of such a table, but other chains can be listed one by one."""
+    """iptables-nft-save prints nothing of such a table, but each other chain can be listed."""
     saved = FakeCommands.saved
 
     def refusing(self, table):
@@ -129,7 +129,7 @@ def test_rules_that_another_version_prints_otherwise_are_no_drift(monkeypatch):
 
 
 def test_a_rule_without_a_target_may_end_with_a_space():
-    """As iptables-nft 1.8.7 prints it."""
+    """Output of iptables-nft 1.8.7."""
     rule = '-A KUBE-FW-A -m comment --comment "a b"'
     with_space, without = ([*by_chain([":KUBE-FW-A -", f"{rule}{end}"])] for end in (" \n", "\n"))
     assert with_space == without
@@ -185,7 +185,7 @@ def test_rules_as_they_are_printed(rule, printed):
 @pytest.mark.parametrize("uses_nft", [True, False], ids=["nft", "legacy"])
 @pytest.mark.parametrize("place", [("filter", "KUBE-FORWARD"), ("nat", WEB)], ids=["filter", "nat"])
 def test_a_copy_that_could_not_be_removed_goes_with_the_repair(monkeypatch, place, uses_nft):
-    """As when another program holds the lock just then, or the proxy is killed."""
+    """As when another program holds the lock at that moment, or the proxy is killed."""
     state = {a("web"): plans("web", 1, "10.244.0.1")}
     made = opened(state, uses_nft=uses_nft)
     whole = set(made.tables.chains)
@@ -207,12 +207,12 @@ def test_a_copy_that_could_not_be_removed_goes_with_the_repair(monkeypatch, plac
     assert audited(made) == ""
 
 
-# -- chains of Services that are gone ------------------------------------------------------------------------------
+# -- chains of deleted Services ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def strict(monkeypatch):
-    """Tables that refuse to lose a chain to which a rule leads."""
+    """Tables that refuse to delete a chain while a rule jumps to it."""
     restore = FakeTables.restore
 
     def refusing(self, text):

@@ -1,4 +1,4 @@
-"""Whether a node can run the mode: what is missing, and how to get it. Which chains are the mode's own."""
+"""The requirements of the mode: the missing parts with a remedy, and the chains that belong to the mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ V4 = (Family.IPV4,)
 
 
 class Node:
-    """The commands of a node that lacks something."""
+    """The commands of a node that lacks a requirement."""
 
     def __init__(self, version=(1, 8, 9), rules=()) -> None:
         self.version, self.name, self.uses_nft, self._rules = version, "iptables", False, rules
@@ -70,7 +70,7 @@ def test_what_is_missing_is_named(monkeypatch, node, said):
 
 
 def test_a_lock_that_is_held_is_nothing_that_is_missing(monkeypatch):
-    """Else a node would go without IPv6 because another program was busy when it started."""
+    """Otherwise a node would have no IPv6 because another program was busy at the start."""
     mode._commands.cache_clear()
     monkeypatch.setattr(xtables, "chosen", lambda: "legacy")
     monkeypatch.setattr(mode, "_is_there", lambda *_: False)

@@ -1,7 +1,7 @@
-"""Tables are committed one after the other: in no moment in between is a packet neither translated nor refused.
+"""Tables are committed one after the other: between two commits each packet is either translated or refused.
 
-Who was served or refused before a sync, and is after it, must be so after each of its commits: a packet that slips
-through is tracked as it is, and its client is lost.
+A client that is served or refused before and after a sync must be so after each of its commits: conntrack would store
+an untranslated packet, and its client would get no answers any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFUSING = ("KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL")
 
 
 class Packet(NamedTuple):
-    """The first packet of an outside client, which no rule has translated yet."""
+    """The first packet of an outside client, before any translation."""
 
     source: str
     destination: str
@@ -34,7 +34,7 @@ class Packet(NamedTuple):
 
 
 def packets(plans, family: Family) -> set[Packet]:
-    """To every frontend, from a client that most source ranges allow and from one that they do not."""
+    """Yield a packet to every frontend, from a client in most source ranges and from a client outside of them."""
     where = ADDRESSES[family]
     return {
         Packet(
@@ -51,7 +51,7 @@ def packets(plans, family: Family) -> set[Packet]:
 
 
 def fate(tables: FakeTables, table: str, chain: str, packet: Packet) -> str:
-    """What a chain does with a packet: 'dnat', 'refused' or ''."""
+    """Return what a chain does with a packet: 'dnat', 'refused' or ''."""
     for rule in tables.chains.get((table, chain), ()):
         target, matches = matched(words_of(rule)[2:], packet)
         if not matches or target in {"KUBE-MARK-MASQ", ""}:
@@ -63,7 +63,7 @@ def fate(tables: FakeTables, table: str, chain: str, packet: Packet) -> str:
     return ""
 
 
-words_of = lru_cache(maxsize=1 << 14)(shlex.split)  # which takes longer than all the rest
+words_of = lru_cache(maxsize=1 << 14)(shlex.split)  # This takes longer than all the rest.
 
 
 @lru_cache(maxsize=1 << 14)
@@ -72,7 +72,7 @@ def within(address: str, network: str) -> bool:
 
 
 def matched(words: list[str], packet: Packet) -> tuple[str, bool]:
-    """A rule's target, and whether it is for a packet (every random choice is taken)."""
+    """Return a rule's target, and whether the rule matches a packet (every random choice matches)."""
     target, wanted, matches = "", True, True
     values = iter(words)
     for word in values:
@@ -95,7 +95,7 @@ def matched(words: list[str], packet: Packet) -> tuple[str, bool]:
 
 
 def covered(tables: FakeTables, among: set[Packet]) -> set[Packet]:
-    """Those packets that are translated or refused."""
+    """Return the packets that are translated or refused."""
     return {
         packet
         for packet in among

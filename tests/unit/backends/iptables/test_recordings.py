@@ -1,7 +1,7 @@
-"""What the Go kube-proxy v1.36 wrote for the same objects: the same chains, and the same rules in each.
+"""Our chains and rules are the same as those of the Go kube-proxy v1.36 for the same objects.
 
-The recordings are iptables-save's output for the states of some conformance cases. Not compared are counters, the
-order of chains, and the order of Services in the chains that they share.
+The recordings are iptables-save's output for the states of some conformance cases. The comparison ignores counters, the
+order of chains, and the order of Services in shared chains.
 """
 
 from __future__ import annotations

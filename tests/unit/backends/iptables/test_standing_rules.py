@@ -1,4 +1,4 @@
-"""A full sync onto what stands already: it writes what differs, and the state is as if all had been written."""
+"""A full sync onto existing rules writes only differences; the result is the same as that of writing everything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.random_plans import histories
 
 
 def again(made, wanted, world=WORLD, family=V4):
-    """Another proxy on the same tables, after its first sync; what it wrote is in `tables.inputs`."""
+    """Return another proxy on the same tables after its first sync; `tables.inputs` contains its input."""
     fresh = backend(world, family, uses_nft=made._commands.uses_nft)
     fresh._commands.tables = fresh.tables = made.tables
     made.tables.inputs.clear()

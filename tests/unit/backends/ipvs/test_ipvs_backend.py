@@ -1,4 +1,4 @@
-"""The backend over a kernel in memory: incremental equals full, restart adopts, drain, upkeep, drift."""
+"""The ipvs backend on a kernel in memory: incremental equals full, restart, draining, upkeep, and drift."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def started(globals_, kernel=None, scheduler="rr", clock=None, excluded=()):
 
 
 def each_second(backend):
-    """What the engine does each second."""
+    """The upkeep that the engine requests each second."""
     backend.upkeep()
     return backend.inspect(Depth.QUICK)
 

@@ -1,4 +1,4 @@
-"""What an examination shows of ipvs: virtual servers, real servers, addresses, sets and rules that differ."""
+"""An examination of ipvs mode reports differing virtual servers, real servers, addresses, sets and rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADDRESS = pack("10.96.0.1")
 
 
 def printed(rules):
-    """Rules as a kernel that was just written lists them."""
+    """Rules as listed by a kernel right after a write."""
     return started(WORLD)[1].rules(rules)
 
 
@@ -31,7 +31,7 @@ def examiner(kernel, printer=printed) -> IpvsExaminer:
 
 
 def shown(kernel, wanted):
-    """What both kinds of examination show, which is the same for one Service."""
+    """Return the differences; both kinds of examination must report the same ones for one Service."""
     everything, some = list(examiner(kernel).everything(wanted)), list(examiner(kernel).some(wanted))
     assert [finding for finding in everything if finding.service == NAME] == some
     return everything

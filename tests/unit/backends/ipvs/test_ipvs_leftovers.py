@@ -1,4 +1,4 @@
-"""What ipvs mode meets on nodes that never ran it, or on which it was killed."""
+"""ipvs mode on nodes that never ran it, or on which it was killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_unreadable_sets_are_reported(monkeypatch):
 
 
 class Sets:
-    """Sets by name: their entries and their room."""
+    """Return sets by name: their entries and their maximum size."""
 
     def __init__(self, **there):
         self.there = there

@@ -1,4 +1,4 @@
-"""What plans want: pools by policy, sets by kind of frontend, source ranges as the kernel's sets take them."""
+"""Rendering of plans: pools by policy, sets by kind of frontend, source ranges in the form of the kernel's sets."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def net(text, prefixlen):
         (["172.16.0.9/32"], {"172.16.0.9"}, set()),
         (["0.0.0.0/1", "128.0.0.0/1"], {"198.51.100.1"}, {net("0.0.0.0", 1), net("128.0.0.0", 1)}),
         (["172.16.0.1/32", "172.16.0.2/31"], set(), {net("172.16.0.1", 32), net("172.16.0.2", 31)}),
-        (["198.51.100.0/24"], set(), {net("198.51.100.0", 24)}),  # the node's own connections come from there: no
-        (["192.0.2.0/24"], {"198.51.100.1"}, {net("192.0.2.0", 24)}),  # and here they may
+        (["198.51.100.0/24"], set(), {net("198.51.100.0", 24)}),  # the node's own connections have this source: no
+        (["192.0.2.0/24"], {"198.51.100.1"}, {net("192.0.2.0", 24)}),  # and here they are allowed
         (["nonsense"], set(), set()),
     ],
 )

@@ -1,4 +1,4 @@
-"""The fixed rules, their removal, and what the mode is configured with."""
+"""The fixed rules of ipvs mode, their removal, and the mode's settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_only_missing_jumps_are_added_in_front_and_in_order() -> None:
     missing = [jump for jump in JUMPS if jump.chain in {"INPUT", "PREROUTING"}]
     text = rules().text(("filter", "nat"), missing)
     inserted = [line.split(" -j ")[1] for line in text.splitlines() if line.startswith("-I INPUT")]
-    assert inserted == ["KUBE-IPVS-FILTER", "KUBE-PROXY-FIREWALL", "KUBE-NODE-PORT"]  # the last one ends up first
+    assert inserted == ["KUBE-IPVS-FILTER", "KUBE-PROXY-FIREWALL", "KUBE-NODE-PORT"]  # the last one becomes the first
     assert "-I OUTPUT" not in text
     assert text.count("COMMIT") == 2
 

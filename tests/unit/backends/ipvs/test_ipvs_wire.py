@@ -1,4 +1,4 @@
-"""What ipvs mode counts of what the kernel refuses."""
+"""The counter of the kernel's refusals in ipvs mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.cluster_objects import world
 
 
 def test_rules_that_iptables_restore_refuses_are_counted(monkeypatch):
-    """As kubeproxy_sync_proxy_rules_iptables_restore_failures_total, by which the Go kube-proxy's alerts go."""
+    """kubeproxy_sync_proxy_rules_iptables_restore_failures_total: the Go kube-proxy's alerts use the same metric."""
     family, answers = Family.IPV4, [ApplyError("iptables-restore: line 3 failed"), None]
 
     def restore(commands, pieces):

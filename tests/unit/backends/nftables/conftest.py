@@ -7,12 +7,12 @@ from support.nftables_ground import FakeGround
 
 @pytest.fixture(scope="session")
 def new_ground():
-    """Return what makes a ground, as a context manager."""
+    """Return a context manager that makes a ground."""
     return FakeGround.fresh
 
 
 @pytest.fixture
 def ground(new_ground):
-    """Return a ground of the test's own."""
+    """Return a separate ground for the test."""
     with new_ground() as made:
         yield made

@@ -1,6 +1,6 @@
 """Packets to Services that change: they find endpoints between any two transactions, and when a commit is between two
 of their lookups. The kernel evaluates a packet's rules by one generation, but each lookup by the generation of its
-moment: a packet under way meets the old rules, the old elements until its next lookup, and the new ones from then on.
+moment: such a packet passes the old rules, with old elements until the commit and new elements in all later lookups.
 """
 
 import itertools
@@ -57,13 +57,13 @@ def packets(service):
 
 
 def served(ground, service):
-    """The packets that come to an endpoint, whichever way they take."""
+    """Return the packets that reach an endpoint on every possible path."""
     found = {packet: ways(ground.kernel, packet) for packet in packets(service)}
     return {packet for packet, its in found.items() if all(way.end == "pass" and way.endpoint for way in its)}
 
 
 class Between:
-    """What is served after each transaction, and of the packets that are under way at its commit."""
+    """Return the served packets after each transaction, and those of the packets between two lookups at its commit."""
 
     def __init__(self, ground, service):
         self.ground, self.service = ground, service
@@ -90,7 +90,7 @@ class Between:
             table.sets[name].elements = elements
 
     def check(self, was):
-        """Stop, and check that the packets that `was` contains and that are served now were always served."""
+        """Stop recording; check that all packets in `was` that are served now were served all the time."""
         self.ground.before_commit = self.ground.after_commit = lambda: None
         always = was & served(self.ground, self.service)
         assert always
@@ -100,7 +100,7 @@ class Between:
 
 @pytest.mark.parametrize(("earlier", "later"), list(itertools.permutations(SPECS, 2)))
 def test_a_packet_that_is_served_before_and_after_is_served_during_a_start(monkeypatch, earlier, later):
-    """Transactions are as short as a small send buffer makes them."""
+    """Make transactions as short as a small send buffer requires."""
     monkeypatch.setattr(backend_module, "BATCH", 50 if "maglev" in earlier else 4)
     with FakeGround.fresh() as ground:
         before, after = plans(earlier, 3), plans(later, 2)

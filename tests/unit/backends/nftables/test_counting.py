@@ -1,4 +1,4 @@
-"""Connections by service port: passes over what the kernel counted, and the totals that come of them."""
+"""Connections by service port: readings of the kernel's counters, and the resulting totals."""
 
 import itertools
 
@@ -21,7 +21,7 @@ V4 = Family.IPV4
 
 
 class Kernel:
-    """Counters of elements, as a test sets them: (map, key) to (data, packets)."""
+    """Counters of elements that a test sets: (map, key) to (data, packets)."""
 
     def __init__(self):
         self.elements = {}
@@ -41,7 +41,7 @@ class Kernel:
 
 
 class Proxy:
-    """What is placed, and passes over it on a clock of the test's own."""
+    """Return the placed elements, and readings of their counters on a test's clock."""
 
     def __init__(self, monkeypatch, **plans):
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""Elements read back: endpoints by key, some Services at a time, all others by dumps, which may repeat themselves."""
+"""Elements read from the kernel: endpoints by key, a few Services at a time, all others by dumps."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ from support.nftables_plans import V4, cluster, placed, plans_of
 from support.random_plans import histories
 
 WHOLE = [(b"a", b"1"), (b"b", b"2")]
-TORN = [WHOLE[0], WHOLE[0]]  # as while a hash table is resized: one twice, another one not at all
+TORN = [WHOLE[0], WHOLE[0]]  # as during the resize of a hash table: one element twice, another one not at all
 NAMES = tuple(Layout(V4).shapes)
 
 
@@ -38,7 +38,7 @@ def no_pause(monkeypatch):
 
 
 class Dumps:
-    """A table that gives these dumps of its cluster IPs, one after the other, the last one for ever."""
+    """A table that returns these dumps of its cluster IPs in turn, and then repeats the last one."""
 
     def __init__(self, *dumps):
         self.queue = list(dumps)
@@ -66,7 +66,7 @@ def test_a_dump_that_never_becomes_whole_is_an_error():
 
 
 class Watched:
-    """A table, with the names of the sets that are dumped, and a look at each question for elements by key."""
+    """A table that records the names of dumped sets, and calls a function at each request for elements by key."""
 
     def __init__(self, table, asked=lambda: None):
         self.table = table
@@ -86,7 +86,7 @@ class Watched:
 
 
 def read(ground, family=V4):
-    """Return all elements, as an adoption without any Service reads them, and the table; they are those of dumps."""
+    """Return all elements of dumps as read by an adoption without any Service, and the table."""
     table = Watched(ground.table(family))
     elements = found_module.FoundElements(table, NAMES)
     elements.rest(())
@@ -95,7 +95,7 @@ def read(ground, family=V4):
 
 
 class OneFrontend:
-    """A table with one frontend that has so many endpoints."""
+    """Return a table with one frontend that has this number of endpoints."""
 
     def __init__(self, count):
         taken = min(count, CLASSES[-1])
@@ -132,7 +132,7 @@ def test_every_class_but_the_first_has_one_below():
 STRAYS = [
     "add element ip kube-proxy endpoints { 10.96.9.9 . tcp . 80 . 0 : 10.244.0.9 . 80 }",  # of no frontend
     "add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 7 : 10.244.0.9 . 80 }",  # beyond its class
-    "flush map ip kube-proxy cluster-services",  # of none any more
+    "flush map ip kube-proxy cluster-services",  # of a removed frontend
     "add element ip kube-proxy session-slots { 0.0.0.7 . 0 : 192.0.0.1 }",  # of no pool
     "add element ip kube-proxy session-slots { 0.0.0.2 . 3 : 192.0.0.1 }",  # beyond the class of a pool
     "add element ip kube-proxy session-endpoints { 192.0.0.99 . tcp : 10.244.0.9 . 80 }",  # in no slot
@@ -172,7 +172,7 @@ def many(affinity):
 
 @pytest.mark.parametrize("affinity", ["None", "ClientIP"])
 def test_an_adoption_holds_the_endpoints_of_some_services_at_a_time(monkeypatch, affinity):
-    """Nor are they dumped, except to find the largest number of an endpoint: then no element is kept."""
+    """They are dumped only to find the largest number of an endpoint: then no element is stored."""
     plans, held = many(affinity), []
     monkeypatch.setattr(found_module, "SERVICES", 4)
     with FakeGround.fresh() as ground:
@@ -228,7 +228,7 @@ def test_endpoints_are_recalled_in_the_slots_that_the_kernel_has_them_in(history
     _, (plans,) = history
     for plan in (plan for found in plans.values() for plan in found):
         cluster, local = list(slots(plan, Policy.CLUSTER)), list(slots(plan, Policy.LOCAL))
-        if not (plan.balance and plan.balance.hashing):  # which decides who has which slot
+        if not (plan.balance and plan.balance.hashing):  # This determines the slot of each endpoint.
             random.shuffle(cluster)
             random.shuffle(local)
         there = place(plan, None, Numbers())._replace(cluster=tuple(cluster), local=tuple(local))

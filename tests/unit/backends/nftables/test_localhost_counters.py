@@ -1,4 +1,4 @@
-"""What a scrape reads of the counters of refused packets: the table once for each family, over one socket."""
+"""A scrape reads the counters of refused packets: one read of the table per family, over one socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kubeproxy.model.addresses import Family
 
 
 class Link:
-    """A socket that is opened and closed."""
+    """A socket that records its opening and closing."""
 
     opened = closed = 0
 

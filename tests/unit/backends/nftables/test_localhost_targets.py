@@ -1,4 +1,4 @@
-"""What the relay of NodePorts on loopback is to do for a Service whose connections are not shared evenly."""
+"""The endpoints of the relay of NodePorts on loopback for a Service with unequal weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEMBERS = [endpoint(f"10.244.0.{n}", HERE if n == 1 else THERE) for n in (1, 2, 
 
 
 def target(**more):
-    """Return how often each endpoint is in the pool of NodePort 30080, and the affinity."""
+    """Return the number of slots of each endpoint in the pool of NodePort 30080, and the affinity."""
     asked = Annotations(**{name: more.pop(name) for name in ("weights", "algorithm") if name in more})
     ports = [ServicePort(port=80, node_port=30080), ServicePort(port=80, name="udp", protocol="UDP", node_port=30080)]
     made = planner(

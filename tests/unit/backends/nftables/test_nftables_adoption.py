@@ -1,4 +1,4 @@
-"""A table that is there already: ours is adopted and repaired, another program's is replaced."""
+"""Existing tables: the proxy's own table is adopted and repaired, another program's table is replaced."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_a_restart_changes_nothing(ground):
 
 
 def test_the_table_is_read_before_the_plans_are_taken(ground):
-    """Plans that came while it was read are written as well: engine/backlog.py."""
+    """Plans that arrive during the reading are written as well: engine/backlog.py."""
     resync(ground.start(), cluster("a"))
     again = ground.start()
     read = []
@@ -58,7 +58,7 @@ def test_a_restart_repairs_elements_and_touches_nothing_else(ground, case):
     assert ground.contents() != before
     again = ground.start()
     resync(again, plans)
-    lost = any(word in case for word in ("slot", "affinity", "emptied"))  # a number that is lost is not reused
+    lost = any(word in case for word in ("slot", "affinity", "emptied"))  # a lost number is not reused
     comparable = without_slots if lost else dict
     assert comparable(ground.contents()) == comparable(before)
     assert ground.header() == handle
@@ -160,7 +160,7 @@ def test_another_programs_table_is_replaced_in_one_transaction(ground, whose):
     backend = ground.start()
     before = ground.generation()
     resync(backend, plans)
-    assert ground.generation() == before + 2  # the second removes the rules that stand for source ranges
+    assert ground.generation() == before + 2  # the second removes the placeholder rules for source ranges
     assert "10.96.0.99" not in ground.elements("cluster-ips")
     replaced = ground.contents()
     ground.is_clean(backend, plans)

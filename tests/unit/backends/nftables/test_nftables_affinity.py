@@ -14,7 +14,7 @@ from support.nftables_plans import EVERYTHING, V4, WORLD, plans_of, sticky
 
 
 def plans_for(*numbers, port=8080, **more):
-    """A Service with affinity and these endpoints."""
+    """Return a Service with affinity and these endpoints."""
     config = SessionAffinityConfig(ClientIPConfig(3000))
     subject = service("a", session_affinity="ClientIP", session_affinity_config=config, **more)
     members = [endpoint(f"10.244.0.{n}", HERE) for n in numbers]
@@ -66,7 +66,7 @@ def test_an_endpoint_whose_number_was_lost_gets_it_again(ground):
 
 
 def test_no_endpoint_gets_the_number_of_an_endpoint_that_went_before_a_restart(ground):
-    """Clients of the first still have the number: they would reach the endpoint of another Service."""
+    """Clients of the first Service still have the number: they would reach the endpoint of another Service."""
     backend, name = ground.start(), ("default", "a")
     resync(backend, {name: plans_for(1, 2)})
     sync(backend, (name, plans_for(1, 2, 3)))
@@ -84,7 +84,7 @@ def test_no_endpoint_gets_the_number_of_an_endpoint_that_went_before_a_restart(g
 
 @pytest.mark.parametrize("port", [80, 30080])
 def test_an_endpoint_that_is_its_own_frontend_is_not_written_over(ground, port):
-    """The kernel does not write an address that it need not translate."""
+    """The kernel does not write an address that needs no translation."""
     more = {"ports": [ServicePort(port=80, node_port=30080)], "external_ips": ["10.244.0.2"]}
     plans = {("default", "a"): plans_for(1, 2, port=port, **more)}
     backend = ground.start()
@@ -123,7 +123,7 @@ def test_affinity_of_every_kind_of_frontend_loads(ground):
     ground.is_clean(backend, plans)
 
 
-# -- the numbers that stand for service ports ----------------------------------------------------------------------
+# -- numbers of service ports ------------------------------------------------------------------------------------------
 
 
 def numbers(ground):
@@ -163,7 +163,7 @@ def test_another_timeout_keeps_the_number_and_every_address_has_it(ground):
 
 @pytest.mark.parametrize("number", ["0.0.0.4", "255.255.255.255", "0.0.0.0"])
 def test_numbers_that_another_program_wrote_are_put_right(ground, number):
-    """The same number twice would share clients; one beyond all would leave none to give."""
+    """A duplicate number would share clients; a number beyond the maximum would leave no free one."""
     plans = {("default", "a"): sticky("a", 1, 2), ("default", "b"): sticky("b", 2, 2)}
     resync(ground.start(), plans)
     ground.disturb(
@@ -195,7 +195,7 @@ def test_ports_that_split_between_inspections_have_separate_numbers(ground):
     ground.is_clean(again, plans)
 
 
-# -- numbers that another program wrote twice, and elements that no frontend leads to ---------------------------------
+# -- numbers that another program wrote twice, and elements without a frontend ----------------------------------------
 
 WRITTEN_TWICE = {
     "the slot of a pool has the number of another Service's endpoint": [
@@ -228,7 +228,7 @@ WRITTEN_TWICE = {
 @pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.parametrize("case", WRITTEN_TWICE)
 def test_elements_that_several_services_lead_to_are_repaired(ground, monkeypatch, case, restarts, together):
-    """As many stray elements as elements that are read twice leave the count of unread elements at 0."""
+    """With as many stray elements as elements that are read twice, the number of unread elements stays 0."""
     monkeypatch.setattr(found, "SERVICES", together)
     udp = [ServicePort(port=80, protocol="UDP")]
     plans = {("default", "a"): sticky("a", 1, 2), ("default", "b"): sticky("b", 2, 2)}

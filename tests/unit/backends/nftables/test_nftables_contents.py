@@ -1,4 +1,4 @@
-"""What the table holds after the first sync, for every kind of plan, and its shape."""
+"""The contents of the table after the first sync, for every kind of plan, and the table's structure."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from support.nftables_ground import resync, sync
 from support.nftables_plans import EVERYTHING, V4, V6, cluster, plans_of, sticky
 from support.random_plans import histories
 
-# -- from nothing --------------------------------------------------------------------------------------------------
+# -- into an empty kernel ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", [V4, V6])
@@ -106,7 +106,7 @@ def test_every_kind_of_table_loads_and_is_known_again(ground, detector, masquera
     assert resync(ground.start(globals_), plans) == 0
 
 
-# -- the shape of the table ----------------------------------------------------------------------------------------
+# -- the structure of the table ------------------------------------------------------------------------------------
 
 
 def test_chains_and_rules_do_not_grow_with_services(ground):

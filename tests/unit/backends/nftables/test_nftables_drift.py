@@ -1,4 +1,4 @@
-"""What is noticed of what others do to the table, and that it is repaired."""
+"""Changes of the table by other programs are noticed and repaired."""
 
 import pytest
 
@@ -73,12 +73,12 @@ def test_rules_are_repaired_where_they_are_and_clients_stay(ground, case):
     assert [element.key for element in ground.packed(CLIENTS)] == [element.key for element in clients] != []
     kept = handles & set(ground.rule_handles())
     assert len(ground.rule_handles()) == others
-    assert case == "flush table" or len(kept) > others - 10  # no chain but those that differed was written
+    assert case == "flush table" or len(kept) > others - 10  # only differing chains were written
     ground.is_clean(backend, plans)
 
 
 def test_a_chain_that_an_element_leads_to_goes_with_the_table(ground):
-    """The kernel removes no such chain, so nothing is repaired in place."""
+    """The kernel refuses to remove such a chain, so the table is replaced."""
     backend, plans = disturbed(ground)
     before, table = ground.contents(), ground.header()
     ground.disturb(
@@ -169,7 +169,7 @@ def test_changed_elements_are_found_by_reading_after_a_missed_announcement(groun
     backend.inspect(Depth.QUICK)
     ground.disturb_unheard("flush map ip kube-proxy cluster-services")
     assert backend.inspect(Depth.QUICK) is None
-    for _ in range(2):  # until it is repaired
+    for _ in range(2):  # until the repair
         found = backend.inspect(Depth.THOROUGH)
         assert "elements of cluster-services" in found.what
         assert not found.certain
@@ -232,7 +232,7 @@ def test_what_the_other_family_commits_is_no_drift(ground):
     six = world(families=[V6])
     other = ground.start(six)
     resync(other, {})
-    assert backend.inspect(Depth.THOROUGH) is None  # what came meanwhile was not heard
+    assert backend.inspect(Depth.THOROUGH) is None  # announcements during the pause are lost
     ground.calls.clear()
     sync(other, (("default", "six"), plans_of("six", 1, 3, six)))
     assert not ground.is_touched(backend)
@@ -277,7 +277,7 @@ def test_what_others_do_during_a_resync_is_noticed_after_it(ground, line, found)
 
 
 def before_reading(ground, what, *lines):
-    """Have another program commit right before a backend reads this the next time."""
+    """Make another program commit right before the backend's next read of this set."""
 
     def disturb_once():
         if ground.calls[-1] == what:
@@ -319,7 +319,7 @@ def test_a_table_that_goes_right_before_chains_are_made_is_an_error(ground, more
 
 @pytest.fixture
 def meddle(ground):
-    """Return a function that has another program commit right after what we commit next."""
+    """Return a function that makes another program commit right after the backend's next commit."""
 
     def meddle(*lines):
         def disturb_once():
@@ -358,7 +358,7 @@ def test_what_others_do_to_their_own_tables_makes_no_work_when_chains_are_made(g
     ground.calls.clear()
     plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
     sync(backend, (("default", "a"), plans["default", "a"]))
-    assert "contents" not in ground.calls  # nothing is read to be compared
+    assert "contents" not in ground.calls  # no comparison, so no reading
     ground.is_clean(backend, plans)
 
 
@@ -368,7 +368,7 @@ def test_new_chains_are_not_read_back_beside_a_program_that_the_kernel_cannot_an
     plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
     ground.calls.clear()
     sync(backend, (("default", "a"), plans["default", "a"]))
-    assert ground.calls == []  # nothing is read: a reading starts again whenever another program commits
+    assert ground.calls == []  # no reading: a reading starts again whenever another program commits
     assert backend.inspect(Depth.THOROUGH) is None
     ground.is_clean(backend, plans)
 

@@ -1,4 +1,4 @@
-"""Elements that come and go with endpoints: classes of counts, and what services share or hand over."""
+"""Elements that are added and removed with endpoints: classes of counts, and elements that Services share."""
 
 import itertools
 
@@ -132,6 +132,6 @@ def test_a_full_sync_reports_the_number_of_written_services(ground, monkeypatch)
     backend = ground.start()
     seen = [backend.abilities.programmed() for _ in backend.resync(wanted)]
     assert (seen, seen[0] < 5, seen[-1]) == (sorted(seen), True, 5)
-    again = ground.start()  # over what is there already
+    again = ground.start()  # over existing elements
     assert again.abilities.programmed() == 0
     assert [again.abilities.programmed() for _ in again.resync(wanted)][-1] == 5

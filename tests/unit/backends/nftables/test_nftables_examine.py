@@ -1,4 +1,4 @@
-"""What an examination shows of a table: all that drift is, by Service and in words, and nothing of what is right."""
+"""An examination of a table reports all drift, by Service and in words, and nothing for a correct table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ A = ("default", "a")
 
 
 class TableView:
-    """The fake table, as one may look at it."""
+    """Return the fake table for an examination."""
 
     family = V4
 
@@ -67,7 +67,7 @@ def test_what_is_as_planned_shows_nothing(ground):
     resync(backend, plans)
     assert everything(ground, plans) == []
     assert some(ground, plans) == []
-    # Endpoints keep their slots when others go, and that is no difference.
+    # Endpoints keep their slots after the removal of others, which is no difference.
     fewer = plans_of("a", 1, 2)
     sync(backend, (A, fewer[:1]))
     assert everything(ground, plans | {A: fewer[:1]}) == []
@@ -122,7 +122,7 @@ def test_a_set_that_is_missing_is_shown(ground):
 
 @pytest.mark.parametrize("gone", range(1, 4))
 def test_only_the_endpoint_that_is_gone_differs(ground, gone):
-    """Another endpoint would move to its slot, and is neither missing nor too many."""
+    """Another endpoint would move to its slot, and is neither missing nor superfluous."""
     resync(ground.start(), cluster("a", endpoints=3))
     kept = [endpoint(f"10.244.0.{n}", HERE) for n in range(1, 4) if n != gone]
     fewer = {A: compile_service(service("a"), [parsed(*kept, ports=[EndpointPort(port=8080)])], WORLD).plans}
@@ -132,7 +132,7 @@ def test_only_the_endpoint_that_is_gone_differs(ground, gone):
 
 
 def test_an_endpoint_in_a_slot_past_its_pool_differs_in_one_slot(ground):
-    """The pool has as many slots of each endpoint as it should, and a hole."""
+    """The pool has the right number of slots for each endpoint, and a hole."""
     plans = cluster("a", endpoints=2)
     resync(ground.start(), plans)
     at = "10.96.0.1 . tcp . 80 . "

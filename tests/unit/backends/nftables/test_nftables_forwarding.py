@@ -1,4 +1,4 @@
-"""Fast forwarding: what the table says, from which interfaces it takes packets, and kernels that lack it."""
+"""Fast forwarding: the table's text, the interfaces of the flowtable, and kernels without flowtables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_only_where_asked_for_is_there_a_flowtable():
 
 
 class Node:
-    """Interfaces that come and go, and a kernel that refuses messages which name one that it does not have."""
+    """Interfaces that are added and removed, and a kernel that refuses messages that name a missing one."""
 
     def __init__(self, *names) -> None:
         self.there = dict(enumerate(names, 1))

@@ -1,4 +1,4 @@
-"""The set of endpoints that are gone: what goes in, what must leave before anybody is led there, and restarts."""
+"""The set of deleted endpoints: additions, removals before a new endpoint is reachable, and restarts."""
 
 from __future__ import annotations
 

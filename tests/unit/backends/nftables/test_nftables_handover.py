@@ -1,4 +1,4 @@
-"""Keys that go from one Service to another which stays, however the Services are spread over transactions."""
+"""Keys that move from one Service to another which remains, in any distribution of the Services over transactions."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def one_service_a_batch(monkeypatch):
 
 @st.composite
 def states(draw):
-    """Which Services there are, how many endpoints each has, and who holds each contested key."""
+    """The existing Services, the number of endpoints of each, and the owner of each contested key."""
     there = draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=4))
     held = {key: draw(st.sampled_from([None, *there])) for key in [*ADDRESSES, *NODE_PORTS]}
     found = {}
@@ -115,5 +115,5 @@ def test_services_that_hand_keys_to_each_other_change_in_one_transaction(ground)
         two: plans_of("s2", 2, 5, external_ips=[first]),
     }
     sync(backend, *after.items())
-    assert ground.generation() == before + 2  # the third one has nothing to do with them
+    assert ground.generation() == before + 2  # the third Service owns none of them
     ground.is_clean(backend, after)

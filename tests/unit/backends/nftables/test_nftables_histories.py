@@ -1,5 +1,5 @@
-"""Random histories, with refusals anywhere: what the kernel holds in the end is what a fresh start would make of it,
-and packets meet with what the plans say."""
+"""Random histories with refusals anywhere: the kernel's final state equals that of a new start, and packets get the
+answers of the plans."""
 
 import errno
 
@@ -24,7 +24,7 @@ families = st.sampled_from(list(Family))
 
 
 def on_loopback(world, loopback):
-    """The same world where NodePorts do this on loopback."""
+    """Return the same world with NodePorts on loopback."""
     ipv4, ipv6 = (replace(ours, loopback=loopback) if ours is not None else None for ours in (world.ipv4, world.ipv6))
     return replace(world, ipv4=ipv4, ipv6=ipv6)
 
@@ -44,13 +44,13 @@ steps = st.one_of(
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    """Let a sync take several transactions, and chains be pruned."""
+    """Let a sync take several transactions, and remove unused chains."""
     monkeypatch.setattr(backend_module, "BATCH", 5)
     monkeypatch.setattr(backend_module, "PRUNE_FROM", 20)
 
 
 def is_as_from_a_fresh_start(history):
-    """The ground holds what another one does where the same was programmed at once, but for unused chains."""
+    """Check that the ground has the state of a ground with the same plans in one sync, except for unused chains."""
     ground, family, world = history.ground, history.family, history.planner.world
     with FakeGround.fresh() as other:
         resync(other.start(world, family), history.plans)
@@ -99,7 +99,7 @@ unread = st.builds(lambda after: ("do not read", after), st.integers(0, 120))
 
 
 class Trouble:
-    """Refusals of messages, answers that are lost, dumps that fail: each once, after a number of others."""
+    """Refusals of messages, lost answers, failing dumps: each once, after a number of successful ones."""
 
     def __init__(self, ground):
         self.ground = ground

@@ -1,4 +1,4 @@
-"""Consistent hashing in the table: chains that are there while somebody needs them, slots that change one by one."""
+"""Consistent hashing in the table: chains that exist while a Service needs them, and slots that change one by one."""
 
 import pytest
 
@@ -15,7 +15,7 @@ A = ("default", "a")
 
 
 def hashed(numbers, algorithm="maglev-251", affinity=None, policy="Cluster"):
-    """A Service with endpoints of these numbers, the even ones of this node."""
+    """Return a Service with endpoints of these numbers; the even ones are on this node."""
     subject = service(
         "a",
         ports=[ServicePort(port=80, node_port=30080)],
@@ -57,7 +57,7 @@ def test_chains_are_made_when_they_are_needed_and_a_restart_takes_them_over(grou
     assert not ground.is_touched(backend)
     again = ground.start()
     assert resync(again, {A: hashed([1, 2, 3])}) == 0
-    # An endpoint goes: a third of the slots of each of the three addresses, and some.
+    # One endpoint is removed: a third of the slots of each of the three addresses changes, and a few more.
     assert sync(again, (A, hashed([1, 3]))) < 2 * 3 * 251 * 0.5
     ground.is_clean(again, {A: hashed([1, 3])})
     sync(again, (A, hashed([1, 3], None)))

@@ -1,4 +1,4 @@
-"""A node that cannot run nftables mode is told what is missing and how to get it."""
+"""On a node that cannot run nftables mode, the check reports the missing requirement and the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubeproxy.setup import modes
 
 @pytest.fixture
 def node(monkeypatch):
-    """A node that has it all; returns how to take something away."""
+    """A node with all requirements; return a function that removes one."""
 
     def has(release="6.1.0-13-amd64", answers=True):
         def table(family, name):
@@ -49,14 +49,14 @@ def test_new_enough(node, release):
     ],
 )
 def test_what_is_missing(node, lacks, message, monkeypatch):
-    monkeypatch.setenv(mode_module.SKIP_KERNEL, "")  # as the Go kube-proxy: only with a value
+    monkeypatch.setenv(mode_module.SKIP_KERNEL, "")  # as in the Go kube-proxy: only with a value
     node(**lacks)
     with pytest.raises(Unsupported, match=message):
         mode_module.check(KubeProxyConfiguration(), ())
 
 
 def test_an_old_kernel_is_tried_if_the_operator_allows_it(node, monkeypatch):
-    """As 4.18 of Red Hat, whose nf_tables is a later one (kubernetes issue 122743)."""
+    """Like kernel 4.18 of Red Hat, which has a later nf_tables (kubernetes issue 122743)."""
     monkeypatch.setenv(mode_module.SKIP_KERNEL, "true")
     node("4.18.0-553.el8.x86_64")
     mode_module.check(KubeProxyConfiguration(), ())

@@ -1,4 +1,4 @@
-"""Ranges of ports in the table: their sets, chains and rules are there only as long as a Service has a range."""
+"""Ranges of ports in the table: their sets, chains and rules exist only while a Service has a range."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def ranged(text="10000-20000/udp", name="a", number=1, endpoints=3, **more):
 
 
 def shared(text, name, number):
-    """A Service with a range at an address that others have as well."""
+    """Return a Service with a range at an address that it shares with others."""
     ports = [ServicePort(port=80 + number)]
     return ranged(text, name, number, external_ips=["203.0.113.1"], ports=ports)
 
 
 @pytest.fixture
 def plain(ground, new_ground):
-    """The chains of a table of two Services without ranges."""
+    """Return the chains of a table of two Services without ranges."""
     with new_ground() as other:
         resync(other.start(), cluster("a", "b"))
         yield other.chains()

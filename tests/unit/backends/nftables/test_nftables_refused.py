@@ -1,4 +1,4 @@
-"""Each message of a change is refused once, and each answer lost: the kernel stays as it was, or is mended after."""
+"""Each message of a change is refused once, and each answer is lost once: the kernel is unchanged, or repaired."""
 
 import errno
 import itertools
@@ -34,7 +34,7 @@ def contents_made_at_once():
 
 
 def mended(ground, backend):
-    """After a full sync everything is as if it had been made at once."""
+    """After a full sync the state is the same as with a single sync."""
     resync(backend, AFTER)
     assert ground.difference(backend) is None
     assert without_slots(ground.contents()) == contents_made_at_once()
@@ -60,7 +60,7 @@ def prepared(ground, how):
 
 @pytest.mark.parametrize("how", CHANGES)
 def test_a_transaction_that_is_refused_anywhere_leaves_nothing_behind(how):
-    # Each line of a text counts as a message: there a few of many hundreds will do.
+    # Each line of a text counts as a message: of many hundreds the test refuses only a few.
     for messages in itertools.count(0, stride(3 if how == "sync" else 41)):
         with FakeGround.fresh() as ground:
             backend = prepared(ground, how)
@@ -127,7 +127,7 @@ def test_after_a_dump_that_fails_a_full_sync_mends_what_is_not_known(how):
 
 @pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM, errno.EINTR, errno.EPERM])
 def test_a_repair_of_rules_that_is_refused_for_a_moment_is_tried_again(code):
-    """Another table in its place would begin without the clients of session affinity."""
+    """A replacement of the table would lose the clients of session affinity."""
     with FakeGround.fresh() as ground:
         backend, plans = disturbed(ground)
         header, chains = ground.header(), ground.chains()

@@ -1,7 +1,7 @@
-"""Clients with session affinity: each stays with its endpoint for as long as that serves, whatever else changes.
+"""Clients with session affinity: each keeps its endpoint while the endpoint serves, whatever else changes.
 
-That is so for a service port, whichever of its addresses the client uses. Only where policies part its endpoints, those
-of the node are remembered on their own.
+This holds for all addresses of a service port. Only if policies split its endpoints, the node's endpoints have a
+separate affinity.
 """
 
 import random
@@ -28,7 +28,7 @@ CLIENTS = [
 
 
 def sticky(numbers, **policies):
-    """Endpoints of these numbers, the even ones of this node; a number's weight follows it, as in (3, 50)."""
+    """Return endpoints of these numbers; the even ones are on this node; (3, 50) is endpoint 3 with weight 50."""
     weights = dict(entry if isinstance(entry, tuple) else (entry, 100) for entry in numbers)
     config = SessionAffinityConfig(ClientIPConfig(30))
     subject = service(
@@ -46,7 +46,7 @@ def sticky(numbers, **policies):
 
 
 def frontends(plan):
-    """Where clients connect to, with the port, and what they get there by where they come from."""
+    """Return the destinations of clients, with the port, and the pools that they reach by the client's place."""
     for frontend in plan.frontends:
         address = NODE if frontend.kind is FrontendKind.NODEPORT else frontend.address
         yield address, frontend.protocol, frontend.port, plan.traffic(frontend)
@@ -96,18 +96,18 @@ weighed = st.lists(
 @given(st.lists(weighed, min_size=2, max_size=5), st.randoms(use_true_random=False))
 @example([[(1, 100), (2, 50)], [(1, 50), (2, 100)], [(1, 100), (2, 25)]], random.Random(1))
 def test_clients_stay_with_their_endpoints_whatever_weights_those_get(states, chance):
-    """But for those that are drained: their clients move with the next connection."""
+    """Except clients of drained endpoints, which move with the next connection."""
     everybody_stays(states, chance)
 
 
 def test_a_client_of_a_moved_endpoint_does_not_follow_the_endpoint_that_replaced_it():
-    """Endpoint 4 goes to the slot of 2 with its clients; 9 gets the slot that was 4's, and goes on to that of 1."""
+    """Endpoint 4 moves to the slot of 2 with its clients; 9 gets the slot of 4, and moves on to that of 1."""
     for seed in range(10):
         everybody_stays([[1, 2, 3, 4], [1, 3, 4], [1, 3, 4, 9], [3, 4, 9]], random.Random(seed))
 
 
 def test_a_client_stays_when_the_local_pool_was_lost_while_no_proxy_ran():
-    """The cluster IP led to endpoint 2 of this node alone; those that lead to all must not be taken for that pool."""
+    """The cluster IP had only endpoint 2 of this node; the addresses of all endpoints must not use that pool."""
     for seed in range(10):
         everybody_stays([[2, 5], [5, 7]], random.Random(seed), internal_traffic_policy="Local")
 

@@ -1,4 +1,4 @@
-"""Changes, one sync after another: what is written, and that it comes to the same as a resync."""
+"""Changes in successive syncs: the written elements, and that the result is the same as that of a resync."""
 
 import itertools
 
@@ -90,7 +90,7 @@ def test_services_without_affinity_need_no_chains_of_their_own(ground):
     classes = [
         name for name, found in ground.contents().items() if any(element.endswith(" : 256") for element in found)
     ]
-    assert len(classes) == 5  # three of them for the cluster IP and the external one
+    assert len(classes) == 5  # three of them for the cluster IP and the external IP
     ground.is_clean(backend, plans)
     assert resync(ground.start(), plans) == 0
 
@@ -169,7 +169,7 @@ def test_a_restart_writes_no_service_cidrs_that_are_there(ground, cidrs):
     before = ground.generation()
     backend = ground.start(node_world((ONE,), cidrs))
     assert resync(backend, plans) == 0
-    assert ground.generation() == before  # nothing at all is written
+    assert ground.generation() == before  # nothing is written
     ground.is_clean(backend, plans)
     other = ground.start(node_world((ONE,), ((bytes([10, 97, 0, 0]), bytes([10, 97, 255, 255])),)))
     resync(other, plans)
@@ -218,7 +218,7 @@ def test_chains_of_timeouts_that_no_service_has_any_more_are_removed(ground, mon
     plans = {("default", "stays"): sticky("stays", 2, 2, 20), **cluster("plain")}
     resync(backend, plans)
     most = 0
-    for seconds in range(100, 140):  # a Service whose timeout changes all the time
+    for seconds in range(100, 140):  # a Service whose timeout changes at each sync
         plans["default", "a"] = sticky("a", 7, 3, seconds, ports=[ServicePort(port=80, node_port=30080)])
         sync(backend, (("default", "a"), plans["default", "a"]))
         most = max(most, len(backend._chains))
@@ -229,7 +229,7 @@ def test_chains_of_timeouts_that_no_service_has_any_more_are_removed(ground, mon
 
 
 def test_a_new_timeout_is_two_transactions_and_reads_nothing(ground):
-    """A verdict must not lead to a chain of the same transaction: a packet under way would find the chain empty."""
+    """A verdict must not refer to a chain of the same transaction, which some packets would find empty."""
     backend, a = ground.start(), ("default", "a")
     resync(backend, {a: sticky("a", 7, 7), **cluster("plain")})
     for seconds in (40, 50, 60, 70):
@@ -248,7 +248,7 @@ def test_a_new_timeout_is_two_transactions_and_reads_nothing(ground):
     "more", [{}, {"external_ips": ["203.0.113.1"], "ports": [ServicePort(port=80, node_port=30080)]}]
 )
 def test_an_endpoint_with_affinity_that_is_replaced_is_a_few_elements(ground, more):
-    """However many endpoints and frontends the Service has."""
+    """For any number of endpoints and frontends of the Service."""
     backend, a = ground.start(), ("default", "a")
 
     def plans(last):
@@ -258,15 +258,15 @@ def test_an_endpoint_with_affinity_that_is_replaced_is_a_few_elements(ground, mo
 
     resync(backend, {a: plans(60)})
     before = ground.generation()
-    assert sync(backend, (a, plans(61))) == 4  # its slot and its number, out and in
-    assert ground.generation() - before == 2  # the old number goes later
+    assert sync(backend, (a, plans(61))) == 4  # its slot and its number, removed and added
+    assert ground.generation() - before == 2  # the old number is removed later
     ground.is_clean(backend, {a: plans(61)})
 
 
 def test_a_kernel_that_does_not_remove_unused_chains_keeps_them(ground, monkeypatch):
     removals = messages.chain_removals
     monkeypatch.setattr(backend_module, "PRUNE_FROM", 5)
-    monkeypatch.setattr(messages, "chain_removals", lambda *where: removals(*where)[-1:])  # with the rules to it there
+    monkeypatch.setattr(messages, "chain_removals", lambda *where: removals(*where)[-1:])  # its rules already exist
     backend = ground.start()
     plans = {("default", "a"): sticky("a", 1, 4, 10)}
     resync(backend, {("default", "a"): sticky("a", 1, 3, 20)})
@@ -291,7 +291,7 @@ def test_a_new_service_with_many_ports_takes_several_transactions(ground, monkey
 
 @pytest.mark.parametrize("family", [V4, V6])
 def test_transactions_fit_into_a_send_buffer_that_may_not_grow(family):
-    """In a user namespace it has twice net.core.wmem_max: 416 KiB, where nobody raised that."""
+    """In a user namespace the limit is twice net.core.wmem_max: 416 KiB by default."""
     globals_ = world(families=[family])
     with FakeGround.fresh() as ground:
         ground.kernel.room = 2 * 212_992

@@ -1,4 +1,4 @@
-"""Transactions: what is packed reads back as what was rendered, cut into messages that the kernel can take."""
+"""Transactions: packed messages parse to the rendered elements, and their sizes are acceptable to the kernel."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ NAMES = {name.encode() + b"\0": name for name in Layout(Family.IPV4, OF_RANGES).
 
 
 def read(parts):
-    """(kind, set, key, data) of each element in messages; a verdict's data is the name of its chain."""
+    """Return (kind, set, key, data) of each element in messages; a verdict's data is the name of its chain."""
     found = []
     for part in parts:
         (at,) = messages(part)
@@ -137,7 +137,7 @@ def test_what_is_shared_is_added_for_the_first_service_and_removed_with_the_last
     users = {set_id: Counter() for set_id in SHARED}
     key = b"\x0a\0\0\1"
     first, second, third = (transaction(Family.IPV4, users) for _ in range(3))
-    for _ in range(2):  # two Services, of two ports each
+    for _ in range(2):  # two Services with two ports each
         first.next_service()
         first.entry(SetId.CLUSTER_IPS, key, b"")
         first.entry(SetId.CLUSTER_IPS, key, b"")

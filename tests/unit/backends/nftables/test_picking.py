@@ -1,4 +1,4 @@
-"""How slots are picked, worked out from the text of the rules: nothing is lost, and every endpoint gets its share."""
+"""The selection of slots, computed from the text of the rules: no packet is lost, and every endpoint gets its share."""
 
 import itertools
 import re
@@ -26,7 +26,7 @@ PUT_BACK = "put-port-back"
 
 
 def reached(table, chain):
-    """The rules of a chain, with those of the chains that it leads to, but for what puts the port back."""
+    """Return the rules of a chain and of the chains that it jumps to, without those that restore the port."""
     for rule in table[chain]:
         if rule.startswith(("jump ", "goto ")):
             if not rule.endswith(PUT_BACK):
@@ -36,7 +36,7 @@ def reached(table, chain):
 
 
 def moduli(table, chain, endpoint_map):
-    """The numbers of slots that the rules of a chain pick from, one after the other."""
+    """Return the numbers of slots from which the rules of a chain select, one after the other."""
     found = [re.search(r"numgen random mod (\d+) map @(\S+)$", rule) for rule in reached(table, chain)]
     assert all(found)
     assert {match[2] for match in found} == {endpoint_map}
@@ -44,10 +44,10 @@ def moduli(table, chain, endpoint_map):
 
 
 def shares(picks, count):
-    """The probabilities of the first slot and of the last one, of all slots together, and of no slot at all.
+    """Return the probabilities of the first slot and of the last one, of all slots together, and of no slot at all.
 
-    A slot that is not there makes the rule not match. A pick from m slots gives each of the first m the same, so
-    no slot between has more than the first one, or less than the last one.
+    A rule does not match if the selected slot is missing. A selection from m slots gives each of them the same
+    probability, so those of the slots in between lie between those of the first and the last slot.
     """
     left, first, last, total = 1.0, 0.0, 0.0, 0.0
     for modulus in picks:
@@ -84,7 +84,7 @@ def test_no_connection_is_lost_and_all_endpoints_get_their_share(table, endpoint
     chain = endpoint_map.replace("endpoints", "pick")
     for below, size in itertools.pairwise((0, *CLASSES)):
         picks = moduli(table, f"{chain}-{size}", endpoint_map)
-        assert picks[-1] == 1  # for what lost its slots while the packet was looking
+        assert picks[-1] == 1  # for a packet that loses its slots between two lookups
         for count in counts_of(size, below):
             first, last, total, lost = shares(picks, count)
             assert lost == 0

@@ -1,4 +1,4 @@
-"""Plans to elements: slots, differences, and that packets meet with what the plan says."""
+"""Plans to elements: slots, differences, and that packets get the answers of the plan."""
 
 import copy
 import itertools
@@ -130,11 +130,11 @@ def test_services_share_nothing_but_shared_sets(history):
                 assert set_id in SHARED or seen.setdefault((set_id, key), name) == name
 
 
-# -- by hand -------------------------------------------------------------------------------------------------------
+# -- examples ------------------------------------------------------------------------------------------------------
 
 
 def _many(ports, *, closed):
-    """Plans of a Service on addresses that its ports share, by the number of endpoints at each port."""
+    """Return plans of a Service on addresses that its ports share, by the number of endpoints at each port."""
     spec = {"ingress": ["198.51.100.1"], "load_balancer_source_ranges": ["192.0.2.0/24"]} if closed else {}
     names = {port: [ServicePort(port=port, name=f"p{port}")] for port in ports}
     return [plans_of("a", 1, endpoints, ports=names[port], **spec)[0] for port, endpoints in ports.items()]
@@ -143,7 +143,7 @@ def _many(ports, *, closed):
 @pytest.mark.parametrize("closed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("ports", [{1: 3}, {1: 3, 2: 4}, {2: 3, 3: 1}, {1: 3, 2: 3, 3: 3}, {1: 2, 2: 3, 4: 1}, {4: 1}])
 def test_only_the_ports_that_differ_are_compared(ports, closed):
-    """The address of the Service and of its endpoints on this node stay as long as a port uses them."""
+    """The addresses of the Service and of its endpoints on this node remain while a port uses them."""
     numbers, had = Numbers(), {1: 3, 2: 3}
     before = place_all(_many(had, closed=closed[0]), (), numbers)
     plans = _many(ports, closed=closed[1])
@@ -186,7 +186,7 @@ def test_keys_are_packed_as_the_kernel_packs_registers():
     nodeport = b"\x06\0\0\0" + (30080).to_bytes(2, "big") + b"\0\0"
     assert found[SetId.NODEPORT_ENDPOINTS] == {nodeport + b"\0\0\0\0": dest("10.244.0.1:8080") + b"\0\0"}
     assert found[SetId.EXTERNAL_NODEPORTS] == {nodeport: b"\0\1"}
-    assert len(found) == 6 - 1  # and nothing is local
+    assert len(found) == 6 - 1  # no endpoint is local
 
 
 # -- classes -------------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_more_endpoints_than_the_last_class_has_slots_are_served_by_as_many():
     assert set(elements[SetId.CLUSTER_SERVICES].values()) == {CLASSES[-1].to_bytes(2, "big")}
 
 
-# -- what a change writes ------------------------------------------------------------------------------------------
+# -- the writes of a change ----------------------------------------------------------------------------------------
 
 
 def as_sets(delta):

@@ -1,4 +1,4 @@
-"""The text of the table: what it depends on, what it does not, and names that come back as they were."""
+"""The text of the table: its dependencies, its independence of everything else, and names that can be parsed again."""
 
 import itertools
 import re
@@ -38,11 +38,11 @@ NOBODY = FamilyGlobals()
 
 
 def changed(**more) -> Globals:
-    """The base world with one part of its IPv4 half changed."""
+    """Return the base world with one part of its IPv4 half changed."""
     return replace(BASE, ipv4=replace(BASE.ipv4, **more))
 
 
-# -- what the text depends on --------------------------------------------------------------------------------------
+# -- dependencies of the text --------------------------------------------------------------------------------------
 
 STATIC = {
     "base": BASE,
@@ -85,7 +85,7 @@ def test_the_table_changes_exactly_with_what_tells_tables_apart(fact):
     assert (base.definition([]) == other.definition([])) is (base.texts() == other.texts())
 
 
-# -- what the text does not depend on ------------------------------------------------------------------------------
+# -- independence of the text --------------------------------------------------------------------------------------
 
 
 def chains_of(plans):
@@ -144,7 +144,7 @@ def test_every_set_that_a_rule_reads_is_made_and_every_set_is_read(family):
 
 @pytest.mark.parametrize("family", [V4, V6])
 def test_the_static_rules_have_no_verdicts_to_validate_but_their_own(family):
-    """Each verdict in an element costs the kernel a look at all rules it leads to, at every change of the map."""
+    """At every change of the map the kernel checks all rules that each of its verdicts refers to."""
     text = skeleton(Ruleset(family, BASE))
     assert set(re.findall(r"vmap @(\S+)", text)) == set(VERDICT_MAPS)
 

@@ -1,4 +1,4 @@
-"""Weights to slots: each share is what was asked for, few slots are used, and a change moves as few as possible."""
+"""Weights to slots: exact shares, few slots, and as few changed slots as possible."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ from unit.backends.nftables.test_picking import shares
 weights = st.integers(1, 100)
 pools = st.one_of(
     st.lists(weights, min_size=1, max_size=500),
-    # Slices have a weight for all of their endpoints, so that most are alike.
+    # Slices have one weight for all of their endpoints, so most weights are equal.
     st.lists(st.tuples(weights, st.integers(1, 166)), min_size=1, max_size=3).map(
         lambda kinds: [weight for weight, count in kinds for _ in range(count)]
     ),
@@ -22,7 +22,7 @@ pools = st.one_of(
 
 
 def probabilities(counts):
-    """How probable each endpoint is, by the rules of its class; its slots are spread as they may be at worst."""
+    """Return the probability of each endpoint by the rules of its class, for the worst distribution of its slots."""
     total = sum(counts)
     size = class_of(total)
     first, last, _, lost = shares([size] * tries(size) + [BELOW.get(size, 1)], total)
@@ -71,7 +71,7 @@ def test_a_change_moves_as_few_slots_as_possible(before, wanted):
         return
     kept = sum((Counter(before) & Counter(wanted)).values())
     same = sum(one == other for one, other in zip(before, now, strict=False))
-    # Who has a slot beyond the last one moves down, into a hole; nobody else moves.
+    # An endpoint in a slot beyond the last one moves into a hole; no other endpoint moves.
     beyond = max(0, len(before) - len(now))
     assert same >= kept - beyond
     assert assign(now, wanted) == now

@@ -1,4 +1,4 @@
-"""The Go kube-proxy of v1.36 can take our table over: nothing of ours collides with its names, types and deletions.
+"""The Go kube-proxy of v1.36 can take over our table: no object in it conflicts with its names, types and deletions.
 
 Facts of pkg/proxy/nftables/proxier.go: setupNFTables, syncProxyRules, isAffinitySetName, isServiceChainName.
 """
@@ -42,7 +42,7 @@ EMPTIED = {
     *("firewall-check", "reject-chain"),
 }
 SETS = {"cluster-ips": ("ip daddr",), "nodeport-ips": ("ip daddr",)}
-"""Sets of both programs, and the type that both give them; one of another type would be refused."""
+"""Sets of both programs, with the type that both give them; the kernel would refuse another type."""
 OTHERS = {
     *("hairpin-connections", "no-endpoint-services", "no-endpoint-nodeports", "firewall-ips"),
     *("service-ips", "service-nodeports"),
@@ -52,7 +52,7 @@ DELETED_CHAINS = re.compile(r".*/")
 
 
 def everything():
-    """Return the text of tables that together have all sets, chains and counters that a table may have."""
+    """Return the text of tables that together have all possible sets, chains and counters."""
     full = FAST_FORWARDING.on(RESETS.on(CONNECTION_COUNTERS.on(world(), True), True), Forwarding(1, (6, 17)))
     full = replace(full, ejects=True)
     places = (full.ipv4.nodeport_ips, None)

@@ -1,4 +1,4 @@
-"""Round robin and affinity, without sockets and with a clock of the test's own."""
+"""Round robin and affinity, without sockets and with a test's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an examination shows of userspace mode: elements that differ, and ports on which nobody listens."""
+"""An examination of userspace mode reports differing elements, and ports on which no process listens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = pack("10.96.0.1") + bytes((6, 0, 0, 0)) + (80).to_bytes(2, "big") + b"\0\0
 
 
 class Table:
-    """The table of Services whose listeners have the ports from 40001 on."""
+    """Return the table of Services whose listeners have the ports from 40001 on."""
 
     family = Family.IPV4
 
@@ -54,7 +54,7 @@ class Table:
 
 
 def shown(table, wanted):
-    """What both kinds of examination show: of Services the same."""
+    """Return the differences; both kinds of examination must report the same ones for one Service."""
     made = UserspaceExaminer(table, UserspaceRuleset(Family.IPV4, WORLD, None), WORLD.ipv4.nodeport_ips)
     with patch.object(examine, "listening", lambda *_: frozenset(table.listeners)):
         everything, some = list(made.everything(wanted)), list(made.some(wanted))

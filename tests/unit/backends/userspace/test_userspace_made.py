@@ -1,4 +1,4 @@
-"""The backend of userspace mode before anything is programmed: it asks neither the kernel nor the node."""
+"""The backend of userspace mode before it programs anything: it accesses neither the kernel nor the node."""
 
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.model.addresses import Family
@@ -14,6 +14,6 @@ def test_nothing_is_read_before_the_world_changes():
 
     backend = UserspaceBackend(Family.IPV4, world(), path=None, listeners=None, transactions=None, addresses=addresses)
     assert not reads
-    assert backend.set_world(world()) is True  # the rules name an address now
+    assert backend.set_world(world()) is True  # the rules contain an address now
     assert backend.set_world(world()) is False
     assert len(reads) == 2
