@@ -138,8 +138,8 @@ class NftablesBackend:
                     batch.transaction.next_service()
                     if before:
                         delta = changed(before, after)
-                        # Another Service of the same group may add the keys.
-                        batch.transaction.change(delta, former(delta) if after and len(group) == 1 else {})
+                        alone = len(group) == 1
+                        batch.transaction.change(delta, former(delta, alone=alone) if after or not alone else {})
                     for count, item in enumerate(() if before else after, 1):
                         translate(item, batch.transaction)
                         # Ports are independent. The kernel's hash tables do not grow within a transaction, so a million

@@ -18,6 +18,8 @@ from kubeproxy.backends.nftables.layout import (
     INTERVALS,
     PADDING,
     POOL_SETS,
+    RANGE_MAPS,
+    SESSION_SETS,
     SHARED,
     TABLE,
     VERDICT_MAPS,
@@ -43,8 +45,9 @@ _VERDICTS = 4096
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 _NOTHING: Mapping[str, Sequence[bytes]] = MappingProxyType({})
 _FRONTENDS = frozenset[str]((*CLASS_MAPS, *VERDICT_MAPS))
-_LEADING = frozenset[str]((*VERDICT_MAPS, SetId.FIREWALL_IPS, SetId.SESSION_ENDPOINTS))
+_LEADING = frozenset[str]((*VERDICT_MAPS, *RANGE_MAPS, SetId.FIREWALL_IPS, SetId.SESSION_ENDPOINTS))
 _LOOKED_UP = _FRONTENDS | _LEADING
+_NUMBERED = frozenset[str]((*SESSION_SETS, SetId.RANGE_ENDPOINTS))
 
 
 def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
@@ -77,15 +80,17 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
     return delta
 
 
-def former(delta: Difference[str, bytes, bytes]) -> dict[str, list[bytes]]:
+def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[str, list[bytes]]:
     """Return the keys of a Service's elements that must remain until its new elements are committed; {} for most
-    changes.
+    changes. If it changes with others, not `alone`, they may add the keys; then only elements of its numbers remain.
 
     A packet meets the rules of one generation, but each lookup uses the generation of its moment (nft_genmask_cur in
     net/netfilter/nft_set_hash.c of Linux 6.18). So a commit between two lookups hides a frontend that moves to an
     earlier map, and removes what an element found before leads to: a chain's pool, a list of source ranges, the number
     of an endpoint. Only a removed slot has a substitute, the first slot.
     """
+    if not alone:
+        return _only_removed(delta, _NUMBERED)
     if _LOOKED_UP.isdisjoint(delta.removed):
         return {}
     present = {key for set_id in _FRONTENDS & delta.added.keys() for key, _ in delta.added[set_id]}
@@ -93,7 +98,7 @@ def former(delta: Difference[str, bytes, bytes]) -> dict[str, list[bytes]]:
     if not moved and _LEADING.isdisjoint(delta.removed):
         return {}
     # The kernel refuses a range of ports, or of clients, that overlaps a present one.
-    overlapping = {*INTERVALS, *({SetId.FIREWALL_ALLOW} & delta.added.keys())}
+    overlapping = {*INTERVALS, SetId.FIREWALL_ALLOW} & delta.added.keys()
     return _only_removed(delta, delta.removed.keys() - {*SHARED, *overlapping})
 
 

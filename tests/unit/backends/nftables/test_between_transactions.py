@@ -20,6 +20,8 @@ NAME = ("default", "a")
 PORTS = [ServicePort(port=80, node_port=30080)]
 STICKY = {"session_affinity": "ClientIP"}
 LOCAL = {"external_traffic_policy": "Local"}
+SOURCES_OF = {"load_balancer_source_ranges": ["172.16.0.0/30", "10.244.0.0/16", "192.0.2.0/24"]}
+PORTS_OF = {"annotations": Annotations(port_ranges="10000-20000/udp,9000-9001/tcp")}
 SPECS = {
     "plain": {},
     "local": LOCAL,
@@ -27,7 +29,12 @@ SPECS = {
     "sticky and local": {**STICKY, **LOCAL},
     "maglev": {"annotations": Annotations(algorithm="maglev-251")},
     "internal local": {"internal_traffic_policy": "Local", "external_traffic_policy": "Local"},
-    "ranges": {"load_balancer_source_ranges": ["172.16.0.0/30", "10.244.0.0/16", "192.0.2.0/24"]},
+    "ranges": SOURCES_OF,
+    "ports": PORTS_OF,
+    "other ports": {"annotations": Annotations(port_ranges="5000-10000/tcp,19000-30000/udp")},
+    "sticky ports": {**STICKY, **PORTS_OF},
+    "local ports": {**LOCAL, **SOURCES_OF, **PORTS_OF},
+    "internal local ports": {"internal_traffic_policy": "Local", **STICKY, **PORTS_OF},
 }
 
 
@@ -39,9 +46,10 @@ def plans(spec, endpoints):
 SOURCES = (("pod", "10.244.0.3"), ("outside", "172.16.0.1"))
 
 _EARLY = (
-    *(SetId.FIREWALL_IPS, SetId.FIREWALL_LISTS, SetId.FIREWALL_ALLOW),
+    *(SetId.FIREWALL_IPS, SetId.FIREWALL_LISTS, SetId.FIREWALL_RANGES, SetId.FIREWALL_ALLOW),
     *(SetId.CLUSTER_SERVICES, SetId.EXTERNAL_SERVICES, SetId.POLICY_LOCAL_SERVICES, SetId.AFFINITY_SERVICES),
     *(SetId.NODEPORT_IPS, SetId.EXTERNAL_NODEPORTS, SetId.POLICY_LOCAL_NODEPORTS, SetId.AFFINITY_NODEPORTS),
+    *(SetId.CLUSTER_RANGES, SetId.EXTERNAL_RANGES, SetId.POLICY_LOCAL_RANGES),
 )
 ORDER = (*_EARLY, *(name for names in (*LOOKUPS[1:], LOOKUPS[0]) for name in names if name not in _EARLY))
 """The sets in the order of a packet's lookups."""
@@ -54,6 +62,9 @@ def packets(service):
             for origin, source in SOURCES:
                 place = frontend.address or node, frontend.protocol, frontend.port, not frontend.address
                 yield Packet(origin, address(source), *place)
+        for span in plan.port_ranges:
+            for (origin, source), port in itertools.product(SOURCES, (span.port, 10000, 19500, span.last)):
+                yield Packet(origin, address(source), span.address, span.protocol, port)
 
 
 def served(ground, service):
@@ -123,6 +134,43 @@ def test_a_packet_that_is_served_before_and_after_a_change_is_served_during_its_
         sync(backend, (NAME, after))
         between.check(was)
         ground.is_clean(backend, {NAME: after})
+
+
+HANDOVERS = {
+    "all of a range": ("10000-20000/udp", None, None, "10000-20000/udp"),
+    "a part": ("10000-20000/udp", None, "10000-14999/udp", "15000-25000/udp"),
+    "exchange": ("10000-20000/udp", "20001-30000/udp", "20001-30000/udp", "10000-20000/udp"),
+    "a port": ("80-80/udp,10000-20000/udp", None, "80-80/udp", "10000-20000/udp"),
+}
+
+
+@pytest.mark.parametrize("handover", HANDOVERS)
+@pytest.mark.parametrize("spec", [{}, STICKY, LOCAL])
+def test_ports_that_go_to_another_service_are_served_during_its_commits(handover, spec):
+    names = ("a", "b")
+    texts = HANDOVERS[handover]
+    before, after = (
+        {
+            ("default", name): plans_of(
+                name,
+                number,
+                external_ips=["203.0.113.1"],
+                ports=[ServicePort(port=number)],
+                annotations=Annotations(port_ranges=text),
+                **spec,
+            )
+            for number, (name, text) in enumerate(zip(names, asked, strict=True), 1)
+        }
+        for asked in (texts[:2], texts[2:])
+    )
+    with FakeGround.fresh() as ground:
+        backend = ground.start()
+        resync(backend, before)
+        both = [plan for plans in after.values() for plan in plans]
+        was, between = served(ground, both), Between(ground, both)
+        sync(backend, *after.items())
+        between.check(was)
+        ground.is_clean(backend, after)
 
 
 @pytest.mark.parametrize(("earlier", "later"), list(itertools.permutations(["primary", "all"])))
