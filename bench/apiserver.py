@@ -15,7 +15,7 @@ from bench.worker import die_with_parent
 
 
 class ApiProcess:
-    """The parent's side."""
+    """The server, controlled from the parent process."""
 
     def __init__(self) -> None:
         self._process = Companion("bench.apiserver")
@@ -27,22 +27,22 @@ class ApiProcess:
         self._process.ask("load", size=str(size))
 
     def put(self, storage: str, body: str) -> int:
-        """Write one object; return when the write began, in ns of the monotonic clock. From any thread."""
+        """Write one object; return the start of the write, in ns of the monotonic clock. Callable from any thread."""
         with self._lock:
             return int(self._process.ask("put", storage=storage, body=body)["at"])
 
     def remove(self, storage: str, key: tuple[str, str]) -> None:
-        """Delete one object. From any thread."""
+        """Delete one object. Callable from any thread."""
         with self._lock:
             self._process.ask("remove", storage=storage, key=key)
 
     @property
     def pid(self) -> int:
-        """Return the id of its process."""
+        """Return the id of the server's process."""
         return self._process.pid
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self._process.close()
 
 

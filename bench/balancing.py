@@ -1,9 +1,8 @@
-"""balancing: the cost of weights and Maglev compared with equal shares; in one run, a hundred of a thousand Services
-have them.
+"""balancing: the cost of weights and Maglev compared with equal shares; in one run, 100 of 1,000 Services have them.
 
-Measures their full sync and changes of their endpoints, through decoder, planner and backend, and the first packet of a
-connection from the node itself to one of them. The figures are CPU time, including the kernel's, because a change is
-short compared with a time slice."""
+Measures the full sync of these Services and changes of their endpoints, through decoder, planner and backend, and the
+first packet of a connection from the node itself to one of the Services. The figures are CPU time, including the
+kernel's, because a change is short compared with a time slice."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ COLUMNS = (
 
 
 def measure(kind: str, pairs: int) -> dict[str, float]:
-    """Measure one kind: ms, us, and the number of slots of a Service."""
+    """Measure one way to share connections: ms, us, and the number of slots of a Service."""
     wanted = objects.parse_size(SIZE)
     proxy.collect_as_the_proxy_does()
     planner, backend = Planner(proxy.world()), NftablesBackend(KernelTable.open(Family.IPV4), proxy.world())

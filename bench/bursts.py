@@ -46,7 +46,7 @@ class Burst:
 
     def __init__(self, source: str, addresses: Sequence[str], port: int) -> None:
         choose = random.Random(1).choice
-        self._kept: list[object] = []  # what the messages point to
+        self._kept: list[object] = []  # the buffers of the messages
         self._messages = (_Message * LENGTH)()
         for number, message in enumerate(self._messages):
             target = choose(addresses)

@@ -34,9 +34,9 @@ from support import nft
 SIZE = "10kx10"
 RATES = (100, 1000, 5000)
 GOAL_LAG, GOAL_CPU, GOAL_DRIFT = 50.0, 50.0, 1.0  # ms p99 and % of a core at 1,000 a second; MB
-WARM_UP = 3.0  # seconds that do not count
+WARM_UP = 3.0  # seconds of warming up, which are not counted
 BESIDE = 0.5  # seconds between two transactions of another program
-PERIOD = 5.0  # seconds after which all is compared with the kernel, where something may have been missed
+PERIOD = 5.0  # seconds after which the backend compares everything with the kernel, in case it has missed something
 
 COLUMNS = (
     Column("lag p50 ms", "p50", 2),

@@ -26,7 +26,7 @@ from bench.worker import die_with_parent, enter_new_namespace
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that no port waits
 _PAUSE = 50e-6  # seconds between probes, about 100 us in all
 _LATE_CONNECTION = 0.5  # seconds
-_LATE, _LATE_PAUSE = 0.05, 1e-3  # after that many seconds probe less often, or flows pile up
+_LATE, _LATE_PAUSE = 0.05, 1e-3  # seconds after which it probes less often, because flows would accumulate
 
 
 class Landing:
@@ -104,7 +104,8 @@ def connect_times(target: tuple[str, int], count: int) -> list[float]:
 
 
 def knock(target: tuple[str, int], rate: int, seconds: float, patience: float) -> dict[str, float]:
-    """Begin connections at a rate for so many seconds; return how many failed or were late, and the longest time.
+    """Begin connections at a rate for some seconds; return the numbers of failed and of late connections, and the
+    longest time.
 
     A connection fails if it is refused, or is not made within `patience` seconds; half a second is late.
     """
@@ -190,7 +191,7 @@ class Lasting:
                     send(payload)
 
     def close(self) -> None:
-        """End them."""
+        """Close the connections."""
         for link in self._links:
             link.close()
 

@@ -13,7 +13,7 @@ from bench.report import ROOT
 
 
 class Companion:
-    """The side that commands; `inherit` are the file descriptors that the process inherits.
+    """The parent's side, which sends commands; `inherit` are the file descriptors that the process inherits.
 
     The process ends with its parent. Raises EOFError if the process has ended.
     """
@@ -46,7 +46,7 @@ class Companion:
         return self.answer()
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the process."""
         self._child.kill()
         self._child.wait()
         for pipe in (self._child.stdin, self._child.stdout):
@@ -55,6 +55,6 @@ class Companion:
 
 
 def say(**answer: Any) -> None:
-    """Execute commands, inside the process."""
+    """Execute commands, inside the companion process."""
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()

@@ -35,24 +35,24 @@ class Contestant:
 
     @property
     def pid(self) -> int:
-        """Return the id of its process."""
+        """Return the id of the proxy's process."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Return whether it still runs."""
+        """Return whether the process still runs."""
         return self._process.poll() is None
 
     def logged(self) -> str:
-        """Return its log."""
+        """Return the proxy's log."""
         return self._log.read_text(errors="replace")
 
     def said(self) -> str:
-        """Return the end of its log."""
+        """Return the end of the proxy's log."""
         return self.logged()[-3000:]
 
     def answers(self, path: str) -> bool:
-        """Return whether its health port answers a path with 200."""
+        """Return whether the proxy's health port answers a path with 200."""
         try:
             with socket.create_connection(("127.0.0.1", HEALTH_PORT), timeout=1) as link:
                 link.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
@@ -61,7 +61,10 @@ class Contestant:
             return False
 
     def wait(self, path: str, limit: float) -> float:
-        """Return the seconds from its start until a path of the health port answers 200. Raises RuntimeError."""
+        """Return the seconds from the proxy's start until a path of its health port answers 200.
+
+        Raises RuntimeError.
+        """
         while time.monotonic() - self.started < limit:
             if self.answers(path):
                 return time.monotonic() - self.started
@@ -79,7 +82,7 @@ class Contestant:
         return memory.resident(self._process.pid)
 
     def close(self) -> None:
-        """Stop it and remove its files."""
+        """Stop the process and remove its files."""
         if self.running:
             self._process.send_signal(signal.SIGTERM)
             try:

@@ -92,7 +92,7 @@ def run(with_: Run) -> Report:
         rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]
     notes = (
         "per CPU: each counter has 16 bytes per possible processor of the machine.",
-        "pass: every element of the endpoint maps is asked for; uncounted, the same elements without counters.",
+        "pass: a read of every element of the endpoint maps; uncounted: of the same elements without counters.",
     )
     return Report("counters", "What counting connections costs", COLUMNS, rows, _chart(rows), notes)
 

@@ -24,7 +24,7 @@ from bench.runs import Run
 SIZES = ("1kx10", "10kx10")
 GOAL_P50, GOAL_P99, GOAL_CPU = 5.0, 20.0, 2.0  # ms
 SETTLE = 0.05  # seconds between changes
-TIMEOUT = 600.0  # seconds until the first packet gets through: other proxies need minutes at 10,000 Services
+TIMEOUT = 600.0  # seconds until the first packet gets through; other proxies need minutes at 10,000 Services
 
 COLUMNS = (
     Column("UDP p50 ms", "udp_p50", 2),
@@ -86,7 +86,7 @@ def _measured(
         latencies = [move(network, api, proxy, item, turn) for turn in range(1, changes + 1)]
         name = item.protocol.lower()
         found |= {f"{name}_p50": percentile(latencies, 50), f"{name}_p99": percentile(latencies, 99)}
-        time.sleep(SETTLE)  # what follows a change belongs to it
+        time.sleep(SETTLE)  # work after a change is attributed to this change
         found[f"{name}_cpu"] = (proxy.cpu_seconds() - before) * 1e3 / changes
     found["rss"] = proxy.memory()[0]
     return found
@@ -103,7 +103,7 @@ def move(network: Network, api: ApiProcess, proxy: Contestant, item: Probed, tur
     """Move a Service to its other address; return the ms from the write to the first packet at this address."""
     time.sleep(SETTLE)
     client = _probe(network, item, item.addresses[turn % 2], 60.0)
-    time.sleep(0.002)  # the probes are on their way before the write
+    time.sleep(0.002)  # The probes are on their way before the write.
     written = api.put("endpointslices", item.slice(turn % 2, turn + 1))
     landed = int(client.answer()["at"])
     if not landed:

@@ -21,7 +21,7 @@ from bench.worker import die_with_parent
 TRIGGER = "2026-01-01T00:00:00.000000+00:00"
 """The placeholder of the time; times have microseconds, which a proxy accepts, although Kubernetes sends seconds."""
 
-_ADDRESS = "0.0.0.0"  # stands where the new endpoint's address goes
+_ADDRESS = "0.0.0.0"  # placeholder of the new endpoint's address
 _POOL = 2000  # Services that change
 _TICK = 0.001  # seconds between writes
 

@@ -21,7 +21,7 @@ class Spread(Struct, frozen=True):
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median. Raises ValueError when there is no value."""
+    """Return the median. Raises ValueError without values."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values to take a median of")
@@ -51,13 +51,13 @@ def spreads(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Return the ratios of our figures to theirs, run by run, because influences on both figures of a run cancel
+    """Return the ratios of our figures to the peer's, run by run, because influences on both figures of a run cancel
     out."""
     return spread(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def summary(values: Sequence[float], scale: float = 1.0) -> dict[str, float]:
-    """Return p50, p99 and the maximum, each times `scale`."""
+    """Return p50, p99 and the maximum, each multiplied by `scale`."""
     measures: dict[str, Callable[[Sequence[float]], float]] = {
         "p50": median,
         "p99": lambda v: percentile(v, 99),

@@ -114,7 +114,7 @@ def _measured(network: Network, do: str, rounds: int, count: int, percent: int) 
             _nft(f"add table {table}")
             taken = network.client.ask(do, source=CLIENT, groups=groups, ports=ports, count=count)["seconds"]
             _nft(f"add table {table} {{ flags dormant ; }}")
-            if turn:  # the first one warms up
+            if turn:  # The first round warms up.
                 seen[kind].append([percentile(each, percent) for each in taken])
     return {kind: [median(each) for each in zip(*turns, strict=True)] for kind, turns in seen.items()}
 

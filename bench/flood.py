@@ -1,4 +1,4 @@
-"""Clients that pipeline HTTP requests without end and read the answers, for `hostile`.
+"""Clients that pipeline HTTP requests without pause and read the answers, for `hostile`.
 
 `python -m bench.flood HOST PORT CONNECTIONS` executes JSON commands (companion.py).
 """
@@ -18,7 +18,7 @@ from bench.worker import die_with_parent
 
 REQUESTS = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 4000
 SOURCE = "10.9.0.2"
-"""Another address than that of the proxy, so that it is no client of the node's own."""
+"""Another address than the proxy's, so that the proxy does not count the client as one of the node itself."""
 
 
 class Flood:

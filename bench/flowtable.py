@@ -41,11 +41,11 @@ def measure(count: int, turns: int) -> list[dict[str, object]]:
 
 
 def run(with_: Run) -> Report:
-    """Measure everything in one machine."""
+    """Measure all figures in one machine."""
     count, turns = (1000, 2) if with_.quick else (3000, 5)
     figures = with_.measure("in the machine", measure, count=count, turns=turns)
     if wrong := [each for each in figures if each["offloaded"] != (each["kind"] == "fast")]:
-        raise RuntimeError(f"not forwarded as was asked for: {wrong[0]}")
+        raise RuntimeError(f"not forwarded as requested: {wrong[0]}")
     rows = []
     for case in CASES:
         of_case = [each for each in figures if each["case"] == case]
@@ -62,8 +62,8 @@ def run(with_: Run) -> Report:
         ratio = min(each["fast_cpu"] for each in runs) / min(each["rules_cpu"] for each in runs)
         rows.append(Row(case, dict(spreads(runs)) | {"ratio": ratio}))
     notes = (
-        "CPU: of both ends of a connection and the node between, in one process: the sockets' part is in both columns.",
-        "An emulated processor (QEMU without KVM) under Debian's kernel: compare within a row alone.",
+        "CPU: of both ends of a connection and the node between them, in one process, sockets included.",
+        "An emulated processor (QEMU without KVM) under Debian's kernel: compare only figures of one row.",
     )
     return Report("flowtable", "What fast forwarding saves", COLUMNS, rows, _chart(rows), notes)
 

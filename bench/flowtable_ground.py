@@ -1,8 +1,8 @@
 """The setup for measuring the flowtable, inside a kernel with flowtables: a node between a client and a pod, and
 connections.
 
-The caller's network namespace is the node; client and pod have namespaces of their own, named by `ip netns`. A
-connection is two sockets of this process, so that what it takes is sockets and forwarding, and no scheduling.
+The caller's network namespace is the node; client and pod have separate namespaces, named by `ip netns`. Both sockets
+of a connection belong to this process, so the figures include sockets and forwarding, but no scheduling.
 """
 
 from __future__ import annotations
@@ -141,14 +141,14 @@ class Connection:
 
 
 class Cost(NamedTuple):
-    """Packets a second, and the processor's microseconds for each of them."""
+    """Return packets per second, and the microseconds of CPU time for each packet."""
 
     rate: float
     cpu: float
 
 
 def cost(connection: Connection, count: int) -> Cost:
-    """Return what a question and its answer cost, which are two packets: the best of many short runs.
+    """Return the time of a request and its answer, which are two packets: the best of many short runs.
 
     Other work of the machine makes a run slower, never faster, and often does not affect a short run.
     """
@@ -158,7 +158,7 @@ def cost(connection: Connection, count: int) -> Cost:
         began = time.perf_counter()
         connection.ask(_RUN)
         found.append(time.perf_counter() - began)
-    # One process does it all and never waits, so that is the processor's time; its own clock ticks too slowly.
+    # One process does everything and never waits, so elapsed time is CPU time; the clock of CPU time is too coarse.
     seconds = min(found)
     return Cost(2 * _RUN / seconds, seconds / (2 * _RUN) * 1e6)
 
@@ -170,7 +170,7 @@ def offloaded() -> list[str]:
 
 
 def measure(count: int, turns: int) -> Iterator[dict[str, object]]:
-    """Yield figures of each protocol and family, with and without; in turns, so that all are hit alike."""
+    """Yield figures of each protocol and family, with and without fast forwarding, in turns."""
     for family in Family:
         for protocol, name in ((TCP, "TCP"), (UDP, "UDP")):
             for turn in range(turns):

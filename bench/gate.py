@@ -1,4 +1,4 @@
-"""The regression gate compares ratios of a quick run with the committed bounds in bounds.toml. `python -m bench gate`.
+"""The regression gate compares ratios of a quick run with the committed bounds in bounds.toml: `python -m bench gate`.
 
 Ratios, not seconds: a slower machine slows the limit as well. The lowest ratio of several runs counts, because other
 work of the machine only increases it. A benchmark with a figure over its bound is measured again.
@@ -36,7 +36,7 @@ _MEASURES: Mapping[str, Callable[[Run], Report]] = {
 
 
 class Verdict(NamedTuple):
-    """One bound and the measured value; None when nothing was."""
+    """One bound and the measured value, or None without a measurement."""
 
     figure: str
     bound: float
@@ -95,7 +95,7 @@ def _seen(verdict: Verdict) -> float:
 
 
 def check(run: Run, out: Console) -> int:
-    """Measure, print the verdicts, return the exit code: 0 when every bound holds, else 1."""
+    """Measure, print the verdicts, return the exit code: 0 if every bound holds, else 1."""
     verdicts: list[Verdict] = []
     for benchmark, cases in load().items():
 

@@ -41,9 +41,9 @@ from kubeproxy.server.server import HttpServer
 
 SIZE = "1kx10"
 EVERY = 0.05  # seconds between changes of other Services
-TICK = 0.002  # seconds between looks at the loop
-TIMEOUT = 30.0  # seconds for what is still on its way when an attack ends
-GOAL_HOLD, GOAL_DELAY = 50.0, 100.0  # ms; the second one beyond that of a quiet run
+TICK = 0.002  # seconds between checks of the event loop
+TIMEOUT = 30.0  # seconds for pending changes at the end of an attack
+GOAL_HOLD, GOAL_DELAY = 50.0, 100.0  # ms; the second one is relative to a quiet run
 STRANGERS = 50_000  # elements that another program loads at once
 HEALTH = ("10.9.0.1", 10256)
 CONNECTIONS = 100
@@ -65,10 +65,10 @@ COLUMNS = (
 
 
 class Seen(NamedTuple):
-    """Of a window, in seconds: longest hold of the loop, with and without the wait of its thread for a processor, most
-    CPU time of its thread in one turn, delays of others.
+    """The results of one period, in seconds: longest hold of the loop, with and without its thread's wait for a CPU,
+    most CPU time of its thread in one turn, delays of other Services' changes.
 
-    A delay is a pair: its length, and the CPU time that the process used meanwhile.
+    A delay is a pair: its length, and the CPU time of the process during it.
     """
 
     hold: float
@@ -100,13 +100,13 @@ class Scene:
         proxy.settled()
 
     def say(self, *lines: tuple[Resource, bytes]) -> None:
-        """Let watch lines arrive."""
+        """Deliver watch lines."""
         for resource, line in lines:
             decoder = self._decoders.setdefault(resource, WatchDecoder(resource))
             self.engine.arrive(decoder.feed(line).events)
 
     def settling(self, name: ServiceName, due: float = 0.0) -> asyncio.Future[tuple[float, float]]:
-        """Return the seconds from `due` until the next change of a Service is in the kernel, and of CPU from now."""
+        """Return the seconds from `due` to the next change of a Service in the kernel, and the CPU time from now."""
         future = asyncio.get_running_loop().create_future()
         self._waiting[name] = due, time.process_time(), future
         return future
@@ -143,8 +143,8 @@ class Scene:
 
 
 async def _holds(stop: asyncio.Event) -> tuple[float, float, float]:
-    """Return the longest time that the loop was kept from a timer, the longest without the time that its thread waited
-    for a processor, as other programs had both, and the most CPU time of its thread in one turn.
+    """Return the longest delay of a timer on the loop, the longest delay without its thread's wait for a CPU, and the
+    most CPU time of its thread in one turn.
     """
     longest = kept = busiest = 0.0
     schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
@@ -168,7 +168,7 @@ Attack = Callable[[Scene], AsyncIterator[None]]
 
 
 async def pipelining(_: Scene) -> AsyncIterator[None]:
-    """Send requests without end on 100 connections of another address to the health port."""
+    """Send requests without pause on 100 connections from another address to the health port."""
     metrics = ProxyMetrics()
     server = HttpServer("healthz", routes(ProxyHealth(metrics, 30.0).routes()))
     server.start(HEALTH)
@@ -235,7 +235,7 @@ async def _limit(seconds: float) -> float:
 
 
 class Case(NamedTuple):
-    """An attack; beside some, another program loads elements into a table of its own."""
+    """An attack; during some attacks another program loads elements into a separate table."""
 
     attack: Attack
     neighbour: bool = False
@@ -277,7 +277,7 @@ async def _measure(case: Case, seconds: float) -> dict[str, float]:
             limit = await _limit(max(seconds, 3.0) if case.neighbour else 0.1)
             done = await stack.enter_async_context(_attacking(case.attack(scene)))
             seen = await scene.watch(seconds, size)
-        # Services beyond the node's budget for tables are told so: that is the defence.
+        # The report that Services exceed the node's budget for tables is expected: it is the defence.
         failures = [failure for failure in scene.listener.failures if "--balancing-entries" not in failure]
         if failures:
             raise RuntimeError("; ".join(failures[:5]))
@@ -301,7 +301,7 @@ async def _measure(case: Case, seconds: float) -> dict[str, float]:
 
 @asynccontextmanager
 async def _attacking(steps: AsyncIterator[None]) -> AsyncIterator[Callable[[], int]]:
-    """Run an attack during the body, which gets the number of its steps."""
+    """Run an attack during the body, which gets the attack's number of steps."""
     await anext(steps)
     done = 0
 
@@ -332,7 +332,7 @@ async def _beside() -> AsyncIterator[None]:
 
 
 def run(with_: Run) -> Report:
-    """Measure all attacks; of a quick run, those of the gate."""
+    """Measure all attacks; in a quick run, only those of the gate."""
     count, seconds = (2, 1.0) if with_.quick else (3, 5.0)
     rows = []
     for case in GATED if with_.quick else CASES:

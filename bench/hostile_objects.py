@@ -14,7 +14,7 @@ Line = tuple[Resource, bytes]
 
 
 class Wide(NamedTuple):
-    """Service number `number`, with so many ports, endpoints and external IPs."""
+    """Service number `number`, with these numbers of ports, endpoints and external IPs."""
 
     number: int
     ports: int = 1
@@ -29,15 +29,15 @@ class Wide(NamedTuple):
         return objects.names(self.number)
 
     def added(self) -> list[Line]:
-        """Return the lines by which the Service and all of its slices come."""
+        """Return the lines that add the Service and all of its slices."""
         return [("services", self._service("ADDED")), *self._slices("ADDED")]
 
     def removed(self) -> list[Line]:
-        """Return the lines by which the Service and all of its slices go."""
+        """Return the lines that delete the Service and all of its slices."""
         return [("services", self._service("DELETED")), *self._slices("DELETED")]
 
     def slice_line(self, version: int, endpoints: int, *, ready: bool = True) -> Line:
-        """Return the line by which the last of so many endpoints is the last of its slice, and ready or not."""
+        """Return the line that makes the last slice end with this number of endpoints, the last one ready or not."""
         return self._slice("MODIFIED", (endpoints - 1) // objects.SLICE, version, endpoints, ready=ready)
 
     def _service(self, change: str) -> bytes:

@@ -1,7 +1,7 @@
-"""iptables: full and partial syncs of iptables mode, beside iptables-restore alone with the same bytes.
+"""iptables: full and partial syncs of iptables mode, compared with iptables-restore alone with the same bytes.
 
-The planner and the iptables backend do the work as in a real proxy; one process and one namespace a run. The limit is
-what the commands take alone when they are handed the same rules from files.
+The planner and the iptables backend do the work as in a real proxy; each run has a separate process and namespace. The
+limit is the time of the commands alone with the same rules from files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COLUMNS = (
 
 
 class Recorder:
-    """Commands, and a RuleWriter, that keep what they are given; one that is idle does nothing else."""
+    """Commands, and a RuleWriter, that record their input; with `idle` they do nothing else."""
 
     def __init__(self, commands: Commands, *, idle: bool = False) -> None:
         self._commands = commands
@@ -88,15 +88,15 @@ class Recorder:
 
 
 class Silent:
-    """Metrics of iptables mode that nobody reads."""
+    """Metrics of iptables mode that discard their values."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 def measure(size: str, variant: str) -> dict[str, float]:
-    """Measure a full sync and some partial ones, each with its limit; times in ms."""
-    # A lock of our own: the namespace is, and whoever else works on this machine is none of our business.
+    """Measure a full sync and several partial ones, each with its limit; times in ms."""
+    # The namespace is private, so its lock is too: other programs of this machine do not matter.
     with tempfile.NamedTemporaryFile() as lock:
         os.environ["XTABLES_LOCKFILE"] = lock.name
         return _measure(objects.parse_size(size), variant)
@@ -127,7 +127,7 @@ def _measure(wanted: objects.Size, variant: str) -> dict[str, float]:
         for kind, events in (("endpoint", _endpoint_changes(wanted, n)), ("service", _service_comes(wanted, n))):
             for event in events:
                 recorder.inputs.clear()
-                backend.touched()  # as the engine asks each second: what the limit's run changed is no cost of ours
+                backend.touched()  # as the engine: the limit's changes cost the proxy nothing
                 ours = _timed(kind, lambda e=event: _partial(planner, backend, e))
                 rounds[kind].append(ours | _limit(kind, commands.name, recorder.inputs))
     for several in rounds.values():
@@ -137,12 +137,12 @@ def _measure(wanted: objects.Size, variant: str) -> dict[str, float]:
 
 
 def _again(commands: Commands, plans: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> dict[str, float]:
-    """Measure the first sync of a proxy that finds all of its rules, beside iptables-save alone; in ms."""
+    """Measure the first sync of a proxy that finds all of its rules, compared with iptables-save alone; in ms."""
     recorder, backend = _opened(commands)
     found = _timed("again", lambda: _exhaust(backend.resync(plans)))
     backend.close()
     if recorder.inputs:
-        raise RuntimeError(f"rules that are there are written once more: {recorder.inputs[0][:300]}")
+        raise RuntimeError(f"existing rules are written once more: {recorder.inputs[0][:300]}")
 
     def read() -> None:
         for table in CANARY_TABLES:
@@ -159,7 +159,7 @@ def _opened(commands: Commands, *, idle: bool = False) -> tuple[Recorder, Iptabl
 
 
 def _inputs(commands: Commands, plans: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> list[str]:
-    """Return what a full sync gives to the command when it is the command that writes everything."""
+    """Return the input of the command in a full sync in which the command writes everything."""
     recorder, backend = _opened(commands, idle=True)
     _exhaust(backend.resync(plans))
     backend.close()
@@ -189,14 +189,14 @@ def _service_comes(wanted: objects.Size, n: int) -> list[list[Event]]:
 
 
 def _timed(kind: str, work: Callable[[], None]) -> dict[str, float]:
-    """Return what work takes, and what of that is CPU time; in ms."""
+    """Return the duration of some work, and its CPU time; in ms."""
     spent, began = _cpu(), time.perf_counter()
     work()
     return {f"{kind}_ours": (time.perf_counter() - began) * 1e3, f"{kind}_ours_cpu": (_cpu() - spent) * 1e3}
 
 
 def _limit(kind: str, name: str, texts: Sequence[str]) -> dict[str, float]:
-    """Return what a command takes with these inputs one after the other; in ms."""
+    """Return the duration of a command with these inputs one after the other; in ms."""
     limit = limit_cpu = 0.0
     for text in texts:
         with tempfile.TemporaryFile() as file:
@@ -211,7 +211,7 @@ def _limit(kind: str, name: str, texts: Sequence[str]) -> dict[str, float]:
 
 
 def _cpu() -> float:
-    """Return the CPU seconds of this process and of those that it has waited for."""
+    """Return the CPU seconds of this process and of its ended children."""
     parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(part.ru_utime + part.ru_stime for part in parts)
 
@@ -234,11 +234,11 @@ def run(with_: Run) -> Report:
             ]
             rows += (_row(variant, size, kind, runs) for kind in GOALS)
     notes = [
-        "full: everything to an empty node; again: by a proxy that finds all of it there, and writes nothing;",
+        "full: all rules to an empty node; again: by a proxy that finds all of its rules, and writes nothing;",
         "endpoint: one of ten endpoints replaced; service: one added or removed.",
-        "limit: iptables-restore alone, with the same rules from files, in the same process; of again iptables-save.",
-        "Mostly that is the work of iptables and the kernel: for legacy the whole table at each change, for nft a walk",
-        "over all rules at its end. By nft rules of Services are committed over netlink, without the command.",
+        "limit: iptables-restore alone, with the same rules from files, in the same process; for again: iptables-save.",
+        "Most of it is the work of iptables and the kernel: for legacy the whole table at each change, for nft a walk",
+        "over all rules at its end. With nft, rules of Services are committed over netlink, without the command.",
     ]
     return Report("iptables", "iptables mode: full and partial syncs", COLUMNS, rows, _chart(rows), notes)
 

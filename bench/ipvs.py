@@ -1,7 +1,8 @@
-"""ipvs: full sync and one change in ipvs mode, in a guest kernel that has IPVS, beside the same messages pre-encoded.
+"""ipvs: full sync and one change in ipvs mode, in a guest kernel with IPVS, compared with the same messages
+pre-encoded.
 
-The guest (tests/guest) is user-mode Linux: system calls cost several times what they do on a machine, so times say
-less than their ratio to the kernel's own. Run as a program, this module is the measurement inside.
+The guest (tests/guest) is user-mode Linux: system calls cost several times more than on a real machine, so compare the
+ratios to the kernel's time, not the times. Run as a program, this module measures inside the guest.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Sent(msgspec.Struct):
 
 @contextmanager
 def recorded() -> Iterator[tuple[list[Sent], list[float]]]:
-    """Record what goes to the kernel by netlink, without dumps, and how long each call of iptables takes (seconds)."""
+    """Record the netlink messages to the kernel, without dumps, and the duration of each call of iptables (seconds)."""
     sends: list[Sent] = []
     calls: list[float] = []
     link: Any = Netlink
@@ -92,7 +93,7 @@ def recorded() -> Iterator[tuple[list[Sent], list[float]]]:
 
 
 def replay(sends: Sequence[Sent]) -> float:
-    """Send a recording in the namespace of the caller; return how long it took, in seconds."""
+    """Send a recording in the namespace of the caller; return the duration in seconds."""
     links: dict[int, Any] = {protocol: Netlink.open(protocol) for protocol in {sent.protocol for sent in sends}}
     began = time.perf_counter()
     for sent in sends:
@@ -109,7 +110,7 @@ def replay(sends: Sequence[Sent]) -> float:
 
 
 def inside(size: objects.Size, pairs: int) -> dict[str, float]:
-    """Measure in the kernel that this runs on; syncs in ms, changes in us."""
+    """Measure in the present kernel; syncs in ms, changes in us."""
     modules.require(modules.ipvs_modules(modules.release()), "the benchmark")
     proxy.collect_as_the_proxy_does()
     planner = Planner(proxy.world())
@@ -174,7 +175,7 @@ def _changes(planner: Planner, backend: IpvsBackend, size: objects.Size, pairs: 
 
 
 def _least(count: int) -> list[float]:
-    """Return what one message about a real server takes, encoded beforehand."""
+    """Return the duration of one pre-encoded message about a real server."""
     with ipvs.Ipvs.open() as kernel:
         server = next(one for one in kernel.servers() if len(one.key) == 7)
         real = next(iter(kernel.destinations(server.key).values()))
@@ -204,9 +205,9 @@ def run(with_: Run) -> Report:
         figures["ratio_own"] = ratio([one["own"] for one in runs], [one["limit"] for one in runs])
         rows.append(Row(size, figures))
     notes = [
-        "In user-mode Linux with one CPU: compare with the limit beside it, not with other tables.",
-        "sync: plans to the last acknowledgement, iptables-restore included; limit: the netlink messages of it alone.",
-        "Both are the fastest of three runs in new namespaces. iptables: three processes, of 30 ms at least.",
+        "In user-mode Linux with one CPU: compare with the limit in the same row, not with other tables.",
+        "sync: plans to the last acknowledgement, iptables-restore included; limit: only its netlink messages.",
+        "Both are the fastest of three runs in new namespaces. iptables: three processes, of at least 30 ms each.",
         "same again: a full comparison that finds nothing to do. change: event bytes to acknowledgement; its limit is",
         "one message about one real server.",
     ]

@@ -1,4 +1,4 @@
-"""The physical limit: what a run committed to the kernel, recorded, and replayed pre-encoded into a fresh table."""
+"""The physical limit: a run's transactions, recorded and replayed pre-encoded into an empty table."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 
 
 class Batch(Struct):
-    """One transaction: its messages, and how many seconds it took (0.0 while it runs)."""
+    """One transaction: its messages, and its duration in seconds (0.0 while it runs)."""
 
     parts: Sequence[bytes]
     seconds: float = 0.0
 
 
 class Recording:
-    """All that went to the kernel, in order."""
+    """All messages to the kernel, in order."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
     def seconds(self) -> float:
-        """Return how long all transactions took."""
+        """Return the duration of all transactions."""
         return sum(batch.seconds for batch in self.batches)
 
     def bytes(self) -> int:
@@ -52,7 +52,7 @@ class Recording:
 
 @contextmanager
 def recorded() -> Iterator[Recording]:
-    """Record, and time, what goes to the kernel."""
+    """Record the messages to the kernel, and their times."""
     recording = Recording()
     commit = nfnetlink.Transactions.commit
 
@@ -72,7 +72,7 @@ def recorded() -> Iterator[Recording]:
 
 
 def encoded(parts: Sequence[bytes]) -> bytes:
-    """Return a transaction as it goes to the socket; its acknowledgement is asked for with its last message."""
+    """Return the bytes of a transaction for the socket; only its last message requests an acknowledgement."""
     begin = HEADER.pack(_EDGE, _BEGIN, NLM_F_REQUEST, 1, 0) + _generic()
     end = HEADER.pack(_EDGE, _END, NLM_F_REQUEST, 1, 0) + _generic()
     length, kind, flags, _, _ = HEADER.unpack_from(parts[-1])
@@ -85,7 +85,7 @@ def _generic() -> bytes:
 
 
 class Replayer:
-    """Sends encoded transactions and waits for the kernel's word; nothing else."""
+    """Sends encoded transactions and waits for the kernel's acknowledgement; does nothing else."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
@@ -100,7 +100,10 @@ class Replayer:
         self._socket.close()
 
     def send(self, data: bytes) -> float:
-        """Commit one transaction; return the seconds to its acknowledgement. Raises RuntimeError when refused."""
+        """Commit one transaction; return the seconds to its acknowledgement.
+
+        Raises RuntimeError if the kernel refuses it.
+        """
         began = time.perf_counter()
         self._socket.send(data)
         answer = self._socket.recv(1 << 16)
@@ -112,9 +115,9 @@ class Replayer:
 
 
 def replay(recording: Recording) -> tuple[float, float]:
-    """Put a recording into this namespace, which has no such table yet.
+    """Replay a recording in this namespace, which has no such table yet.
 
-    Returns the seconds of its transactions, and those of this process's CPU time.
+    Returns the seconds of its transactions, and the CPU seconds of this process.
     """
     encodings = [encoded(batch.parts) for batch in recording.batches]
     replayer = Replayer()
@@ -130,7 +133,7 @@ def replay(recording: Recording) -> tuple[float, float]:
 
 
 def replay_side_by_side(recording: Recording) -> float:
-    """Put a recording into this namespace, each family by a thread of its own; return the seconds it took."""
+    """Replay a recording in this namespace, with a thread per family; return the duration in seconds."""
     families: dict[int, list[bytes]] = {}
     for batch in recording.batches:
         families.setdefault(batch.parts[0][HEADER.size], []).append(encoded(batch.parts))

@@ -1,5 +1,5 @@
-"""large: 100,000 Services of ten endpoints, from executing the proxy, as restart measures it; and the proxy's own part,
-in one process without API server and kernel: from pages to packed transactions.
+"""large: 100,000 Services with ten endpoints each, from the start of the proxy, measured as by restart; and the proxy's
+own part, in one process without API server and kernel, from pages to packed transactions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZE = "100kx10"
 
 
 class _Nowhere:
-    """A table that takes everything and has nothing."""
+    """A table that accepts everything and contains nothing."""
 
     family = Family.IPV4
 
@@ -37,7 +37,7 @@ class _Nowhere:
 
 
 def alone(size: str) -> dict[str, float]:
-    """Take lists in and pack all of it; CPU time in s, making the pages included, and memory in MB."""
+    """Process lists and pack all transactions; CPU time in s, including the creation of pages, and memory in MB."""
     wanted = objects.parse_size(size)
     proxy.collect_as_the_proxy_does()
     nowhere: Any = _Nowhere()
@@ -53,8 +53,8 @@ def alone(size: str) -> dict[str, float]:
 
 
 def run(with_: Run) -> Report:
-    """Measure it: minutes, and some GB of memory for the API server's side."""
+    """Measure; this takes minutes, and some GB of memory for the API server."""
     own = with_.measure(f"{SIZE} in one process", alone, size=SIZE)
     rows = [Row(f"{SIZE}, without API server and kernel", dict(spreads([own]))), restart.row(with_, SIZE, 1)]
-    title = "A million endpoints: a start, and a restart onto what is there"
+    title = "A million endpoints: a start, and a restart onto the existing rules"
     return Report("large", title, restart.COLUMNS, rows, restart.chart(rows), restart.NOTES)

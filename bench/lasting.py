@@ -1,8 +1,9 @@
-"""lasting: what connections that last get through a Service, in each mode that runs here; beside straight.
+"""lasting: the throughput of long-lived connections through a Service, in each available mode, compared with direct
+connections.
 
-The proxy is a process that watches the lab's API server. Streams of TCP are counted in bytes at the sender, which the
-receiver holds back; small datagrams where they arrive, each of which meets the rules once. Also what the rules of
-10,000 Services take of the kernel's memory.
+The proxy is a process that watches the lab's API server. TCP streams are counted in bytes at the sender, which the
+receiver slows down; small datagrams are counted at the receiver, and each of them passes the rules once. It also
+measures the kernel's memory for the rules of 10,000 Services.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SIZE = "1kx10"
 FILLED = "10kx10"
 DATAGRAM = 64  # bytes
 KINDS = ("service", "straight")
-SETTLING, STEADY = 20, 0.5  # looks at the kernel's memory, and what it may change from one to the next, in MB
+SETTLING, STEADY = 20, 0.5  # readings of the kernel's memory, and their largest difference at the end, in MB
 
 COLUMNS = (
     Column("Gbit/s", "service_TCP", 2),
@@ -43,7 +44,10 @@ COLUMNS = (
 
 
 def measure(mode: str, connections: int, rounds: int, seconds: float) -> dict[str, float]:
-    """Measure a mode with so many connections: Gbit/s and datagrams a second, through a Service and straight."""
+    """Measure a mode with this number of connections:
+
+    Gbit/s and datagrams per second, through a Service and directly.
+    """
     _allow_files()
     wanted = objects.parse_size(SIZE)
     network, api = Network(), ApiProcess()
@@ -75,7 +79,7 @@ def _allow_files() -> None:
 
 
 def hinted(mode: str) -> str:
-    """Return the mode's name; a variant of iptables in it is made known as the host's, as by the kubelet."""
+    """Return the mode's name; announce its variant of iptables as the host's variant, as the kubelet does."""
     name, _, variant = mode.partition("-")
     if variant:
         subprocess.run([f"iptables-{variant}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"], check=True, timeout=30)
@@ -100,7 +104,7 @@ def _measured(
     rounds: int,
     seconds: float,
 ) -> dict[str, float]:
-    """Measure service and straight in turns, so that what the machine does besides hits both alike."""
+    """Measure service and straight in turns, so that disturbances by the machine affect both alike."""
     client = network.client
     for kind, (address, port) in targets.items():
         client.ask("last", name=kind, address=address, port=port, connections=connections, protocol=protocol)
@@ -121,16 +125,16 @@ def _measured(
 
 
 def _datagrams(network: Network, kind: str, seconds: float) -> float:
-    """Return how many datagrams a second arrived."""
+    """Return the number of datagrams that arrived per second."""
     before, began = network.pods.ask("arrived")["count"], time.perf_counter()
     network.client.ask("datagrams", name=kind, seconds=seconds, size=DATAGRAM)
     spent = time.perf_counter() - began
-    time.sleep(0.05)  # what a proxy still carries
+    time.sleep(0.05)  # datagrams that a proxy still relays
     return float((network.pods.ask("arrived")["count"] - before) / spent)
 
 
 def measure_memory(mode: str) -> dict[str, float]:
-    """Measure what the kernel keeps for the rules of a mode, in MB: of its slab, and else."""
+    """Measure the kernel's memory for the rules of a mode, in MB: slab, and other memory."""
     wanted, api = objects.parse_size(FILLED), ApiProcess()
     try:
         api.load(wanted)
@@ -144,7 +148,7 @@ def measure_memory(mode: str) -> dict[str, float]:
 
 
 def _settled_memory() -> dict[str, float]:
-    """Return what the kernel uses when that no longer changes: tables of namespaces before go, and hash tables grow."""
+    """Return the kernel's memory when it is stable: earlier namespaces are removed, and hash tables have grown."""
     found = _kernel_memory()
     for _ in range(SETTLING):
         before = found
@@ -156,7 +160,7 @@ def _settled_memory() -> dict[str, float]:
 
 
 def _kernel_memory() -> dict[str, float]:
-    """Return what the kernel uses, in MB: objects of its general caches, where rules are, and areas of whole pages."""
+    """Return the kernel's memory in MB: objects of its general caches (rules), and areas of whole pages."""
     machine = memory.machine()
     return {"slab": memory.kmalloc() / 1e6, "other": (machine["VmallocUsed"] + machine["Percpu"]) / 1e3}
 
@@ -179,9 +183,9 @@ def run(with_: Run) -> Report:
     notes = (
         f"Through a Service of {SIZE} with one endpoint; datagrams of {DATAGRAM} bytes, counted at the receiver.",
         "slab, other: the kernel's memory for the rules: kmalloc objects, and whole pages.",
-        "Client, endpoint and, in userspace mode, proxy share the CPUs.",
+        "Client, endpoint and (in userspace mode) proxy share the CPUs.",
     )
-    title = "What connections that last get through a Service"
+    title = "Throughput of long-lived connections through a Service"
     return Report("lasting", title, COLUMNS, rows, _chart([row for row in rows if "ratio_TCP" in row.figures]), notes)
 
 

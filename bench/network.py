@@ -1,7 +1,7 @@
-"""A node between its pods and a client: three network namespaces, joined by veth pairs, gone with their processes.
+"""A node between its pods and a client: three network namespaces, joined by veth pairs, which end with their processes.
 
-The caller's namespace is the node. Every endpoint address exists in the namespace of the pods; the client's address
-is a pod's as well, so that it is served as pods are.
+The caller's namespace is the node. Every endpoint address exists in the namespace of the pods; the client's address is
+also in the pod network, so that the proxy treats the client as a pod.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.companion import Companion
 
 CLIENT = "10.250.0.2"
 PODS = ("10.128.0.0/12", "10.240.0.0/16")
-"""Where objects.endpoints_of and objects.spare lie."""
+"""The networks of objects.endpoints_of and objects.spare."""
 
 _PODS_NODE, _PODS_LINK = "10.9.1.1", "10.9.1.2"
 _CLIENT_NODE = "10.250.0.1"
@@ -36,7 +36,7 @@ class Network:
         self._settle(self.client, f"{CLIENT}/24", _CLIENT_NODE, [])
 
     def close(self) -> None:
-        """End the processes, and with them their namespaces."""
+        """End the processes, and thereby their namespaces."""
         self.client.close()
         self.pods.close()
 
@@ -53,7 +53,7 @@ class Network:
 
 
 def configure(command: dict[str, Any]) -> None:
-    """Obey the command `configure`, inside the process of a namespace."""
+    """Execute the command `configure`, inside the process of a namespace."""
     _ip(*command["lines"])
 
 

@@ -1,7 +1,7 @@
-"""The Services and EndpointSlices that are measured with, as the API server writes them: JSON with all its ballast.
+"""The Services and EndpointSlices of the measurements, as the API server writes them: JSON with all fields.
 
-Service number n has the cluster IP 10.96.0.0 + n + 10, one TCP or UDP port 80 and one slice with its endpoints; of both
-families, the same of IPv6 as well. Pure.
+Service number n has the cluster IP 10.96.0.0 + n + 10, one TCP or UDP port 80 and one slice with its endpoints; a
+dual-stack Service has the same for IPv6. Pure.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ CLUSTER_CIDR = "10.128.0.0/9"
 CLUSTER_CIDR_6 = "fd00::a:80:0:0/89"
 SERVICE_CIDR = "10.96.0.0/12"
 PAGE = 500
-"""Objects on a page of a list: what clients ask for."""
+"""Objects on a page of a list, as clients request."""
 
 SLICE = 100
-"""Endpoints in a slice at most, as the endpoint slice controller makes them."""
+"""Maximum number of endpoints in a slice, as with the endpoint slice controller."""
 
 _FIRST_SERVICE = 0x0A600000 + 10
 _FIRST_ENDPOINT = 0x0A800000 + 10
@@ -27,7 +27,7 @@ _BOTH = " dual-stack"
 
 
 class Size(NamedTuple):
-    """How many Services, how many endpoints each has, and in how many families."""
+    """The number of Services, the number of endpoints of each, and the number of families."""
 
     services: int
     endpoints: int
@@ -39,7 +39,7 @@ class Size(NamedTuple):
 
 
 def parse_size(text: str) -> Size:
-    """Return the size that '10kx10' means, or '10kx10 dual-stack'. Raises ValueError."""
+    """Parse a size such as '10kx10' or '10kx10 dual-stack'. Raises ValueError."""
     services, _, endpoints = text.removesuffix(_BOTH).partition("x")
     factor = 1000 if services.endswith("k") else 1
     return Size(int(services.removesuffix("k")) * factor, int(endpoints), 2 if text.endswith(_BOTH) else 1)
@@ -62,12 +62,12 @@ def endpoints_of(number: int, count: int) -> list[str]:
 
 
 def of_ipv6(address: str) -> str:
-    """Return the IPv6 address that stands beside one of IPv4."""
+    """Return the IPv6 address that belongs to an IPv4 address."""
     return f"fd00::{':'.join(f'{int(byte):x}' for byte in address.split('.'))}"
 
 
 def spare(number: int) -> str:
-    """Return an address that is no Service's endpoint at the start."""
+    """Return an address that is initially no Service's endpoint."""
     return dotted(_SPARE_ENDPOINT + number)
 
 

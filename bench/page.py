@@ -1,5 +1,5 @@
-"""page: what an open page costs while endpoints change all the time: the proxy and the processes beside it, against the
-same proxy with no page open, in turns of the same run.
+"""page: the cost of an open page while endpoints change continuously: the CPU time of the proxy and its companion
+processes, compared with the same proxy without an open page, in alternating periods of one run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
 from bench.seeing import RATE, SIZE, changing
 
-GOAL = 2.0  # % of a core, everything together
-SETTLE = 5.0  # seconds after a page was opened that do not count
+GOAL = 2.0  # % of a core, of all processes together
+SETTLE = 5.0  # seconds after the opening of a page that are not counted
 PORT = 10249
 
 COLUMNS = (
@@ -50,7 +50,7 @@ class Reader:
         self._thread = threading.Thread(target=self._read)
 
     def open(self) -> None:
-        """Ask for events, and for all Services once, as the page does."""
+        """Request events, and all Services once, as the page does."""
         self._link.request("GET", "/ui/api/events")
         self._answer = self._link.getresponse()
         listed = http.client.HTTPConnection("127.0.0.1", PORT, timeout=30)
@@ -80,7 +80,7 @@ class Reader:
 
 
 def measure(size: str, seconds: float, turns: int) -> dict[str, float]:
-    """Measure both in turns: % of a core, with the processes beside the proxy."""
+    """Measure both in turns: % of a core, including the proxy's companion processes."""
     wanted = objects.parse_size(size)
     network, api = Network(), ApiProcess()
     with tempfile.TemporaryDirectory(prefix="kube-proxy-page-") as folder:
@@ -117,7 +117,7 @@ def _in_turns(proxy: Contestant, seconds: float, turns: int) -> dict[str, float]
         own, beside = proxy.cpu_seconds() - began, _beside(proxy) - others
         reader.close()
         if not reader.lags:
-            raise RuntimeError(f"the page heard of no change, in {reader.messages} messages:\n{proxy.said()}")
+            raise RuntimeError(f"the page received no change, in {reader.messages} messages:\n{proxy.said()}")
         runs.append(
             {
                 "closed": closed,
@@ -131,18 +131,18 @@ def _in_turns(proxy: Contestant, seconds: float, turns: int) -> dict[str, float]
                 "p99": percentile(reader.lags, 99),
             }
         )
-        time.sleep(SETTLE)  # until the processes beside it have ended
+        time.sleep(SETTLE)  # until the companion processes have ended
     return {name: percentile([run[name] for run in runs], 50) for name in runs[0]}
 
 
 def _beside(proxy: Contestant) -> float:
-    """Return the CPU time that the processes beside a proxy have used, and what those waited for, in seconds."""
+    """Return the CPU time of a proxy's companion processes and of their ended children, in seconds."""
     children = Path(f"/proc/{proxy.pid}/task/{proxy.pid}/children").read_text().split()
     return sum(memory.cpu_seconds(int(pid)) for pid in children)
 
 
 def run(with_: Run) -> Report:
-    """Measure."""
+    """Measure with and without a page."""
     count, seconds, turns = (1, 10.0, 3) if with_.quick else (3, 20.0, 3)
     runs = [
         with_.measure(f"{SIZE} run {turn}/{count}", measure, size=SIZE, seconds=seconds, turns=turns)
@@ -151,10 +151,10 @@ def run(with_: Run) -> Report:
     rows = [Row(f"{SIZE} nftables", dict(spreads(runs)))]
     notes = (
         f"{RATE} endpoints a second change; both figures are of one proxy, in alternating periods of {seconds:.0f} s.",
-        f"goal: less than {GOAL} % of a core more, with the processes beside the proxy.",
+        f"goal: less than {GOAL} % of a core more, including the proxy's companion processes.",
     )
     chart = Chart(
         f"One page open, {SIZE}",
         (panel_by_kind("CPU", "% of a core", "mode", rows, {"open": "with a page", "closed": "without"}),),
     )
-    return Report("page", "What an open page costs", COLUMNS, rows, chart, notes)
+    return Report("page", "The cost of an open page", COLUMNS, rows, chart, notes)

@@ -1,7 +1,8 @@
-"""path: what a connection through a Service costs at any number of Services; beside straight to the endpoint.
+"""path: the cost of a connection through a Service at different numbers of Services, compared with a direct connection
+to the endpoint.
 
-The table is programmed by the proxy's own planner and backend. Straight means the same route without a Service; once
-with our table loaded, and once before there was any.
+The proxy's planner and backend program the table. Straight means the same route without a Service; once with the table
+loaded, and once before.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def measure(
     resets: bool = False,
     ejects: bool = False,
 ) -> dict[str, float]:
-    """Measure one size: us, connections a second, Gbit/s."""
+    """Measure one size: us, connections per second, Gbit/s."""
     wanted = objects.parse_size(size)
     network = Network()
     try:
@@ -89,7 +90,7 @@ def _program(size: objects.Size, world: Globals) -> NftablesBackend:
 def _measured(
     network: Network, targets: dict[str, tuple[Target, Target]], rounds: int, connections: int, seconds: float
 ) -> dict[str, float]:
-    """Measure the targets in turns, so that what the machine does besides hits all alike."""
+    """Measure the targets in turns, so that disturbances by the machine affect all alike."""
     times: dict[str, list[float]] = {kind: [] for kind in targets}
     rates: dict[str, list[float]] = {kind: [] for kind in targets}
     streams: dict[str, list[float]] = {kind: [] for kind in targets}
@@ -124,10 +125,10 @@ def run(with_: Run) -> Report:
         ]
         rows.append(Row(size, dict(spreads(runs))))
     notes = (
-        "Connections from a pod's address to a TCP port behind the node, one at a time from one process.",
-        "straight: to the endpoint's own address with the table loaded; no table: before it was.",
+        "Connections from a pod's address to a TCP port behind the node, one after the other from one process.",
+        "straight: to the endpoint's own address with the table loaded; no table: before it was loaded.",
     )
-    return Report("path", "What a connection through a Service costs", COLUMNS, rows, _chart(rows), notes)
+    return Report("path", "The cost of a connection through a Service", COLUMNS, rows, _chart(rows), notes)
 
 
 def _chart(rows: Sequence[Row]) -> Chart:

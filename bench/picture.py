@@ -1,8 +1,8 @@
-"""The charts of the README: what one change, and everything at once, take as the cluster grows; here, in the kernel,
-and in the Go kube-proxy.
+"""The charts of the README: the time of one change, and of all changes at once, by the size of the cluster; of this
+proxy, of the kernel alone, and of the Go kube-proxy.
 
-`python -m bench picture` draws them from the last figures of `python -m bench change sync`. What the Go kube-proxy took
-is not measured by that: each point says where it comes from.
+`python -m bench picture` draws them from the last figures of `python -m bench change sync`. The Go kube-proxy's times
+are not measured in that run: each point names its source.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OURS, KERNEL, GO = "#1f6f8b", "#7a9e4e", "#a04860"
 
 
 class Point(NamedTuple):
-    """Seconds at so many Services: the median, the lowest and the highest that was seen."""
+    """Seconds at this number of Services: the median, the lowest and the highest value."""
 
     services: int
     middle: float
@@ -30,10 +30,11 @@ class Point(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What a chart is of: a benchmark, which of its cases and figures, their unit in seconds; and the Go kube-proxy's.
+    """The contents of a chart: a benchmark, its case and figures, their unit in seconds; and the published figures of
+    the Go kube-proxy.
 
-    `case` is what stands after the size of a case, '' for nothing. `published` are Services, seconds and who said so.
-    `span` is the lowest and the highest second shown.
+    `case` is the part of a case after its size, '' for nothing. `published` are Services, seconds and source. `span` is
+    the lowest and the highest second of the axis.
     """
 
     benchmark: str
@@ -54,8 +55,8 @@ CHANGE = Subject(
     "p50",
     "limit_p50",
     1e-6,
-    # Nftables mode of v1.36, ten endpoints a Service: on a machine of the same kind, not in the same run. At 1,000
-    # Services from the API write to the first packet, which has the way there in it.
+    # Nftables mode of v1.36, ten endpoints per Service: on a machine of the same kind, not in the same run. At 1,000
+    # Services the time is from the API write to the first packet, and includes the network.
     (Point(1000, 0.193, 0.193, 0.193), Point(5000, 1.65, 1.4, 1.9), Point(10000, 4.35, 4.1, 4.6)),
     ((10000, 0.141, "141 ms, PR 126013 (2024)"), (44128, 60.0, "over a minute, PR 139878 (2026)")),
     (1e-6, 300),
@@ -86,7 +87,7 @@ def points(subject: Subject, path: Path) -> tuple[list[Point], list[Point]]:
             kernel.append(_point(services, figures[subject.limit], subject.unit))
     if len(here) < 3:
         what = f"run make bench WHAT={subject.benchmark}, without --quick"
-        raise BenchmarkFailed(f"the last figures are of too few sizes: {what}")
+        raise BenchmarkFailed(f"the last figures have too few sizes: {what}")
     return here, kernel
 
 
@@ -95,7 +96,7 @@ def _point(services: int, figure: dict[str, float], unit: float) -> Point:
 
 
 def words(seconds: float) -> str:
-    """Return a time as people say it."""
+    """Return a time in a readable unit."""
     if seconds >= 60:
         minutes = seconds / 60
         return f"{minutes:.0f} min" if minutes >= 9.95 else f"{minutes:.1f}".removesuffix(".0") + " min"
@@ -107,7 +108,7 @@ def words(seconds: float) -> str:
 
 
 def draw(subject: Subject, folder: Path = FOLDER, figures: Path = OUT) -> Path:
-    """Draw a chart from a folder of figures; return where it is. Raises BenchmarkFailed."""
+    """Draw a chart from a folder of figures; return its path. Raises BenchmarkFailed."""
     from matplotlib import rcParams  # noqa: PLC0415 - only to draw
     from matplotlib.figure import Figure  # noqa: PLC0415
 

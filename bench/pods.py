@@ -1,6 +1,6 @@
-"""The pods of a measurement, as one process: answers each probe with the address that it came to and the time.
+"""The pods of a measurement, in one process: answers each probe with the probe's destination address and the time.
 
-As a program it obeys JSON commands (companion.py) in a namespace of its own.
+As a program it executes JSON commands (companion.py) in a separate namespace.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Answering:
         self.kept: list[socket.socket] = []
 
     def add(self, address: str) -> None:
-        """Answer on an address, or on all ('')."""
+        """Answer on an address, or on all addresses ('')."""
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         datagrams.bind((address, PORT))
@@ -58,18 +58,18 @@ def _datagram(listening: socket.socket, address: str) -> None:
 def _connection(listening: socket.socket, address: str) -> None:
     link, _ = listening.accept()
     now = time.monotonic_ns()
-    with link, contextlib.suppress(ConnectionError):  # a probe that has its answer from elsewhere is gone
+    with link, contextlib.suppress(ConnectionError):  # a probe that already has an answer has closed its socket
         link.send(f"{address} {now}".encode())
 
 
 def _accept_and_drop(listening: socket.socket) -> None:
-    """Accept connections and close them at once, for as long as the process lives."""
+    """Accept connections and close them at once, until the process ends."""
     while True:
         listening.accept()[0].close()
 
 
 def _sink(listening: socket.socket) -> None:
-    """Take in all that comes, one stream after the other; the kernel throws the bytes away (MSG_TRUNC, tcp(7))."""
+    """Receive all bytes, one stream after the other; the kernel discards them (MSG_TRUNC, tcp(7))."""
     room = bytearray(4 << 20)
     while True:
         link, _ = listening.accept()
@@ -79,7 +79,7 @@ def _sink(listening: socket.socket) -> None:
 
 
 def _drain(listening: socket.socket) -> None:
-    """Take in all that comes on any number of streams at once."""
+    """Receive all bytes on any number of streams at once."""
     selector, room = selectors.DefaultSelector(), bytearray(4 << 20)
     selector.register(listening, selectors.EVENT_READ)
     while True:
@@ -98,7 +98,7 @@ def _drain(listening: socket.socket) -> None:
 
 
 def _drop() -> socket.socket:
-    """Return a socket for datagrams that nobody reads: the kernel drops them when they have arrived."""
+    """Return a socket for datagrams that no process reads: the kernel drops them after their arrival."""
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     datagrams.bind(("", DRAIN_PORT))
@@ -106,14 +106,14 @@ def _drop() -> socket.socket:
 
 
 def _arrived() -> int:
-    """Return how many datagrams came to a socket of this namespace: read, or dropped since nobody read them."""
+    """Return the number of datagrams that arrived at a socket of this namespace, read or dropped."""
     lines = [line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Udp:")]
     found = dict(zip(lines[0], lines[1], strict=True))
     return int(found["InDatagrams"]) + int(found["RcvbufErrors"])
 
 
 def _echo(listening: socket.socket) -> None:
-    """Send back what comes, on any number of connections."""
+    """Send received bytes back, on any number of connections."""
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)
     while True:
@@ -136,7 +136,7 @@ def _echo(listening: socket.socket) -> None:
 
 
 def _check(listening: socket.socket) -> None:
-    """Answer each stream, when it has ended, with its length and checksum."""
+    """Answer each stream, after its end, with its length and checksum."""
     room = memoryview(bytearray(1 << 20))
     while True:
         link, _ = listening.accept()
@@ -157,7 +157,7 @@ _WORKS = {
 
 
 def main() -> None:
-    """Obey until the parent is gone."""
+    """Execute commands until the parent has ended."""
     die_with_parent()
     enter_new_namespace()
     selector = selectors.DefaultSelector()

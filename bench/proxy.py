@@ -1,5 +1,5 @@
-"""The proxy's own parts, joined as program/app.py joins them: no sources, servers or metrics. For what is measured
-inside one process.
+"""The proxy's parts, connected as in program/app.py, without sources, servers and metrics, for measurements in one
+process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from kubeproxy.model.world import Settings, Surroundings, build
 from kubeproxy.program import lifetime
 
 SETTINGS = Settings(node_name=objects.NODE, families=(Family.IPV4,), cluster_cidrs=(objects.CLUSTER_CIDR,))
-"""One family, so that what is measured is what the recorded transactions contain."""
+"""One family, so that the measurement has the same contents as the recorded transactions."""
 
 PERIOD = 3600.0
-"""Seconds between thorough looks at the kernel: none while something else is measured."""
+"""Seconds between thorough inspections of the kernel: none happens during other measurements."""
 
 DUAL_STACK = Settings(
     node_name=objects.NODE,
@@ -40,14 +40,14 @@ DUAL_STACK = Settings(
 
 
 class Lags(Protocol):
-    """Takes how late each change was programmed, in seconds."""
+    """A function that gets the delay of each change, in seconds."""
 
     def append(self, seconds: float, /) -> None:
-        """Take one."""
+        """Process one delay."""
 
 
 class Listener:
-    """An observer.Observer that passes on what a benchmark asks for, and fails on anything that should not happen."""
+    """An observer.Observer that passes on the events that a benchmark needs, and fails on unexpected events."""
 
     def __init__(self, settled: Callable[[Sequence[Change]], None] | None = None) -> None:
         self.on_settled = settled
@@ -86,36 +86,36 @@ class Listener:
 
 
 def local_addresses() -> Mapping[Family, Sequence[bytes]]:
-    """Return the addresses of a node that has but one of each family."""
+    """Return the addresses of a node that has only one address per family."""
     return {Family.IPV4: [b"\x7f\0\0\1"], Family.IPV6: [bytes(15) + b"\1"]}
 
 
 def collect_as_the_proxy_does() -> None:
-    """Set the garbage collector as app.run does."""
+    """Configure the garbage collector as app.run does."""
     lifetime.postpone_garbage_collection()
 
 
 def settled() -> None:
-    """Set the garbage collector as resume_garbage_collection does, without the garbage of the benchmark itself."""
+    """Configure the garbage collector like resume_garbage_collection, without the garbage of the benchmark."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def engine(listener: Listener, period: float = PERIOD) -> tuple[Engine, NftablesBackend]:
-    """Return an engine and its backend; to be made on the event loop. `period` is as in Pace."""
+    """Return an engine and its backend; call it on the event loop. `period` is as in Pace."""
     made, [backend] = engine_of(SETTINGS, listener, period)
     return made, backend
 
 
 def engine_of(settings: Settings, listener: Listener, period: float = PERIOD) -> tuple[Engine, list[NftablesBackend]]:
-    """Return an engine and its backends, one a family; to be made on the event loop. `period` is as in Pace."""
+    """Return an engine and its backends, one per family; call it on the event loop. `period` is as in Pace."""
     backends = [NftablesBackend(KernelTable.open(family), Globals(objects.NODE)) for family in settings.families]
     return Engine(settings, backends, listener, Pace(0.0, period), local_addresses, node_timeout=0.0), backends
 
 
 def world() -> Globals:
-    """Return the globals that such an engine works with."""
+    """Return the globals of such an engine."""
     return build(SETTINGS, Surroundings(local_addresses=local_addresses()))
 
 
@@ -128,7 +128,7 @@ def decoded(resource: Resource, pages: Iterable[bytes]) -> list[Object]:
 
 
 class Listed(NamedTuple):
-    """A list as the client collects it, and the seconds that decoding took, and making of it what is kept.
+    """A list as the client collects it, and the seconds of decoding, and of building the stored objects.
 
     `keeping_cpu` are seconds of this process's CPU time.
     """
@@ -154,7 +154,7 @@ def listed(resource: Resource, pages: Iterable[bytes]) -> Listed:
 
 
 def decoded_object(resource: Resource, body: str) -> Object:
-    """Return one object. Raises ValueError when it is none."""
+    """Return one object. Raises ValueError if the line contains none."""
     found, rejected = decode_object(resource, body.encode())
     if found is None:
         raise ValueError(str(rejected))
@@ -162,7 +162,7 @@ def decoded_object(resource: Resource, body: str) -> Object:
 
 
 class Stopwatch:
-    """Adds up the time, in seconds, and the calls of a method of a class; for the life of a process."""
+    """Sums the time, in seconds, and the calls of a method of a class, until the process ends."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.seconds = 0.0
@@ -181,7 +181,7 @@ class Stopwatch:
 
 
 class StepWatch:
-    """Adds up the time, in seconds, that a method of a class takes for the steps it yields."""
+    """Sums the time, in seconds, of the steps that a method of a class yields."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.seconds = 0.0
@@ -203,7 +203,7 @@ class StepWatch:
 
 
 async def longest_hold(stop: asyncio.Event, step: float = 0.002) -> float:
-    """Return the longest time, in seconds, that the event loop was kept from a timer while `stop` was not set."""
+    """Return the longest delay of a timer on the event loop, in seconds, until `stop` is set."""
     longest = 0.0
     while not stop.is_set():
         due = time.perf_counter() + step

@@ -1,6 +1,6 @@
-"""What a benchmark hands over: rows of figures, for the table, the JSON file and the chart; and their writing.
+"""The results of a benchmark: rows of figures, and their output as table, JSON file and chart.
 
-No measuring here. Figures are Spreads in the unit that their column names.
+This module measures nothing. Figures are Spreads in the unit that their column names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Value = Spread | float | int | str | bool | None
 
 
 class Column(NamedTuple):
-    """A column of the table: its heading (with the unit), the figure it shows, and the digits after the point."""
+    """A column of the table: its heading (with the unit), its figure, and the digits after the point."""
 
     heading: str
     figure: str
@@ -46,7 +46,7 @@ class Row(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """What one benchmark found. `notes` are sentences that a reader of the figures needs."""
+    """The results of one benchmark. `notes` are sentences that a reader of the figures needs."""
 
     name: str
     title: str
@@ -57,18 +57,18 @@ class Report(Struct, frozen=True):
 
 
 def series(rows: Sequence[Row], label: str, figure: str) -> Series:
-    """Return a figure of the rows in one colour; a row without it has no bar."""
+    """Return the bars of one figure of the rows, in one colour; a row without the figure has no bar."""
     return Series(label, [v if isinstance(v := row.figures.get(figure), Spread) else None for row in rows])
 
 
 def panel_by_kind(heading: str, unit: str, axis: str, rows: Sequence[Row], labels: Mapping[str, str]) -> Panel:
-    """Return a panel with a colour for each figure of the rows, given with its label; `axis` says what cases are."""
+    """Return a panel with a colour for each figure of the rows, given with its label; `axis` describes the cases."""
     each = [series(rows, label, figure) for figure, label in labels.items()]
     return Panel(heading, unit, axis, [row.case for row in rows], each)
 
 
 class Circumstances(Struct, frozen=True):
-    """Where, when and how the figures were measured."""
+    """The place, time and conditions of the measurement."""
 
     started: str
     seconds: float
@@ -101,7 +101,7 @@ def circumstances(started: float, seconds: float, quick: bool) -> Circumstances:
 
 
 def _program() -> str:
-    """Return the name of the module or package that runs."""
+    """Return the name of the running module or package."""
     spec = sys.modules["__main__"].__spec__
     return spec.name.removesuffix(".__main__") if spec is not None else "bench"
 
@@ -140,7 +140,7 @@ def write(report: Report, about: Circumstances) -> Path:
 
 
 class Written(Struct, frozen=True):
-    """A file of figures, read back."""
+    """A file of figures, loaded again."""
 
     title: str
     circumstances: Circumstances
@@ -183,7 +183,7 @@ def table(report: Report) -> Table:
 
 
 def shown(value: Value, digits: int, with_spread: bool = True) -> str:
-    """Return a figure as text: the median, and in brackets the lowest and the highest run."""
+    """Return a figure as text: the median, and in parentheses the lowest and the highest run."""
     if value is None:
         return "-"
     if isinstance(value, str | bool):

@@ -1,7 +1,7 @@
-"""resets: what --reset-gone-endpoints costs who uses it: the same with and without, in one run.
+"""resets: the cost of --reset-gone-endpoints: the same measurements with and without it, in one run.
 
-Full sync and changes through planner and backend, an endpoint that is gone and whose address is taken again, memory of
-the process, and what a connection through a Service takes.
+Measures full sync and changes through planner and backend, a deleted endpoint whose address is used again, the memory
+of the process, and a connection through a Service.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def measure(size: str, orphans: str, pairs: int) -> dict[str, float]:
 
 
 def _tell(planner: Planner, backend: NftablesBackend) -> None:
-    """Do what the engine does after it compiled."""
+    """Do the engine's work after compilation."""
     if planner.departures is not None:
         departed = planner.departures.look(time.monotonic(), planner.services)
         backend.depart(departed, planner.departures.in_use)
 
 
 def _index(planner: Planner) -> float:
-    """Return the MB that it takes to know which slices have an address."""
+    """Return the MB of the index from addresses to slices."""
     tracemalloc.start()
     departures = Departures()
     for name, pieces in planner.slices.items() if planner.departures is not None else ():
@@ -94,7 +94,7 @@ def _changes(size: objects.Size, planner: Planner, backend: NftablesBackend, pai
 
 
 def _departures(planner: Planner, backend: NftablesBackend, pairs: int) -> dict[str, float]:
-    """Have one endpoint after the other be gone, and have its address taken."""
+    """Delete one endpoint after the other, and use its address again."""
     seconds: dict[str, list[float]] = {"gone": [], "taken": []}
     in_use = planner.departures.in_use if planner.departures is not None else bool
     for turn in range(pairs):
@@ -112,7 +112,7 @@ def _departures(planner: Planner, backend: NftablesBackend, pairs: int) -> dict[
 
 
 def run(with_: Run) -> Report:
-    """Measure both kinds in turns."""
+    """Measure with and without, in turns."""
     sizes, count, pairs = (SIZES[-1:], 2, 100) if with_.quick else (SIZES, 5, 300)
     rows = []
     for size in sizes:
@@ -124,14 +124,14 @@ def run(with_: Run) -> Report:
 
         runs = with_.in_turns(KINDS, count, once, size)
         rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]
-    notes = ("index: which slices have an address, in the proxy. gone, taken again: each a transaction of its own.",)
-    return Report("resets", "What resets for what is gone cost", COLUMNS, rows, _chart(rows), notes)
+    notes = ("index: from addresses to slices, in the proxy. gone, taken again: each is a separate transaction.",)
+    return Report("resets", "The cost of resets for deleted endpoints", COLUMNS, rows, _chart(rows), notes)
 
 
 def _chart(rows: Sequence[Row]) -> Chart:
     along = "Services x endpoints"
     return Chart(
-        "With and without resets for what is gone",
+        "With and without resets for deleted endpoints",
         (
             panel_by_kind("Full sync", "ms", along, rows, {"full": "all of it"}),
             panel_by_kind("One change", "us", along, rows, {"replaced": "replaced", "added": "added"}),

@@ -1,7 +1,8 @@
-"""resident: the memory of a proxy in each mode: after a first start, a start onto its own rules, and a repair of all.
+"""resident: the memory of a proxy in each mode: after a first start, a start onto its own rules, and a repair of all
+rules.
 
-Of the process as /proc has it, and of a control group that has it, the commands that it runs, and what the kernel keeps
-for its rules: that is what a container's limit bounds.
+Measures the process (from /proc), and a control group with the process, its commands, and the kernel's memory for its
+rules: a container's limit applies to the control group.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HARM = {
     "iptables-legacy": ("iptables-legacy", "-t", "nat", "-F"),
     "userspace": ("nft", "delete", "table", "ip", "kube-proxy-userspace"),
 }
-"""What another program does that has everything written anew."""
+"""A change by another program after which the proxy writes everything again."""
 LIMIT = 900  # seconds for a start or a repair
 SETTLED = 5  # seconds without a new maximum
 _COMMITTED = re.compile(r"Committed everything family=IPv4")
@@ -86,7 +87,7 @@ def _started(mode: str, api: ApiProcess, group: Path) -> Contestant:
 
 
 def _committed(proxy: Contestant, times: int) -> None:
-    """Wait until it has said so many times that everything is committed."""
+    """Wait until the log has reported this number of times that everything is committed."""
     end = time.monotonic() + LIMIT
     while len(_COMMITTED.findall(proxy.logged())) < times:
         if not proxy.running or time.monotonic() > end:
@@ -95,7 +96,7 @@ def _committed(proxy: Contestant, times: int) -> None:
 
 
 def _settled(proxy: Contestant) -> tuple[float, float]:
-    """Return what it has, and the most that it ever had, when it does not grow any more."""
+    """Return the present and the maximum memory once it does not grow any more."""
     most, since = proxy.memory()[1], time.monotonic()
     while time.monotonic() - since < SETTLED:
         time.sleep(0.1)
@@ -112,20 +113,20 @@ def _usage(group: Path, file: str) -> float:
 
 
 def _own() -> Path:
-    """Return this process's control group of memory (version 1)."""
+    """Return this process's memory control group (version 1)."""
     (own,) = re.findall(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
     return Path("/sys/fs/cgroup/memory") / own.lstrip("/")
 
 
 @contextmanager
 def _group() -> Iterator[Path]:
-    """Have a control group below that of this process."""
+    """Create a control group below that of this process."""
     group = _own() / f"kube-proxy-bench-{os.getpid()}"
     group.mkdir()
     try:
         yield group
     finally:
-        for _ in range(100):  # commands that the proxy ran may end after it
+        for _ in range(100):  # commands of the proxy may end after the proxy
             if not (group / "cgroup.procs").read_text():
                 break
             time.sleep(0.1)
@@ -134,7 +135,7 @@ def _group() -> Iterator[Path]:
 
 @contextmanager
 def _inside(group: Path) -> Iterator[None]:
-    """Have what the body starts in this control group."""
+    """Make the processes that the body starts belong to this control group."""
     own = _own()
     (group / "cgroup.procs").write_text(str(os.getpid()))
     try:
@@ -152,7 +153,7 @@ def run(with_: Run) -> Report:
     ]
     notes = (
         "MB resident of the process; container: with commands, page cache, and the kernel's memory for its rules.",
-        "own rules: by a second proxy; after a repair: by that, once somebody deleted its rules.",
+        "own rules: of a second proxy; after a repair: of this proxy, after another program deleted its rules.",
     )
     return Report("resident", "Memory of a proxy, by mode and size", COLUMNS, rows, _chart(rows), notes)
 

@@ -1,6 +1,6 @@
-"""restart: a start onto an empty table, then another one onto what the first one left, and what comparing costs.
+"""restart: a start onto an empty table, then another start onto the first one's rules, and the cost of comparing.
 
-The first packet lost, or not, is the affair of tests/scenarios/test_restart.py.
+tests/scenarios/test_restart.py checks that no packet is lost.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ COLUMNS = (
 
 
 def measure(size: str) -> dict[str, float]:
-    """Start twice with a full API server. Seconds but for `held` and `write` (ms); memory in MB."""
+    """Start twice with a full API server. Seconds, except `held` and `write` (ms); memory in MB."""
     wanted = objects.parse_size(size)
     api = ApiProcess()
     try:
@@ -87,7 +87,7 @@ def measure(size: str) -> dict[str, float]:
 
 
 def _programmed(running: Contestant, size: objects.Size) -> float:
-    """Return the seconds from the start to the last transaction, when the proxy says that all is committed."""
+    """Return the seconds from the start to the last transaction, when the proxy has reported that all is committed."""
 
     def complete() -> bool:
         said = _COMMITTED.search(running.said())
@@ -100,7 +100,7 @@ def _programmed(running: Contestant, size: objects.Size) -> float:
 
 
 def _write(api: ApiProcess, size: objects.Size) -> float:
-    """Return the median of the seconds from a write of a slice to the transaction that follows from it."""
+    """Return the median of the seconds from a write of a slice to its transaction."""
     seconds = []
     with closing(nfnetlink.Transactions.open()) as link:
         for number in range(WRITES):
@@ -116,7 +116,7 @@ def _write(api: ApiProcess, size: objects.Size) -> float:
 
 @contextmanager
 def _answering() -> Iterator[list[float]]:
-    """Ask the health port every few milliseconds; the seconds that each answer took: the loop was held that long."""
+    """Request the health port every few milliseconds; return the duration of each answer."""
     waits: list[float] = []
     over = threading.Event()
 
@@ -142,7 +142,7 @@ def _answering() -> Iterator[list[float]]:
 
 @contextmanager
 def _written() -> Iterator[Any]:
-    """Count the messages about elements of our table in the kernel's announcements."""
+    """Count the messages about elements of the proxy's table in the kernel's announcements."""
     ours = text_attribute(nfta.SET_ELEM_LIST_TABLE, TABLE)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as link:
         link.bind((0, 1 << (_GROUP - 1)))
@@ -163,7 +163,7 @@ def _written() -> Iterator[Any]:
 
 
 def compare(size: str) -> dict[str, float]:
-    """Compare a table that is as it should be, in this process; CPU time in ms, and that of the dumps alone."""
+    """Compare a correct table, in this process; return the CPU time in ms, and that of the dumps alone."""
     wanted = objects.parse_size(size)
     planner = Planner(proxy.world())
     lists = ("services", objects.service_pages(wanted)), ("endpointslices", objects.slice_pages(wanted))
@@ -183,12 +183,12 @@ def compare(size: str) -> dict[str, float]:
         backend.close()
         dumps.append(_dump(names))
         if turn == 0:
-            compared.clear()  # there was nothing yet
+            compared.clear()  # the table did not exist yet
     return {"compared": min(compared) * 1e3, "dump": min(dumps) * 1e3}
 
 
 def _dump(names: Sequence[str]) -> float:
-    """Return the CPU seconds that the kernel's dumps of these sets take, read and thrown away."""
+    """Return the CPU seconds of the kernel's dumps of these sets, which are read and discarded."""
     with Netlink.open() as link:
         began = time.process_time()
         for name in names:
@@ -201,7 +201,7 @@ def run(with_: Run) -> Report:
     """Measure all sizes."""
     sizes, count = (SIZES[:1], 1) if with_.quick else (SIZES, 3)
     rows = [row(with_, size, count) for size in sizes]
-    return Report("restart", "A start, and a restart onto what is there", COLUMNS, rows, chart(rows), NOTES)
+    return Report("restart", "A start, and a restart onto the existing rules", COLUMNS, rows, chart(rows), NOTES)
 
 
 def row(with_: Run, size: str, count: int) -> Row:

@@ -1,4 +1,4 @@
-"""What every benchmark is given: how long it may take, who the peer is, and how measurements are started."""
+"""The parameters of every benchmark: its extent, the peer, and functions that start measurements."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Run:
         self._progress = progress
 
     def measure(self, what: str, function: Callable[..., Any], **arguments: Any) -> Any:
-        """Run one measurement in a process of its own, telling the user what it is."""
+        """Run one measurement in a separate process, and show its description to the user."""
         self._progress(what)
         return worker.measure(function, **arguments)
 
     def in_turns(
         self, kinds: Iterable[Kind], count: int, once: Callable[[Kind, str], dict[str, float]], case: str = ""
     ) -> dict[Kind, list[dict[str, float]]]:
-        """Measure kinds of the same `count` times in turns, so that what the machine does besides hits them alike.
+        """Measure several kinds `count` times in turns, so that disturbances by the machine affect them alike.
 
-        `once` measures a kind, given also what to tell the user that it is.
+        `once` measures a kind; its second argument is the description for the user.
         """
         runs: dict[Kind, list[dict[str, float]]] = {kind: [] for kind in kinds}
         for turn in range(count):

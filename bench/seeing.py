@@ -1,6 +1,7 @@
-"""seeing: how long the commands take that ask a running proxy and read the kernel, while endpoints change all the time.
+"""seeing: the duration of commands that query a running proxy and read the kernel, while endpoints change continuously.
 
-And what that costs the proxy: an API write to the first packet on the new endpoint, before and while commands are run.
+It also measures the cost for the proxy: the time from an API write to the first packet at the new endpoint, without and
+with running commands.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bench.report import ROOT, Column, Report, Row, panel_by_kind
 from bench.runs import Run
 
 SIZE = "10kx10"
-RATE = 200  # changes a second
+RATE = 200  # changes per second
 GOAL_ONE, GOAL_ALL, GOAL_P99 = 0.5, 3.0, 10.0  # s for one Service, s for everything, ms
 MODES = ("nftables",)
 
@@ -46,7 +47,7 @@ COLUMNS = (
 
 
 def measure(size: str, mode: str, moves: int) -> dict[str, float]:
-    """Measure the commands in one mode: seconds each, and lags in ms. Raises RuntimeError when one says otherwise."""
+    """Measure the commands in one mode: seconds each, and lags in ms. Raises RuntimeError for an unexpected answer."""
     wanted = objects.parse_size(size)
     probed = Probed(wanted.services, "UDP", (objects.spare(1), objects.spare(2)))
     network, api = Network(), ApiProcess()
@@ -116,21 +117,21 @@ def _commands(size: objects.Size) -> dict[str, list[str]]:
 
 
 class _Took(NamedTuple):
-    """What a command took: seconds from start to end, and of CPU time."""
+    """The duration of a command: seconds from start to end, and its CPU time."""
 
     seconds: float
     cpu: float
 
 
 def _timed(words: Sequence[str], socket: Path) -> _Took:
-    """Run a command. Raises RuntimeError when it says that anything is wrong."""
+    """Run a command. Raises RuntimeError if it reports a problem."""
     command = [str(ROOT / ".venv" / "bin" / "kube-proxy"), *words, "--control-socket", str(socket)]
     with tempfile.TemporaryFile() as said:
         began = time.monotonic()
         process = subprocess.Popen(command, stdout=said, stderr=said)
         usage = os.wait4(process.pid, 0)[2]
         took = time.monotonic() - began
-        process.returncode = 0  # it was waited for
+        process.returncode = 0  # the process has ended and been waited for
         said.seek(0)
         text = said.read().decode(errors="replace")
     if "differences in" in text or "Error" in text:
@@ -140,7 +141,7 @@ def _timed(words: Sequence[str], socket: Path) -> _Took:
 
 @contextmanager
 def changing(api: ApiProcess, size: objects.Size) -> Iterator[None]:
-    """Have RATE endpoints a second change meanwhile, of Services in turn; not of the one that is asked for."""
+    """Change RATE endpoints per second during the body, of Services in turn; never of the queried Service."""
     ended = threading.Event()
 
     def change() -> None:
@@ -151,7 +152,7 @@ def changing(api: ApiProcess, size: objects.Size) -> Iterator[None]:
             number = turn * 7919 % size.services
             if number == size.services // 2:
                 continue
-            # A prime, so that a Service whose turn comes again gets another address and not the one that it has.
+            # A prime number, so that a Service gets another address than its present one when its turn comes again.
             addresses = [*objects.endpoints_of(number, size.endpoints)[1:], objects.spare(10 + turn % 997)]
             api.put("endpointslices", objects.endpoint_slice(number, addresses, turn + 1))
             due += 1 / RATE
@@ -180,14 +181,14 @@ def run(with_: Run) -> Report:
         f"{RATE} endpoints a second change meanwhile; a command is a process, from its start to its end.",
         f"goal: {GOAL_ONE} s for one Service, {GOAL_ALL:.0f} s for everything, lag p99 under {GOAL_P99:.0f} ms.",
     )
-    return Report("seeing", "Commands beside a busy proxy", COLUMNS, rows, _chart(rows), notes)
+    return Report("seeing", "Commands with a busy proxy", COLUMNS, rows, _chart(rows), notes)
 
 
 def _chart(rows: Sequence[Row]) -> Chart:
     commands = {"why": "why", "services": "services NAME", "verify_one": "verify NAME", "verify": "verify"}
     lags = {"p50": "p50", "p99": "p99", "p50_alone": "p50 without", "p99_alone": "p99 without"}
     return Chart(
-        f"Commands beside a busy proxy, {SIZE}",
+        f"Commands with a busy proxy, {SIZE}",
         (
             panel_by_kind("Commands", "s", "mode", rows, commands),
             panel_by_kind("Lag of the proxy", "ms", "mode", rows, lags),

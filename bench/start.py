@@ -1,4 +1,4 @@
-"""start: executing the command to ready, and to the last Service programmed; what importing it costs; memory."""
+"""start: the time from exec to ready, and to the last programmed Service; the cost of imports; memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _IMPORT = (
 
 
 def measure_import(module: str) -> dict[str, float]:
-    """Import a module in a new interpreter: ms, and MB resident afterwards."""
+    """Import a module in a new interpreter: return ms, and MB of resident memory."""
     done = subprocess.run(
         [sys.executable, "-c", _IMPORT.format(module)], capture_output=True, text=True, check=True, timeout=60
     )
@@ -49,7 +49,7 @@ def measure_import(module: str) -> dict[str, float]:
 
 
 def measure_ready() -> dict[str, float]:
-    """Start on an empty cluster: ms to the first 200 of /readyz, and MB resident then."""
+    """Start on an empty cluster: return the ms to the first 200 of /readyz, and the resident MB then."""
     api = ApiProcess()
     try:
         proxy = Contestant(OURS, "nftables", api.url)
@@ -62,7 +62,7 @@ def measure_ready() -> dict[str, float]:
 
 
 def measure_filled(size: str) -> dict[str, float]:
-    """Start with a full API server: ms to the last transaction; MB resident afterwards, and at most."""
+    """Start with a full API server: return the ms to the last transaction; the resident MB then, and the maximum."""
     wanted = objects.parse_size(size)
     api = ApiProcess()
     try:
@@ -88,9 +88,9 @@ def _programmed(proxy: Contestant, size: objects.Size) -> float:
 
 
 def last_transaction(proxy: Contestant, limit: float, complete: Callable[[], bool], what: str) -> float:
-    """Return the seconds from a proxy's start to its last transaction: none followed, and it is `complete`.
+    """Return the seconds from a proxy's start to its last transaction: no other one followed, and it is `complete`.
 
-    Raises RuntimeError when that is not so within `limit` seconds.
+    Raises RuntimeError if this does not happen within `limit` seconds.
     """
     with closing(nfnetlink.Transactions.open()) as link:
         generation, changed = 0, proxy.started
@@ -100,7 +100,7 @@ def last_transaction(proxy: Contestant, limit: float, complete: Callable[[], boo
             if now != generation:
                 generation, changed = now, at
                 continue
-            # The question itself takes time.
+            # The query itself takes time.
             if at - changed > QUIET and complete() and link.generation() == generation:
                 return changed - proxy.started
     raise RuntimeError(f"the proxy did not program {what}:\n{proxy.said()}")

@@ -1,6 +1,6 @@
-"""Another program that loads many elements into a table of its own, again and again: `python -m bench.stranger COUNT`.
+"""Another program that repeatedly loads many elements into a separate table: `python -m bench.stranger COUNT`.
 
-It shares the kernel's lock of nf_tables with the proxy.
+It competes with the proxy for the kernel's mutex of nf_tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from support import nft
 
 
 def main(count: str) -> None:
-    """Load until the parent is gone."""
+    """Load elements until the parent has ended."""
     die_with_parent()
     table = "add table ip elsewhere\nadd set ip elsewhere hosts { type ipv4_addr; }\n"
     hosts = ", ".join(dotted(0x0B000000 + number) for number in range(int(count)))

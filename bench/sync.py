@@ -1,6 +1,6 @@
-"""sync: both lists in memory to the last Service committed, beside the same bytes pre-encoded.
+"""sync: the time from both lists in memory to the last committed Service, compared with the same bytes pre-encoded.
 
-The engine, its planner and the nftables backend do the work as in a real proxy; one process a run.
+The engine, its planner and the nftables backend do the work as in a real proxy; each run has a separate process.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def measure(size: str) -> dict[str, float]:
         "apply": keep + apply.seconds,
         "compile": take.seconds,
         "commit": commit,
-        # The kernel commits while the next batch is rendered, so that this is what is left to wait for.
+        # The kernel commits while the next batch is rendered, so this is the remaining wait.
         "render": max(0.0, ours - keep - apply.seconds - take.seconds - commit),
     }
     if wanted.families == 2:
@@ -98,7 +98,7 @@ def measure(size: str) -> dict[str, float]:
 
 
 async def _sync(events: tuple[Replaced, Replaced], settings: Settings) -> tuple[float, float]:
-    """Return how long the sync took, and how long the event loop was held at a time; in seconds."""
+    """Return the duration of the sync, and the longest hold of the event loop; in seconds."""
     listener = proxy.Listener()
     engine, backends = proxy.engine_of(settings, listener)
     running = asyncio.create_task(engine.run())
@@ -133,7 +133,7 @@ def run(with_: Run) -> Report:
     notes = [
         "ours: decoded pages to the last acknowledgement; limit: the same netlink bytes, replayed in the same process.",
         "ratio CPU: the ratio of CPU times instead, which other programs on the machine hardly change.",
-        "own: CPU time a Service beside the kernel's, in units of a fixed piece of Python (bench/yardstick.py).",
+        "own: CPU time per Service outside the kernel, in units of a fixed piece of Python (bench/yardstick.py).",
         "held: the longest delay of a timer on the event loop; median of the runs.",
     ]
     notes += _compared({row.case: row.figures for row in rows})
@@ -141,7 +141,7 @@ def run(with_: Run) -> Report:
 
 
 def _compared(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what rows say of each other, by their cases."""
+    """Return the notes that compare rows with each other, by their cases."""
 
     def times(figure: str, case: str, of: str, of_case: str) -> float | None:
         one, other = rows.get(case, {}).get(figure), rows.get(of_case, {}).get(of)

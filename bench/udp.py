@@ -1,7 +1,8 @@
-"""udp: what tracked flows cost after a change of a UDP Service: CPU time of both looks, beside two walks of the kernel.
+"""udp: the cost of tracked flows after a change of a UDP Service: CPU time of both searches, compared with two walks of
+the kernel.
 
-The planner and the cleaner of the proxy do the work, on a real table that holds flows of others and, before each
-change, a hundred to the endpoints that go. All of those are gone in the end, or the benchmark fails.
+The planner and the cleaner of the proxy do the work, on a real table with flows of other clients and, before each
+change, a hundred flows to the endpoints that are removed. The benchmark fails if one of these remains.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kubeproxy.report.metrics import ProxyMetrics
 OTHERS = (0, 1_000, 10_000, 100_000)
 KINDS = {"one of ten replaced": 1, "all ten replaced": 10}
 FLOWS = 100
-"""To the endpoints that go, before each change."""
+"""Flows to the endpoints that are removed, created before each change."""
 
 _LOOKS = 2
 _NEW = 1 << 8  # NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_NEW
@@ -48,10 +49,10 @@ COLUMNS = (
 
 
 class Telling(FlowCleaner):
-    """A cleaner that tells when it has looked."""
+    """A cleaner that records the ends of its searches."""
 
     looks: asyncio.Queue[float]
-    """When each look ended, by the monotonic clock."""
+    """The end of each search, by the monotonic clock."""
 
     async def _clean(self, *arguments: Any) -> bool:
         done = await super()._clean(*arguments)
@@ -60,7 +61,7 @@ class Telling(FlowCleaner):
 
 
 def measure(others: int, going: int, changes: int) -> dict[str, float]:
-    """Measure changes of one Service beside so many flows of others; times in ms."""
+    """Measure changes of one Service with this number of other flows; times in ms."""
     flows.SECOND_LOOK = 0.02  # only how long it waits  # type: ignore[misc]
     with Netlink.open(NETLINK_NETFILTER) as link:
         _track(link, _unrelated(others))
@@ -98,7 +99,7 @@ async def _measured(link: Netlink, others: int, going: int, changes: int) -> dic
 
 
 def _dumped() -> float:
-    """Return the CPU time that the kernel takes for two dumps which it filters."""
+    """Return the CPU time of two filtered dumps by the kernel."""
     with Conntrack() as tracking:
         list(tracking.udp_flows(2, {_TARGET: None}))
         began = time.thread_time()
@@ -112,7 +113,7 @@ _TARGET = target_of(_VIP[0], socket.IPPROTO_UDP, _VIP[1])
 
 
 def _endpoints(turn: int, going: int) -> list[str]:
-    """Return the Service's endpoints after so many changes, those that go with the next one first."""
+    """Return the Service's endpoints after this number of changes; those that the next change removes come first."""
     return [objects.spare(10 * turn + i) for i in range(going)] + [objects.spare(10**6 + i) for i in range(10 - going)]
 
 
@@ -153,7 +154,7 @@ def _track(link: Netlink, entries: Iterator[bytes]) -> None:
 
 
 def run(with_: Run) -> Report:
-    """Measure all kinds of change beside all tables."""
+    """Measure all kinds of change with all sizes of the table."""
     others, count, changes = (OTHERS[2:3], 2, 10) if with_.quick else (OTHERS, 3, 20)
     rows = []
     for entries in others:

@@ -1,7 +1,7 @@
-"""A table of the shape that the Go kube-proxy v1.36 makes in nftables mode, to be measured beside ours. Text only.
+"""A table with the structure of the Go kube-proxy v1.36's in nftables mode, for comparisons with ours. Text only.
 
-A chain for each Service and for each endpoint, verdict maps to them. Names are short, and of other Services there are
-the elements alone, as no packet comes to their chains.
+It has a chain for each Service and for each endpoint, and verdict maps to them. Names are short, and other Services
+have only their elements, because no packet reaches their chains.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""userspace: what it costs when the proxy carries the bytes: requests, added latency, streams; beside straight.
+"""userspace: the cost of a proxy that relays the bytes: requests, added latency, streams; compared with direct
+connections.
 
 The data path is the proxy's own, in the measuring process, programmed by its planner and backend. A gigabyte is sent
-through it with its checksum compared.
+through it and its checksum compared.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kubeproxy.model.planner import Planner
 
 CONNECTIONS = (1, 16, 128)
 KINDS = ("carried", "straight")
-REQUEST = 100  # bytes, and as many in the answer
+REQUEST = 100  # bytes; the answer has the same size
 GIGABYTE = 1 << 30
 
 COLUMNS = (
@@ -47,7 +48,7 @@ Target = tuple[str, int]
 
 
 def measure(connections: int, rounds: int, seconds: float) -> dict[str, float]:
-    """Measure with so many connections: requests a second, us, Gbit/s. With one, streams are measured as well."""
+    """Measure with this number of connections: requests per second, us, Gbit/s; with one connection also streams."""
     network = Network()
     path = DataPath.open(0.25)
     try:
@@ -88,7 +89,7 @@ def _program(path: DataPath, endpoint: str, ports: Sequence[int]) -> UserspaceBa
 def _requests(
     network: Network, targets: dict[str, dict[int, Target]], connections: int, rounds: int, seconds: float
 ) -> dict[str, float]:
-    """Measure in turns, so that what the machine does besides hits both alike; the first round warms up."""
+    """Measure in turns, so that disturbances by the machine affect both alike; the first round warms up."""
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     own: dict[str, list[float]] = {kind: [] for kind in KINDS}
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -141,11 +142,11 @@ def run(with_: Run) -> Report:
         "own: each request opens its own connection. checked: 1 GB, by its length and checksum.",
         "Client, proxy and endpoint share the CPUs.",
     )
-    return Report("userspace", "What it costs when the proxy carries the bytes", COLUMNS, rows, _chart(rows), notes)
+    return Report("userspace", "The cost of a proxy that relays the bytes", COLUMNS, rows, _chart(rows), notes)
 
 
 def _chart(rows: Sequence[Row]) -> Chart:
-    labels = {"carried": "carried by the proxy", "straight": "straight to the endpoint"}
+    labels = {"carried": "relayed by the proxy", "straight": "straight to the endpoint"}
 
     def panel(heading: str, unit: str, figure: str) -> Panel:
         figures = {f"{kind}_{figure}": labels[kind] for kind in KINDS}

@@ -1,7 +1,7 @@
-"""Measurements run in processes of their own, in network namespaces that end with them, whatever happens.
+"""Runs measurements in separate processes, in network namespaces that always end with these processes.
 
-The parent calls `measure`; the child (this module as a program) enters a namespace, calls the function and sends
-back what it returned. A child that loses its parent is killed by the kernel, and its namespace goes with it.
+The parent calls `measure`; the child (this module as a program) enters a namespace, calls the function and returns its
+result. The kernel kills a child whose parent ends, and thereby removes the namespace.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class BenchmarkFailed(Exception):  # noqa: N818 - it is what the reader has to know
-    """A measurement did not come to an end; the message is for the user."""
+class BenchmarkFailed(Exception):  # noqa: N818 - the name is part of the message
+    """A measurement failed; the message is for the user."""
 
 
 def measure(function: Callable[..., Any], **arguments: Any) -> Any:
-    """Call a function of a module in a new process and namespace; return what it returned, by way of JSON.
+    """Call a function of a module in a new process and namespace; return its result, converted to JSON and back.
 
-    Raises BenchmarkFailed with what the process wrote to its standard error.
+    Raises BenchmarkFailed with the process's standard error.
     """
     reader, writer = os.pipe()
     where = f"{function.__module__}:{function.__qualname__}"
@@ -55,12 +55,12 @@ def measure(function: Callable[..., Any], **arguments: Any) -> Any:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def enter_new_namespace() -> None:
-    """Move this thread, and what it starts from here on, into a network namespace of its own with loopback up."""
+    """Move this thread, and the processes that it starts afterwards, into a new network namespace with loopback up."""
     if _libc.unshare(CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "cannot make a network namespace: run as root")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -68,7 +68,7 @@ def enter_new_namespace() -> None:
 
 @contextmanager
 def another_namespace() -> Iterator[None]:
-    """Have the body run in a network namespace of its own, and come back."""
+    """Run the body in a new network namespace, and return to the previous one."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         enter_new_namespace()

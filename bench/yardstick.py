@@ -1,7 +1,7 @@
-"""The interpreter's own speed: what a fixed piece of Python takes on this machine, at this moment.
+"""The speed of the interpreter: the duration of a fixed piece of Python on this machine, at this moment.
 
-What the proxy takes beside the kernel is Python; how the two relate differs from processor to processor, and from
-moment to moment. So the gate counts the proxy's own time in yardsticks that were measured in the same run.
+The proxy's time outside the kernel is spent in Python; its ratio to the kernel's time depends on the processor, and
+changes from moment to moment. So the gate measures the proxy's own time in yardsticks of the same run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOUCHED = 40
 
 
 class _Entry(NamedTuple):
-    """As the objects of the proxy are: small, many, and spread over memory."""
+    """Like the objects of the proxy: small, many, and spread over memory."""
 
     address: bytes
     port: int
@@ -27,9 +27,9 @@ class _Entry(NamedTuple):
 
 
 class Yardstick:
-    """A fixed piece of work of the kinds that a change is made of: objects found, made, compared, sorted and packed.
+    """A fixed piece of work like that of a change: it finds, creates, compares, sorts and packs objects.
 
-    It has the size of a cluster, since what is found lies outside the caches there as well.
+    It has the size of a cluster, because a proxy's objects are outside the CPU caches as well.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Yardstick:
         """Seconds of each measurement."""
 
     def measure(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Do the work once, and note how long it took by `clock`, which returns seconds."""
+        """Do the work once, and record its duration by `clock`, which returns seconds."""
         names = self._turns[len(self.taken) % len(self._turns)]
         began = clock()
         _work(self._entries, names)
@@ -49,7 +49,7 @@ class Yardstick:
 
     @property
     def seconds(self) -> float:
-        """Return the median of what was measured. Raises ValueError before the first measurement."""
+        """Return the median of the durations. Raises ValueError before the first measurement."""
         return median(self.taken)
 
 
