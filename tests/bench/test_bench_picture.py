@@ -34,7 +34,7 @@ def test_the_points_are_those_of_one_case(tmp_path: Path) -> None:
 def test_without_all_sizes_there_is_no_chart(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkFailed, match="make bench WHAT=change first"):
         points(CHANGE, tmp_path / "change.json")
-    with pytest.raises(BenchmarkFailed, match="of too few sizes"):
+    with pytest.raises(BenchmarkFailed, match="have too few sizes"):
         points(CHANGE, figures(tmp_path / "change.json", "10kx10"))
 
 
