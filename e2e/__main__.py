@@ -36,24 +36,26 @@ def parser() -> argparse.ArgumentParser:
         )
         each.add_argument("--proxy", choices=("ours", "go"), default="ours")
         each.add_argument("--mode", choices=modes, default="nftables")
-        each.add_argument("--focus", metavar="REGEX", default="", help="some of the tests, or of the disruptions")
-    runs.add_argument("--resume", action="store_true", help="go on: tests without a verdict, and those that failed")
-    runs.add_argument("--parallel", type=int, default=4, metavar="N", help="tests side by side (%(default)s)")
-    runs.add_argument("--minutes", type=int, default=15, metavar="N", help="end of a test that hangs (%(default)s)")
-    disrupts.add_argument("--previous", metavar="REVISION", default="", help="ours of git that takes ours' place")
+        each.add_argument(
+            "--focus", metavar="REGEX", default="", help="regular expression of the tests, or disruptions, to run"
+        )
+    runs.add_argument("--resume", action="store_true", help="continue a run: tests without a verdict, and failed tests")
+    runs.add_argument("--parallel", type=int, default=4, metavar="N", help="number of parallel tests (%(default)s)")
+    runs.add_argument("--minutes", type=int, default=15, metavar="N", help="time limit of a test (%(default)s)")
+    disrupts.add_argument("--previous", metavar="REVISION", default="", help="git revision of ours that replaces ours")
     scaled = commands.add_parser("scale", help="thousands of Services on a real API server")
     scaled.add_argument("--kubernetes", type=Path, required=True, metavar="DIR", help="as for run")
     scaled.add_argument("--services", type=int, action="append", metavar="N", help="may be repeated (5000, 10000)")
     scaled.add_argument("--mode", choices=scale.MODES, action="append", help="may be repeated (all)")
     commands.add_parser("page", help="write conformance.md, disruption.md and a part of capacity.md in docs")
-    commands.add_parser("down", help="remove what a killed run left")
-    stand_in = commands.add_parser("stand-in", help="what a run starts inside its cluster")
+    commands.add_parser("down", help="remove the remains of a killed run")
+    stand_in = commands.add_parser("stand-in", help="programs that a run starts inside its cluster")
     stand_in.add_argument("name", choices=("dns", "loadbalancer"))
     return top
 
 
 def main() -> int:
-    """Run a command; exit code 0 when all tests passed, 1 when some failed, 2 when they could not run."""
+    """Run a command; exit code 0 if all tests passed, 1 if a test failed, 2 if they could not run."""
     arguments = parser().parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -1,4 +1,4 @@
-"""A client of the API server for what the stand-ins ask and write; a connection for each request."""
+"""A client of the API server for the substitutes of DNS and load balancer; each request has a separate connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class Api:
-    """Requests as the administrator, from inside the hub's namespace."""
+    """Sends requests as the administrator, from inside the hub's namespace."""
 
     def __init__(self, folder: Path) -> None:
         self._context = ssl.create_default_context(cafile=str(folder / "ca.crt"))

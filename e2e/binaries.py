@@ -43,16 +43,16 @@ DEBIAN: Final = {
     "openssl": "openssl",
     "nsenter": "util-linux",
 }
-"""Programs of this machine, and the Debian package of each."""
+"""Programs of this machine, with their Debian packages."""
 
 ETCD_SINCE: Final = ((3, 4, 31), (3, 5, 13))
-"""The first etcd of each older series whose progress notifications Kubernetes can use; all of 3.6 can."""
+"""For each older series of etcd the first version whose progress notifications Kubernetes can use; all of 3.6 can."""
 
 CNI: Final = Path("/usr/lib/cni")
 
 
 def missing_packages() -> list[str]:
-    """Return the Debian packages that a run needs and this machine does not have."""
+    """Return the missing Debian packages that a run needs."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = {package for program, package in DEBIAN.items() if shutil.which(program, path=path) is None}
     if not (CNI / "bridge").exists():
@@ -61,7 +61,7 @@ def missing_packages() -> list[str]:
 
 
 def etcd(folder: Path) -> str:
-    """Return the path of etcd: that of the folder of programs, else that of this machine. Raises E2EError."""
+    """Return the path of etcd in the folder of programs, else on this machine. Raises E2EError."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     if found := shutil.which("etcd", path=f"{folder}:{path}"):
         return found
@@ -71,7 +71,7 @@ def etcd(folder: Path) -> str:
 
 
 def outdated_etcd(line: str) -> str:
-    """Return what is wrong with the etcd that prints this line for --version; "" when nothing is."""
+    """Return the problem of the etcd that prints this line for --version; "" for none."""
     found = re.search(r"(\d+)\.(\d+)\.(\d+)", line)
     if found is None:
         return f"etcd --version printed {line!r}, not a version"
@@ -87,16 +87,16 @@ def outdated_etcd(line: str) -> str:
 
 
 def programs(kubernetes: Path) -> Path:
-    """Return the folder with every program of PACKAGES; those that a source tree lacks are built.
+    """Return the folder with every program of PACKAGES; missing programs of a source tree are built.
 
-    A source tree (with `go.mod`) keeps them in `_output/e2e`. Raises E2EError.
+    A source tree (with `go.mod`) contains them in `_output/e2e`. Raises E2EError.
     """
     tree = kubernetes if (kubernetes / "go.mod").exists() else None
     folder = tree / "_output/e2e" if tree else kubernetes
     missing = [name for name in PACKAGES if not os.access(folder / name, os.X_OK)]
     if missing and tree is None:
         raise E2EError(
-            f"KUBERNETES={kubernetes}: no {', '.join(missing)} there; name a Kubernetes source tree to have it built"
+            f"KUBERNETES={kubernetes}: no {', '.join(missing)} there; name a Kubernetes source tree to build it"
         )
     if missing and tree:
         _build(tree, folder, missing)
@@ -104,7 +104,10 @@ def programs(kubernetes: Path) -> Path:
 
 
 def programs_to_run(kubernetes: Path) -> Path:
-    """Return the folder of `programs`, when root asks and this machine has what they need. Raises E2EError."""
+    """Return the folder of `programs`, if this process is root and this machine has the requirements.
+
+    Raises E2EError.
+    """
     if os.geteuid() != 0:
         raise E2EError("root is needed, for network namespaces and containers: run it with sudo")
     if missing := missing_packages():
@@ -116,7 +119,7 @@ def programs_to_run(kubernetes: Path) -> Path:
 
 
 def first_line(command: Sequence[str]) -> str:
-    """Return the first line that a program prints."""
+    """Return the first line of a program's output."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return (done.stdout.splitlines() or [""])[0].strip()
 
@@ -124,7 +127,7 @@ def first_line(command: Sequence[str]) -> str:
 def _build(tree: Path, folder: Path, missing: Iterable[str]) -> None:
     if shutil.which("go") is None:
         raise E2EError(
-            "go is not in PATH, which builds Kubernetes: apt-get install golang, or name a folder of binaries"
+            "go, which builds Kubernetes, is not in PATH: apt-get install golang, or name a folder of binaries"
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name in missing:
@@ -145,6 +148,6 @@ def build_command(name: str, out: Path) -> list[str]:
 
 
 def build_environment(tree: Path) -> dict[str, str]:
-    """Return the environment of `go`: static programs, from the tree's vendor folder where there is one."""
+    """Return the environment of `go`: static programs, from the tree's vendor folder if there is one."""
     flags = {"GOFLAGS": "-mod=vendor", "GOPROXY": "off"} if (tree / "vendor").is_dir() else {}
     return {**os.environ, "CGO_ENABLED": "0", **flags}

@@ -1,4 +1,4 @@
-"""The tests to run: those that a kube-proxy decides, by upstream's names, and a reason for each that is left out."""
+"""Selects the tests to run: those that a kube-proxy decides, by upstream's names; each omitted test has a reason."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     r"LoadBalancers ESIPP|GCE": "tests a certain cloud's load balancer",
     r"Migration": "tests the API server's allocation of addresses",
 }
-"""Why a test is left out, by a pattern of its name; the first that matches counts."""
+"""The reasons for omitting tests, by a pattern of their names; the first matching pattern counts."""
 
 _SLOW: Final = (r"rolling update", r"LoadBalancers", r"\[Slow\]", r"affinity|Conntrack|up and down|Dual")
 """Long tests begin first, so that the last worker does not wait for one of them."""
 
 
 def reason_left_out(name: str, reasons: Mapping[str, str] = LEFT_OUT) -> str:
-    """Return why a test is left out; "" when it is not."""
+    """Return the reason for omitting a test; "" if it runs."""
     return next((reason for pattern, reason in reasons.items() if re.search(pattern, name)), "")
 
 
 def choose(names: Iterable[str], focus: str = "") -> tuple[list[str], dict[str, str]]:
-    """Return the tests to run, long ones first, and those left out with the reason.
+    """Return the tests to run, long ones first, and the omitted tests with reasons.
 
-    A focus is searched in the names of all tests that a kube-proxy decides. Raises E2EError when no test remains.
+    A focus is searched in the names of all tests that a kube-proxy decides. Raises E2EError if no test remains.
     """
     decided = sorted({name for name in names if re.search(DECIDED, name) and re.search(focus, name)})
     left_out = {name: reason for name in decided if (reason := reason_left_out(name))}
@@ -62,5 +62,8 @@ def is_serial(name: str) -> bool:
 
 
 def pattern(name: str) -> str:
-    """Return a regular expression of Go for this name alone; Ginkgo searches it behind the name of the suite."""
+    """Return a regular expression of Go that matches only this name;
+
+    Ginkgo searches it behind the name of the suite.
+    """
     return f"(^| ){re.escape(name).replace(chr(92) + ' ', ' ')}$"

@@ -1,4 +1,4 @@
-"""A cluster of two nodes from nothing, and back to nothing, whatever happens in between."""
+"""Creates a cluster of two nodes, and removes it completely after success, failure or interruption."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def cluster(programs: Path, proxy: Sequence[str], mode: str) -> Iterator[Processes]:
-    """Run a cluster with a kube-proxy on both nodes; all but its logs is removed at the end. Raises E2EError.
+    """Run a cluster with a kube-proxy on both nodes; everything except its logs is removed at the end. Raises E2EError.
 
-    What a killed run left is removed first. One cluster runs at a time on a machine.
+    The remains of a killed run are removed first. One cluster at a time can run on a machine.
     """
     with _place() as processes:
         _bring_up(programs, proxy, mode, processes)
@@ -41,7 +41,7 @@ def cluster(programs: Path, proxy: Sequence[str], mode: str) -> Iterator[Process
 
 @contextlib.contextmanager
 def alone(programs: Path) -> Iterator[Processes]:
-    """Run an API server and nothing else in the cluster's network, as cluster() does. Raises E2EError."""
+    """Run only an API server in the cluster's network, otherwise like cluster(). Raises E2EError."""
     with _place() as processes:
         say("starting the API server")
         network_up()
@@ -52,7 +52,7 @@ def alone(programs: Path) -> Iterator[Processes]:
 
 @contextlib.contextmanager
 def _place() -> Iterator[Processes]:
-    """Lock, clean, and make the folders; remove everything at the end."""
+    """Take the lock, clean up, and make the folders; remove everything at the end."""
     with _locked():
         remove()
         shutil.rmtree(LOGS, ignore_errors=True)
@@ -63,7 +63,7 @@ def _place() -> Iterator[Processes]:
             yield processes
         finally:
             say("removing the cluster")
-            # A second Ctrl-C would leave half of it.
+            # A second Ctrl-C would leave half of the cluster behind.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             remove()
             processes.reap()
@@ -102,7 +102,7 @@ def remove() -> None:
     _unmount()
     network_down()
     for cgroup in cgroups():
-        # The kernel removes a cgroup without processes from the leaves up; its files are no obstacle.
+        # The kernel removes cgroups without processes, children first; their files do not prevent this.
         for path, _, _ in os.walk(cgroup, topdown=False):
             with contextlib.suppress(OSError):
                 Path(path).rmdir()

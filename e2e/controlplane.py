@@ -1,4 +1,4 @@
-"""The control plane in the hub's namespace: keys, kubeconfigs, etcd, API server, controllers, scheduler."""
+"""Starts the control plane in the hub's namespace: keys, kubeconfigs, etcd, API server, controllers, scheduler."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _openssl(folder: Path, *arguments: str) -> None:
 
 
 def start_api(programs: Path, folder: Path, processes: Processes) -> None:
-    """Start etcd and the API server, and wait for them. Raises E2EError."""
+    """Start etcd and the API server, and wait until they are ready. Raises E2EError."""
     command = [etcd(programs), "--data-dir", str(folder / "etcd"), "--unsafe-no-fsync", "--log-level=warn"]
     processes.start("etcd", HUB, [*command, f"--listen-client-urls={_ETCD}", f"--advertise-client-urls={_ETCD}"])
     processes.start("apiserver", HUB, [str(programs / "kube-apiserver"), *_apiserver_flags(folder)])
@@ -63,7 +63,7 @@ def start_api(programs: Path, folder: Path, processes: Processes) -> None:
 
 
 def start(programs: Path, folder: Path, processes: Processes) -> None:
-    """Start the control plane and wait for it. Raises E2EError."""
+    """Start the control plane and wait until it is ready. Raises E2EError."""
     start_api(programs, folder, processes)
     controllers = [
         f"--kubeconfig={kubeconfig(folder, 'controller-manager')}",
@@ -104,7 +104,7 @@ def _apiserver_flags(folder: Path) -> list[str]:
 
 
 def kubectl(programs: Path, folder: Path, *arguments: str, given: str = "") -> str:
-    """Run kubectl as the administrator and return what it prints. Raises E2EError."""
+    """Run kubectl as the administrator and return its output. Raises E2EError."""
     command = [*inside(HUB), str(programs / "kubectl"), f"--kubeconfig={kubeconfig(folder, 'admin')}", *arguments]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -129,7 +129,7 @@ def wait(programs: Path, folder: Path, processes: Processes, seconds: float = 18
 
 
 def add_node(programs: Path, folder: Path, node: Node) -> None:
-    """Make a Node object, where no kubelet does. Raises E2EError."""
+    """Create a Node object, if no kubelet creates it. Raises E2EError."""
     addresses = [{"type": "InternalIP", "address": address} for address in (node.ipv4, node.ipv6)]
     spec = {"podCIDR": node.pods_ipv4, "podCIDRs": [node.pods_ipv4, node.pods_ipv6]}
     made = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name}, "spec": spec}
@@ -139,7 +139,7 @@ def add_node(programs: Path, folder: Path, node: Node) -> None:
 
 
 def add_dns(programs: Path, folder: Path) -> None:
-    """Make the Service kube-dns, whose endpoint is the stand-in in the hub."""
+    """Create the Service kube-dns, whose endpoint is the substitute of cluster DNS in the hub."""
     ports = [{"name": "dns", "port": 53, "protocol": "UDP"}]
     meta = {"namespace": "kube-system"}
     labels = {"kubernetes.io/service-name": "kube-dns"}
@@ -158,5 +158,5 @@ def add_dns(programs: Path, folder: Path) -> None:
         "ports": ports,
     }
     both = {"apiVersion": "v1", "kind": "List", "items": [service, endpoints]}
-    # Without validation: an API server that was built without its OpenAPI files has none to offer.
+    # Without validation, because an API server that was built without its OpenAPI files offers none.
     kubectl(programs, folder, "apply", "--validate=false", "-f", "-", given=json.dumps(both))

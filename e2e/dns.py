@@ -1,4 +1,4 @@
-"""Stand-in for cluster DNS: A, AAAA and CNAME of Services, looked up in the API at each question (RFC 1035)."""
+"""A substitute for cluster DNS: A, AAAA and CNAME records of Services, read from the API at each query (RFC 1035)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Record(NamedTuple):
     value: str
 
     def encode(self) -> bytes:
-        """Return it as in an answer section, with a TTL of one second."""
+        """Return the record in the form of an answer section, with a TTL of one second."""
         data = _encode_name(self.value) if self.kind == CNAME else ipaddress.ip_address(self.value).packed
         return _encode_name(self.name) + struct.pack("!HHIH", self.kind, 1, 1, len(data)) + data
 
 
 Resolver = Callable[[str], "list[Record] | None"]
-"""Returns the records of a name, None for a name that does not exist."""
+"""A function that returns the records of a name, or None for a name that does not exist."""
 
 
 def reply(query: bytes, resolve: Resolver) -> bytes:
@@ -66,13 +66,13 @@ def _encode_name(name: str) -> bytes:
 
 
 class Services:
-    """The names of Services, `NAME.NAMESPACE.svc.cluster.local` and those of pods below a headless one."""
+    """The records of Services, `NAME.NAMESPACE.svc.cluster.local`, and of pods below a headless Service."""
 
     def __init__(self, get: Callable[[str], Json]) -> None:
         self._get = get
 
     def resolve(self, name: str) -> list[Record] | None:
-        """Return the records of a name; an ExternalName is followed when it names a Service."""
+        """Return the records of a name; an ExternalName that names a Service is resolved further."""
         labels = name.removesuffix(f".svc.{DOMAIN}").split(".")
         if not name.endswith(f".svc.{DOMAIN}") or len(labels) < 2:
             return None
@@ -125,6 +125,6 @@ class _Handler(socketserver.BaseRequestHandler):
 
 
 def serve(folder: Path) -> None:
-    """Answer over UDP at the hub's address until the process ends."""
+    """Answer UDP queries at the hub's address until the process ends."""
     with _Server(Services(Api(folder).get).resolve) as server:
         server.serve_forever()

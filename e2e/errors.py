@@ -1,7 +1,7 @@
-"""Errors of this room."""
+"""Errors of the package e2e."""
 
 from __future__ import annotations
 
 
 class E2EError(Exception):
-    """A run cannot start or go on; the message says why and what to do."""
+    """A run cannot start or continue; the message contains the reason and the remedy."""

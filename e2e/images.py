@@ -1,4 +1,4 @@
-"""Container images as archives that `ctr images import` takes: made of this machine's programs, without a registry."""
+"""Container images as archives for `ctr images import`, built from this machine's programs, without a registry."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def upstream_names(e2e_test: Path) -> list[str]:
 
 
 def tags(image: Image, upstream: Iterable[str]) -> list[str]:
-    """Return the full names under which tests ask for an image."""
+    """Return the full names under which tests request an image."""
     return [name for name in upstream if name.rpartition("/")[2].partition(":")[0] in image.names]
 
 
 def make_images(programs: Path, folder: Path) -> dict[str, list[str]]:
-    """Write an archive for each of IMAGES into a folder; return its name's stem and the tags in it."""
+    """Write an archive for each of IMAGES into a folder; return its file's stem and its tags."""
     upstream = upstream_names(programs / "e2e.test")
     _make_roots(programs, folder)
     made = {}
@@ -104,7 +104,7 @@ def _make_roots(programs: Path, folder: Path) -> None:
 
 
 def _make_shell(root: Path) -> None:
-    """Fill a folder with busybox, and the GNU programs whose behaviour upstream's tests rely on."""
+    """Fill a folder with busybox, and the GNU programs whose behaviour upstream's tests require."""
     for name in ("bin", "usr/bin", "usr/sbin", "etc/ssl", "tmp", "proc", "sys", "dev", "run", "var/run", "uploads"):
         (root / name).mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
@@ -116,7 +116,7 @@ def _make_shell(root: Path) -> None:
     for program in SHELL_PROGRAMS:
         _add_program(root, program)
     _add_program(root, "nc.openbsd", "nc")
-    # The tests use bash's /dev/tcp in scripts of /bin/sh, and count on wget to give up at once.
+    # The tests use bash's /dev/tcp in scripts of /bin/sh, and expect wget to fail without retries.
     for name in ("sh", "bash"):
         (root / "bin" / name).unlink(missing_ok=True)
         (root / "bin" / name).symlink_to("../usr/bin/bash")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-FOLDER: Final = Path("/var/tmp/kpe2e")  # noqa: S108 - root's own, made with mode 0700; /tmp is often memory
+FOLDER: Final = Path("/var/tmp/kpe2e")  # noqa: S108 - owned by root, with mode 0700; /tmp is often in memory
 LOGS: Final = Path("/var/tmp/kpe2e-logs")  # noqa: S108
-"""Logs and reports of the last run, which stay."""
+"""Logs and reports of the last run, which are kept."""
 
 PREFIX: Final = "kpe2e-"
 HUB: Final = f"{PREFIX}hub"
@@ -25,7 +25,7 @@ CLIENT: Final = "198.51.100.1"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node: its number decides its names and addresses."""
+    """A node: its number determines its names and addresses."""
 
     number: int
 
@@ -51,12 +51,12 @@ class Node:
 
     @property
     def pods_ipv4(self) -> str:
-        """The network of its pods."""
+        """The IPv4 network of the node's pods."""
         return f"10.244.{self.number}.0/24"
 
     @property
     def pods_ipv6(self) -> str:
-        """The IPv6 network of its pods."""
+        """The IPv6 network of the node's pods."""
         return f"fd00:10:244:{self.number}::/64"
 
 

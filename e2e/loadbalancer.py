@@ -1,6 +1,6 @@
-"""Stand-in for a cloud's load balancer: an IPv4 address for each LoadBalancer Service, routed to healthy nodes.
+"""A substitute for a cloud's load balancer: an IPv4 address for each LoadBalancer Service, routed to healthy nodes.
 
-A Service with `healthCheckNodePort` gets the nodes whose health port answers 200, another one gets all nodes.
+A Service with `healthCheckNodePort` gets the nodes whose health port answers 200, other Services get all nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pool:
         return self.given[key]
 
     def take_back(self, living: Iterable[str]) -> list[str]:
-        """Return the addresses of Services that are gone; they are given again last."""
+        """Return the addresses of deleted Services; they are allocated again last."""
         gone = [self.given.pop(key) for key in sorted(self.given.keys() - set(living))]
         self._free += gone
         return gone
@@ -57,7 +57,7 @@ def _healthy(node: str, port: int) -> bool:
 
 
 class LoadBalancer:
-    """One pass after the other over all Services, with the routes that the last pass set."""
+    """Repeated passes over all Services, with the routes of the previous pass."""
 
     def __init__(self, api: Api, run: Callable[[Sequence[str]], None], healthy: Callable[[str, int], bool]) -> None:
         self._api = api
@@ -98,7 +98,7 @@ class LoadBalancer:
 
 
 def serve(folder: Path, pause: float = 0.5) -> None:
-    """Keep addresses and routes as the Services are until the process ends; errors are written and tried again."""
+    """Update addresses and routes continuously until the process ends; errors are logged and retried."""
 
     def run(arguments: Sequence[str]) -> None:
         subprocess.run(["ip", *arguments], check=True)

@@ -39,15 +39,15 @@ def _pod_routes(but: int = 0) -> list[str]:
 
 
 def network_down() -> None:
-    """Remove the namespaces that are there, and with them their links."""
+    """Remove the existing namespaces, and thereby their links."""
     there = set(names("kpe2e-"))
     ip_batch(f"netns del {name}" for name in NAMESPACES if name in there)
 
 
 def inside(namespace: str, hostname: str = "") -> list[str]:
-    """Return the head of a command that runs in a namespace.
+    """Return the beginning of a command that runs in a namespace.
 
-    With a host name it has its own UTS namespace. `ip netns exec` would hide /sys, which the kubelet reads.
+    With a host name it has a separate UTS namespace. `ip netns exec` would hide /sys, which the kubelet reads.
     """
     head = ["nsenter", f"--net=/run/netns/{namespace}"]
     if not hostname:

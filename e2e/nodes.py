@@ -1,4 +1,4 @@
-"""The two nodes: containerd and a kubelet in each network namespace, and a kube-proxy."""
+"""Starts the two nodes: containerd and a kubelet in each network namespace, and a kube-proxy."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def kubelet_configuration(node: Node, folder: Path) -> dict[str, Any]:
 
 
 def start(programs: Path, folder: Path, images: Mapping[str, Sequence[str]], processes: Processes) -> None:
-    """Start both nodes, load their images, and wait until the API says that they are ready. Raises E2EError."""
+    """Start both nodes, load their images, and wait until the API reports them as ready. Raises E2EError."""
     _make_cgroups()
     for node in NODES:
         at = folder / node.name
@@ -107,7 +107,7 @@ def _make_cgroups() -> None:
     for cgroup in cgroups():
         cgroup.mkdir(exist_ok=True)
         if cgroup.parent.name == "cpuset":
-            # A cpuset of cgroup v1 starts empty, and takes no process then.
+            # A new cpuset of cgroup v1 is empty, and accepts no process.
             for file in ("cpuset.cpus", "cpuset.mems"):
                 (cgroup / file).write_text((cgroup.parent / file).read_text())
 
@@ -137,7 +137,7 @@ def _wait(programs: Path, folder: Path, processes: Processes, seconds: float = 1
 
 
 def proxy_configuration(node: Node, folder: Path, mode: str) -> dict[str, Any]:
-    """Return the node's KubeProxyConfiguration, for ours and the Go one."""
+    """Return the node's KubeProxyConfiguration, for ours and the Go kube-proxy."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",

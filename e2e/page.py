@@ -1,4 +1,4 @@
-"""docs/conformance.md, rendered from the result files: a row for each test, a column for each program and mode."""
+"""Renders docs/conformance.md from the result files: a row for each test, a column for each program and mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TITLES: Final = {"ours": "ours", "go": "Go"}
 ENVIRONMENT: Final = {
     r"should only target nodes with endpoints": "asks an IPv6 health port of an IPv4 Service",
 }
-"""Why a test fails with every kube-proxy, by a pattern of its name: said only where the Go kube-proxy fails it too."""
+"""Reasons for failures with every kube-proxy, by a pattern of the test's name, if the Go kube-proxy fails too."""
 
 _HEAD: Final = """# Upstream's end-to-end tests
 
@@ -47,7 +47,7 @@ As root, on Debian 12 or later, with Go and a source tree of Kubernetes, or a fo
 
 
 def render(results: Sequence[Result]) -> str:
-    """Return the page; it says which programs and modes have no run."""
+    """Return the page; it lists the programs and modes without a run."""
     by_column = {(each.proxy, each.mode): each for each in results}
     columns = [by_column[column] for column in COLUMNS if column in by_column]
     missing = [f"{_TITLES[proxy]} {mode}" for proxy, mode in COLUMNS if (proxy, mode) not in by_column]
@@ -101,7 +101,7 @@ def _tests(columns: Sequence[Result]) -> Iterator[str]:
 
 
 def _group(name: str) -> str:
-    """Return the area of a test: the first words after [sig-network], up to the first that is not one of a title."""
+    """Return the area of a test: the words after [sig-network], up to the first word that is no part of a title."""
     rest = name.removeprefix("[sig-network] ")
     found = re.match(r"(?:\[[^\]]*\] ?)+|(?:[A-Z]\w*(?::\w+)?[ ]?)+", rest)
     return (found[0] if found else rest.split()[0]).strip()
@@ -161,5 +161,5 @@ def _left_out(columns: Sequence[Result]) -> Iterator[str]:
 
 
 def explained(name: str, reasons: Mapping[str, str] = ENVIRONMENT) -> str:
-    """Return why this environment lets a test fail with any kube-proxy; "" where it is not known."""
+    """Return the reason why a test fails in this environment with any kube-proxy; "" if it is not known."""
     return next((reason for pattern, reason in reasons.items() if re.search(pattern, name)), "")

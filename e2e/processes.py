@@ -1,4 +1,4 @@
-"""Processes of the cluster: started with a log each, and ended by their ids, those of containers too."""
+"""The processes of the cluster: each has a separate log, and is ended by its id, also those of containers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Processes:
         self._commands: dict[str, list[str]] = {}
 
     def start(self, name: str, namespace: str, command: Sequence[str], hostname: str = "") -> None:
-        """Start a program of the cluster, which runs until the end, in a network namespace."""
+        """Start a program of the cluster in a network namespace; the program runs until the end."""
         self._commands[name] = [*inside(namespace, hostname), *command]
         self.resume(name)
 
@@ -37,7 +37,7 @@ class Processes:
         self._running[name] = self._open(name, self._commands[name])
 
     def spawn(self, name: str, namespace: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a program that ends by itself, or that the caller ends."""
+        """Start a program that ends on its own, or that the caller ends."""
         return self._open(name, [*inside(namespace), *command])
 
     def _open(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -55,14 +55,14 @@ class Processes:
         return self._logs / f"{name}.log"
 
     def check(self) -> None:
-        """Raise E2EError when a program of the cluster has ended by itself."""
+        """Raise E2EError if a program of the cluster has ended unexpectedly."""
         for name, process in self._running.items():
             if (code := process.poll()) is not None:
                 tail = "\n".join(self.log(name).read_text(errors="replace").splitlines()[-8:])
                 raise E2EError(f"{name} ended with exit code {code}; the end of its log:\n{tail}")
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
-        """End one program by a signal, or by SIGKILL after ten seconds."""
+        """End one program by a signal, after ten seconds by SIGKILL."""
         process = self._running.pop(name)
         process.send_signal(number)
         try:
@@ -79,7 +79,7 @@ class Processes:
 
 
 def cgroups() -> list[Path]:
-    """Return the root cgroup of each node in each hierarchy; under cgroup v2 there is one hierarchy."""
+    """Return the root cgroup of each node in each hierarchy; cgroup v2 has only one hierarchy."""
     if (_CGROUPS / "cgroup.controllers").exists():
         return [_CGROUPS / node.namespace for node in NODES]
     hierarchies = [path for path in _CGROUPS.iterdir() if path.is_dir() and not path.is_symlink()]
@@ -87,11 +87,11 @@ def cgroups() -> list[Path]:
 
 
 def remaining() -> set[int]:
-    """Return the processes inside the cluster's network namespaces and cgroups: all of them are its own."""
+    """Return the processes inside the cluster's network namespaces and cgroups, all of which belong to the cluster."""
     there = set(names("kpe2e-"))
     pids = {pid for name in NAMESPACES if name in there for pid in processes_in(name)}
     for cgroup in cgroups():
-        for folder, _, _ in os.walk(cgroup):  # which passes over folders that vanish
+        for folder, _, _ in os.walk(cgroup):  # this call skips folders that disappear
             with contextlib.suppress(OSError):
                 pids.update(int(pid) for pid in Path(folder, "cgroup.procs").read_text().split())
     return pids - {os.getpid()}

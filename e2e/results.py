@@ -1,4 +1,4 @@
-"""The verdict of each test in a JSON file: one file for each program and mode, in `e2e/results`."""
+"""Stores the verdict of each test in a JSON file per program and mode, in `e2e/results`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import msgspec
 
 RESULTS: Final = Path(__file__).parent / "results"
 SOME: Final = Path("/tmp/kpe2e-results")  # noqa: S108 - files to read
-"""The folder of results of a run that chose some of the tests."""
+"""The folder for the results of a run that selected some of the tests."""
 
 GOOD: Final = ("passed", "skipped")
 
 
 class Verdict(msgspec.Struct, omit_defaults=True, frozen=True):
-    """A test's state in its last try (passed, failed, skipped, timedout), and the first line of a failure's reason."""
+    """A test's state in its last attempt (passed, failed, skipped, timedout), and the first line of the failure."""
 
     state: str
     reason: str = ""
     seconds: int = 0
     tries: int = 1
     first: str = ""
-    """Why the first try failed, where a later one, alone in the cluster, passed."""
+    """The reason why the first attempt failed, if a later one, alone in the cluster, passed."""
 
     @property
     def good(self) -> bool:
-        """Whether it passed, or skipped itself."""
+        """Return whether the test passed, or skipped itself."""
         return self.state in GOOD
 
     def after(self, earlier: Verdict | None) -> Verdict:
-        """Return this verdict as that of one more try."""
+        """Return this verdict as that of one more attempt."""
         if earlier is None:
             return self
         first = earlier.first or (earlier.reason if self.good else "")
@@ -46,29 +46,29 @@ class Result(msgspec.Struct):
     mode: str
     dates: list[str]
     commits: list[str]
-    """More than one when an interrupted run was resumed with another commit."""
+    """Several commits if an interrupted run was resumed with another commit."""
     versions: dict[str, str]
     seconds: int
     focus: str
-    """The regular expression that chose the tests; "" for all that a kube-proxy decides."""
+    """The regular expression that selected the tests; "" for all that a kube-proxy decides."""
     tests: dict[str, Verdict]
     pending: list[str]
-    """Chosen tests without a verdict: the run was interrupted."""
+    """Selected tests without a verdict, because the run was interrupted."""
     left_out: dict[str, str]
-    """Tests that were not chosen, with the reason."""
+    """Tests that were not selected, with the reason."""
 
     @property
     def failed(self) -> list[str]:
-        """The names of tests that did not pass, skipped ones apart."""
+        """Return the names of tests that neither passed nor were skipped."""
         return [name for name, verdict in self.tests.items() if not verdict.good]
 
     def count(self, state: str) -> int:
-        """Return how many tests ended in a state."""
+        """Return the number of tests that ended in a state."""
         return sum(verdict.state == state for verdict in self.tests.values())
 
 
 def verdict(report: Iterable[Mapping[str, Any]], seconds: float = 0) -> Verdict | None:
-    """Read Ginkgo's JSON report of a run of one test; None when no test ran."""
+    """Read Ginkgo's JSON report of a run of one test; None if no test ran."""
     for suite in report:
         for spec in suite.get("SpecReports") or ():
             reason = _first(spec.get("Failure", {}).get("Message", ""))
@@ -80,7 +80,7 @@ def verdict(report: Iterable[Mapping[str, Any]], seconds: float = 0) -> Verdict 
 
 
 def names_in(report: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the full names of all tests in Ginkgo's JSON report, those of a dry run too."""
+    """Return the full names of all tests in Ginkgo's JSON report, including those of a dry run."""
     return [
         " ".join([*(spec.get("ContainerHierarchyTexts") or ()), spec["LeafNodeText"]])
         for suite in report
@@ -90,7 +90,7 @@ def names_in(report: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _first(message: str) -> str:
-    """Return the first line of a message without what differs in each run: names with random ends."""
+    """Return the first line of a message without the parts that differ in each run: names with random ends."""
     line = next((line.strip() for line in message.splitlines() if line.strip()), "")
     return re.sub(r"\b([a-z-]+)-[0-9a-z]{5}\b(?=[\s/\"]|$)", r"\1-*", line)[:160]
 
@@ -101,13 +101,13 @@ def file_of(proxy: str, mode: str, folder: Path = RESULTS) -> Path:
 
 
 def write(result: Result, folder: Path = RESULTS) -> Path:
-    """Write a run's file, in place of the last one of this program and mode; return its path."""
+    """Write a run's file, which replaces the previous one of this program and mode; return its path."""
     ordered = msgspec.structs.replace(result, tests=dict(sorted(result.tests.items())))
     return save(ordered, file_of(result.proxy, result.mode, folder))
 
 
 def save(value: msgspec.Struct, path: Path) -> Path:
-    """Write a value as JSON into a file, in one step; return its path."""
+    """Write a value as JSON into a file, atomically; return the file's path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")

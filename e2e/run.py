@@ -1,4 +1,4 @@
-"""One run of upstream's test binary: a process for each test, several side by side, and a verdict from each."""
+"""One run of upstream's test binary: a separate process for each test, several at once, and a verdict from each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FRAMEWORK: Final = (
     "-node-os-distro=debian",
 )
 _GRACE: Final = 120
-"""Seconds that a test which Ginkgo interrupted has for its clean-up."""
+"""Seconds for the clean-up of a test that Ginkgo interrupted."""
 
 
 def list_tests(programs: Path) -> list[str]:
@@ -43,7 +43,7 @@ def list_tests(programs: Path) -> list[str]:
 
 
 class Job(NamedTuple):
-    """A test that runs: when it began, and its number, which names its log and its report."""
+    """A running test: its start time, and its number, which names its log and its report."""
 
     name: str
     number: int
@@ -52,7 +52,7 @@ class Job(NamedTuple):
 
 
 class Run:
-    """Runs tests of one cluster and tells a callback each verdict."""
+    """Runs tests of one cluster and calls a function with each verdict."""
 
     def __init__(self, programs: Path, processes: Processes, minutes: int) -> None:
         self._program = str(programs / "e2e.test")
@@ -61,7 +61,7 @@ class Run:
         self._number = 0
 
     def play(self, names: Iterable[str], workers: int, judged: Callable[[str, Verdict], None]) -> None:
-        """Run tests, some side by side. Raises E2EError when a program of the cluster ends."""
+        """Run tests, some in parallel. Raises E2EError if a program of the cluster ends."""
         waiting = list(names)
         running: list[Job] = []
         while waiting or running:
@@ -101,9 +101,9 @@ class Run:
 
 
 def run(runner: Run, result: Result, workers: int, save: Callable[[], object]) -> None:
-    """Run the tests without a verdict, those that must be alone one by one, and then try each failed one again, alone.
+    """Run the tests without a verdict, those that must be alone one by one, and then repeat each failed test, alone.
 
-    A test that failed in a resumed run is tried again too. The result is saved after each test.
+    A test that failed in a resumed run is repeated too. The result is saved after each test.
     """
     begin = time.monotonic() - result.seconds
     total = len(result.pending) + len(result.tests)
@@ -125,7 +125,7 @@ def run(runner: Run, result: Result, workers: int, save: Callable[[], object]) -
 
 
 def versions(programs: Path, proxy: Sequence[str]) -> dict[str, str]:
-    """Return the versions that decide what a run shows; a file `version` in the folder has that of Kubernetes."""
+    """Return the versions that influence a run's results; the folder's file `version` contains that of Kubernetes."""
     server: Mapping[str, Any] = json.loads(kubectl(programs, FOLDER, "get", "--raw", "/version"))
     parts = (server.get("major") or server.get("emulationMajor"), server.get("minor") or server.get("emulationMinor"))
     file = programs / "version"
@@ -140,7 +140,7 @@ def versions(programs: Path, proxy: Sequence[str]) -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the project's commit, with a plus sign when files of the program or of this room differ from it."""
+    """Return the project's commit, with a plus sign if files of the program or of e2e differ from it."""
     here = Path(__file__).parent
     name = first_line(["git", "-C", str(here), "rev-parse", "--short", "HEAD"])
     paths = [str(here.parent / "src"), *map(str, here.rglob("*.py"))]
@@ -149,12 +149,15 @@ def commit() -> str:
 
 
 def begin(proxy: str, mode: str, focus: str, chosen: Sequence[str], left_out: Mapping[str, str]) -> Result:
-    """Return the result of a run that begins: all tests are pending."""
+    """Return the result of a new run: all tests are pending."""
     return Result(proxy, mode, [], [], {}, 0, focus, {}, list(chosen), dict(left_out))
 
 
 def resume(earlier: Result, fresh: Result) -> Result:
-    """Return a result that goes on with an earlier one: its verdicts of tests that are chosen now. Raises E2EError."""
+    """Return a result that continues an earlier one with its verdicts of the tests that are selected now.
+
+    Raises E2EError.
+    """
     if earlier.focus != fresh.focus:
         raise E2EError(f"the run to resume had FOCUS={earlier.focus or '(none)'}, this one {fresh.focus or '(none)'}")
     known = {name: found for name, found in earlier.tests.items() if name in fresh.pending}

@@ -1,4 +1,5 @@
-"""Thousands of Services on a real API server: start, restart and take-over of kube-proxies, and the bytes they read.
+"""Measures thousands of Services on a real API server: start, restart and take-over of kube-proxies, and received
+bytes.
 
 The cluster is etcd, an API server and the network of one node; no kubelet and no controller runs. Objects are Services
 with one EndpointSlice of ten endpoints each.
@@ -43,13 +44,13 @@ BEGIN, END = "<!-- scale: begin -->", "<!-- scale: end -->"
 ENDPOINTS: Final = 10
 MODES: Final = ("nftables", "iptables")
 _NODE: Final = NODES[0]
-_TOGETHER: Final = 100  # writes in a transaction of etcd, which takes 128
+_TOGETHER: Final = 100  # writes in a transaction of etcd, which accepts 128
 TIMEOUT: Final = 300.0
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One start of a kube-proxy: seconds until its first sync (TIMEOUT if there was none), CPU seconds of it and its
-    commands, resident and peak megabytes, megabytes that it received, and CPU seconds of the API server.
+    """One start of a kube-proxy: seconds until its first sync (TIMEOUT without one), CPU seconds of the kube-proxy and
+    its commands, resident and peak megabytes, received megabytes, and CPU seconds of the API server.
     """
 
     case: str
@@ -117,9 +118,9 @@ def words(number: int) -> tuple[str, ...]:
 
 
 def copied(text: bytes, uid: str, number: int) -> bytes:
-    """Return an object of the first Service, as etcd stores it, as that of another Service.
+    """Convert an object of the first Service, as etcd stores it, to an object of another Service.
 
-    Equal lengths keep the lengths in the encoding.
+    Equal lengths leave the lengths in the encoding unchanged.
     """
     new = dict(zip((uid, *words(0)), (f"{uid[:-5]}{number:05d}", *words(number)), strict=True))
     old = "|".join(map(re.escape, new)).encode()
@@ -127,9 +128,9 @@ def copied(text: bytes, uid: str, number: int) -> bytes:
 
 
 def create(count: int) -> None:
-    """Create the first Service by the API server and copy its objects in etcd. Raises E2EError.
+    """Create the first Service through the API server and copy its objects in etcd. Raises E2EError.
 
-    The API server alone needs 0.05 s of CPU for each Service.
+    The API server needs 0.05 s of CPU for each Service.
     """
     connection, etcd = _connection(), http.client.HTTPConnection("127.0.0.1", 2379, timeout=60)
     puts = []
@@ -161,7 +162,7 @@ def _connection() -> http.client.HTTPSConnection:
 
 
 def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: str = "") -> bytes:
-    """Return the answer of the API server to the administrator, or of etcd. Raises E2EError."""
+    """Return the answer of the API server (as the administrator), or of etcd. Raises E2EError."""
     headers = {"Authorization": "Bearer admin", "Content-Type": "application/json"}
     connection.request(method, path, body, headers)
     response = connection.getresponse()
@@ -183,7 +184,7 @@ def size_of_lists() -> tuple[float, float]:
 
 
 def managed_fields(answer: bytes) -> int:
-    """Return how many bytes of a list in JSON are managedFields, with their names."""
+    """Return the number of bytes of managedFields, with their names, in a list in JSON."""
     listed = json.loads(answer)
     return sum(
         len(',"managedFields":') + len(msgspec.json.encode(each["metadata"]["managedFields"]))
@@ -223,7 +224,7 @@ def measure(case: str, command: Sequence[str], mode: str, server: int, processes
 
 
 def run(programs: Path, ours: str, counts: Sequence[int], modes: Sequence[str] = MODES) -> None:
-    """Measure with each number of Services in each mode and record. Raises E2EError."""
+    """Measure with each number of Services in each mode, and record the results. Raises E2EError."""
     for count in counts:
         with alone(programs) as processes:
             say(f"creating {count} Services of {ENDPOINTS} endpoints")
@@ -244,7 +245,7 @@ def run(programs: Path, ours: str, counts: Sequence[int], modes: Sequence[str] =
 
 
 def _starts(go: str, ours: str, mode: str, processes: Processes) -> Iterator[Measured]:
-    """Start both kube-proxies in turn: on an empty node, and over the rules of the one before."""
+    """Start both kube-proxies in turn: on an empty node, and over the rules of the previous one."""
     server = processes.pid("apiserver")
     for case, command in (
         ("Go: start", go),
@@ -260,12 +261,12 @@ def _starts(go: str, ours: str, mode: str, processes: Processes) -> Iterator[Mea
 
 
 def write(record: Record) -> None:
-    """Write a run's file, in place of the last one of this mode and number of Services."""
+    """Write a run's file, which replaces the previous one of this mode and number of Services."""
     save(record, FOLDER_OF_RUNS / f"{record.mode}-{record.services}.json")
 
 
 def read() -> list[Record]:
-    """Read all runs: nftables mode first, in each mode the smallest number of Services first."""
+    """Read all runs: nftables mode first; in each mode by number of Services."""
     found = [msgspec.json.decode(path.read_bytes(), type=Record) for path in FOLDER_OF_RUNS.glob("*.json")]
     return sorted(found, key=lambda each: (MODES.index(each.mode), each.services))
 
@@ -303,7 +304,7 @@ def into(page: str, found: Sequence[Record]) -> str:
 
 
 def _end_commands() -> None:
-    """End what runs on the node: an iptables-restore outlives its kube-proxy, and would slow the next one down."""
+    """End the processes on the node: an iptables-restore outlives its kube-proxy, and would slow the next one down."""
     listed = subprocess.run(["ip", "netns", "pids", _NODE.namespace], capture_output=True, text=True, check=True).stdout
     for pid in map(int, listed.split()):
         with contextlib.suppress(ProcessLookupError):

@@ -21,7 +21,7 @@ IPVS = "ipvs"
 """Modes that run in a guest, which is slow; they run only on request."""
 GUEST_SECONDS = 3600.0
 WORLDS = 1 if GUEST else 4 * (os.cpu_count() or 1)
-"""Number of worlds that run in parallel: each waits two thirds of the time."""
+"""Number of worlds for a mutation; each begins with a different sequence of aimed.py."""
 MUTATED = 5
 """Number of worlds for a mutation; each begins with a different aimed sequence."""
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _until_told(given: argparse.Namespace) -> int:
-    """Run; after SIGTERM or SIGINT remove everything."""
+    """Run; remove everything after SIGTERM or SIGINT."""
     work, loop = asyncio.create_task(_run(given)), asyncio.get_running_loop()
 
     def end() -> None:
@@ -57,7 +57,7 @@ async def _until_told(given: argparse.Namespace) -> int:
 
 
 def _in_guest(argv: Sequence[str]) -> int:
-    """Run the same under the guest's kernel, which has IPVS; return its exit code."""
+    """Run the same arguments under the guest's kernel, which has IPVS; return the exit code."""
     command = [sys.executable, "-m", "prove", *argv]
     done = run_in_guest(command, GUEST_SECONDS, environment={"KUBEPROXY_GUEST": "1"}, echo=sys.stdout)
     return done.status
@@ -66,21 +66,21 @@ def _in_guest(argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m prove", description="Random histories; see docs/reliability.md.")
     parser.add_argument("--seed", default="", help="of the run, or of one history; a random one if none is given")
-    parser.add_argument("--minutes", type=float, help="how long (2; with --mutation 1 for each)")
-    parser.add_argument("--histories", type=int, default=0, help="so many histories instead")
-    parser.add_argument("--steps", type=int, default=10, help="of a history, about (10)")
+    parser.add_argument("--minutes", type=float, help="duration (2; with --mutation 1 for each)")
+    parser.add_argument("--histories", type=int, default=0, help="number of histories, instead of minutes")
+    parser.add_argument("--steps", type=int, default=10, help="approximate number of steps in a history (10)")
     parser.add_argument(
         "--worlds", type=int, help=f"how many are played side by side ({WORLDS}; with --mutation {MUTATED})"
     )
     parser.add_argument("--share", help=argparse.SUPPRESS)
     parser.add_argument("--points", help=argparse.SUPPRESS)
     parser.add_argument("--mode", default="nftables", choices=(*MODES, IPVS, "all"), help="the mode, or all (nftables)")
-    parser.add_argument("--crashes", type=int, metavar="N", help="die at N points of a start, 0 for all, instead")
+    parser.add_argument("--crashes", type=int, metavar="N", help="instead: kill it at N points of a start, 0 for all")
     parser.add_argument(
-        "--refusals", type=int, metavar="N", help="be refused at N points of a start, 0 for all, instead"
+        "--refusals", type=int, metavar="N", help="instead: refuse calls at N points of a start, 0 for all"
     )
     parser.add_argument(
-        *["--mutation"], metavar="NAME", choices=[*MUTATIONS, "all"], help="break this line, or all in turn, instead"
+        *["--mutation"], metavar="NAME", choices=[*MUTATIONS, "all"], help="instead: break this line, or all in turn"
     )
     given = parser.parse_args(argv)
     given.worlds = given.worlds or (MUTATED if given.mutation else WORLDS)

@@ -45,7 +45,7 @@ class Aimed(Objects):
         self.made.append(("ask", second))
 
     def _late_flows(self) -> None:
-        """UDP packets are on their way while their endpoint is removed."""
+        """UDP requests have no answer yet when their endpoint is removed."""
         name = f"late{self._next()}"
         service, *_ = made = self._aimed(name, "UDP", {})
         self.made += [*made, *_endpoints(name, "UDP", "a1", "a2", "a3"), _SETTLED]

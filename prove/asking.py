@@ -1,5 +1,5 @@
-"""Clients that send requests to Services all the time; each request is recorded. Also computes how many failed, and for
-how long.
+"""Clients that send requests to Services all the time; each request is recorded. Computes the number of failures, and
+the longest time without an answer.
 
 New TCP connections and UDP flows, each from a new port, and open connections and flows. A request has failed if no
 answer arrives in time, or an endpoint of another Service answers.
@@ -48,12 +48,12 @@ class Client(NamedTuple):
 
     @property
     def lasts(self) -> bool:
-        """Return whether its connection stays open."""
+        """Return whether the client's connection stays open."""
         return self.kind.startswith("long")
 
     @property
     def protocol(self) -> str:
-        """Return the protocol of its requests: tcp or udp."""
+        """Return the protocol of the client's requests: tcp or udp."""
         return self.kind.rpartition(" ")[2].lower()
 
     def __str__(self) -> str:
@@ -137,8 +137,8 @@ class Crowd:
         run_in(client.namespace, lambda: (self._last if client.lasts else self._repeat)(client))
 
     def _repeat(self, client: Client) -> None:
-        # Each its own order: a port that is met again within two minutes may be that of a connection that went astray
-        # while there were no rules, which the kernel tracks, and leaves untranslated, for as long.
+        # Each client has a different order of ports: a port that is used again within two minutes may belong to a
+        # connection from a time without rules, which the kernel tracks without translation for so long.
         ports = itertools.cycle(random.Random(str(client)).sample(PORTS, len(PORTS)))
         while not self._over.wait(EVERY):
             at = time.monotonic()
@@ -160,7 +160,7 @@ class Crowd:
                     self._note(client, at, self._ask(link), "")
                 except OSError as error:
                     self._note(client, at, "", repr(error))
-                    if client.protocol == "tcp":  # a flow of UDP goes on
+                    if client.protocol == "tcp":  # A UDP flow continues after a failure.
                         links.close()
                         link = None
 

@@ -19,7 +19,7 @@ from support.traffic import DUAL
 
 WAYS = ("empty", "adoption", "switch")
 IPVS_WAYS = ("adoption",)
-"""The guest has no other mode, and emptying a node knows nothing of virtual servers."""
+"""The guest supports no other mode, and flush_node does not remove virtual servers."""
 DEATHS = ("die-before", "die-after", "die-turn")
 REFUSALS = ("ENOBUFS", "EPERM", "ENOMEM", "EINTR", "no-memory")
 ANSWERS = ("answer-ENOBUFS", "answer-EPERM")
@@ -87,7 +87,7 @@ class Crashes:
         if word in DEATHS or self.live.proxy.returncode is not None:
             await self.live.proxy.kill()
             await self.world.start()
-        self.world.may_end = word == "no-memory"  # if it meets that only later
+        self.world.may_end = word == "no-memory"  # The fault may occur later than the start.
         wrong = await judges.quiet(self.world, random.Random(f"{way} {word} {number}"))
         self.world.may_end = False
         if self.world.carries or way != "adoption" or wrong:

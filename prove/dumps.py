@@ -35,11 +35,14 @@ HISTORIC = {"gone-endpoints", "failing-endpoints"}
 COMPARED = {"nftables": "", "iptables-nft": "nft", "iptables-legacy": "legacy"}
 """The modes whose dumps are compared, with the variant of iptables."""
 _OTHERS = re.compile("HINT|FIREWALL$")
-"""Chains that kubelets also create: the proxy's rules in them remain. So do KUBE-MARK-MASQ, if it is another's."""
+"""Chains that kubelets also create: the rules of these chains remain.
+
+KUBE-MARK-MASQ remains too, if another program owns it.
+"""
 _UNORDERED = re.compile(r"KUBE-(SERVICES|NODEPORTS|EXTERNAL-SERVICES|PROXY-FIREWALL)")
 """Chains in which each rule, except the last rules, matches a different address or port."""
 _OF_ENDPOINT = re.compile(r"nat KUBE-(?:(SEP)|SVC|SVL)-")
-"""Chains whose rules say of which endpoint they are, SEP chains all of them; in a cluster of up to 1,000 endpoints."""
+"""Chains whose rules name their endpoints in comments (all SEP chains), in a cluster of up to 1,000 endpoints."""
 _WHOSE = re.compile(r' -m comment --comment "[^"]* -> [^"]*"')
 _COMMENT = re.compile(r' -m comment --comment "[^"]*"')
 
@@ -52,13 +55,13 @@ class _Given(msgspec.Struct):
 def fresh(mode: str, facts: Facts, plans: Plans) -> Dump:
     """Return the rules that a new proxy writes for plans in a new network namespace. Blocking.
 
-    In iptables mode by a process that has done so for no other one: see `asked` and `main`.
+    In iptables mode each variant needs a new process: see `asked` and `main`.
     """
     return run_in_new(functools.partial(_fresh, mode, facts, plans))
 
 
 def asked(facts: Facts, plans: Plans) -> bytes:
-    """Return what `main` reads."""
+    """Return the input that `main` reads."""
     return msgspec.msgpack.encode(_Given(facts, [plan for found in plans.values() for plan in found]))
 
 
@@ -121,7 +124,7 @@ def others(mode: str) -> list[str]:
     if COMPARED.get(mode) != "nft":
         found += [f"{family} {table} {chain} of iptables-nft" for family, table, chain in chains if _of_proxy(chain)]
     for name in ("iptables", "ip6tables") if COMPARED.get(mode) != "legacy" else ():
-        # What the kernel has no table for is not asked for: most often it has none at all.
+        # Tables that the kernel does not have are skipped: most often it has none of them.
         there = Path(f"/proc/thread-self/net/{name.replace('tables', '_tables')}_names")
         if there.exists() and there.read_text():
             saved = _chains(_saved(f"{name}-legacy-save"))
@@ -172,7 +175,7 @@ def differences(has: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 def _says_less(name: str, one: Any, other: Any) -> bool:
     """Return whether two chains differ only in the comments that name the Services of endpoints.
 
-    Rightly, when it was written before, or after, the cluster had more than 1,000 endpoints.
+    Such a difference is correct if the chain was written before, or after, the cluster had more than 1,000 endpoints.
     """
     found = _OF_ENDPOINT.search(name)
     if not found:

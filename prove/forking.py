@@ -1,9 +1,9 @@
 """Starts processes by fork from a process that has imported all modules; this saves most of the cost of a start.
 
-`python -m prove.forking [MUTATION]` reads requests and writes what became of them over one socket, its standard input
-and output, as lines of JSON. {"namespace": NAME, "environment": {...}} comes first, the network namespace of iproute2
-in which all are to be, "" for ours. {"call": "module:function", "argv": [...], "output": FILE, ...} is answered by
-{"pid": N}, and {"pid": N, "status": S} follows when that ends. Each child gets a signal when its parent dies.
+`python -m prove.forking [MUTATION]` reads requests and writes results over one socket, its standard input and output,
+as lines of JSON. The first line is {"namespace": NAME, "environment": {...}}, with the network namespace of iproute2
+for all children, "" for the present one. The answer to {"call": "module:function", "argv": [...], "output": FILE, ...}
+is {"pid": N}; {"pid": N, "status": S} follows when the child ends. Each child gets a signal when its parent dies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from prove import mutating
 
 
 class ForkingError(Exception):
-    """The forking process ended, for example because a mutation does not exist; its output has the reason."""
+    """The forking process ended, for example because a mutation does not exist; its output contains the reason."""
 
 
 class Forked:
@@ -40,16 +40,16 @@ class Forked:
         self._over = asyncio.Event()
 
     async def wait(self) -> int:
-        """Wait until it ends; return its exit status, negative after a signal."""
+        """Wait until the process ends; return its exit status, negative after a signal."""
         await self._over.wait()
         return int(self.returncode or 0)
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         os.kill(self.pid, number)
 
     def ended(self, status: int) -> None:
-        """Take how it ended."""
+        """Store the exit status."""
         self.returncode = status
         self._over.set()
 
@@ -63,7 +63,7 @@ class Forking:
     def __init__(self, namespace: str = "", mutation: str = "") -> None:
         self._namespace = namespace
         self._mutation = mutation
-        self._asked: asyncio.Queue[Forked | None] = asyncio.Queue()  # None: there is nobody to fork any more
+        self._asked: asyncio.Queue[Forked | None] = asyncio.Queue()  # None: the forking process has ended
         self._running: dict[int, Forked] = {}
         self._lock = asyncio.Lock()
 
@@ -101,8 +101,8 @@ class Forking:
     ) -> Forked:
         """Fork a process that calls `module:function` with arguments; the result of the call is the exit status.
 
-        What it prints is added to a file, with what it says on standard error unless `errors` is false. It gets a
-        signal when it is `orphaned`. Raises ForkingError.
+        Its output is appended to a file, with its standard error unless `errors` is false. It gets the signal
+        `orphaned` when its parent dies. Raises ForkingError.
         """
         async with self._lock:
             if self._reader.done():
@@ -135,9 +135,9 @@ _PREPARED: list[tuple[int, socket.socket]] = []
 
 
 def prepare() -> None:
-    """Fork now what the next Forking without a mutation is to be: this process has imported everything.
+    """Fork a process in advance for the next Forking without a mutation: the present process has imported everything.
 
-    It has no threads yet, and no loop.
+    The present process has neither threads nor an event loop yet.
     """
     ours, theirs = socket.socketpair()
     if pid := os.fork():
@@ -152,7 +152,7 @@ def prepare() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fork on request until standard input ends. Returns in each child too, with the result of what that calls."""
+    """Fork on request until standard input ends. Returns in each child too, with the result of the called function."""
     if argv:
         mutating.apply(argv[0])
     import_all((".commands", ".page"))
@@ -165,7 +165,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _serve() -> dict[str, Any] | None:
-    """Return None when standard input ends, and in a child what it is asked for."""
+    """Return None when standard input ends, and in a child the request."""
     wake, woken = wake_for_children()
     buffered = b""
     while True:
@@ -185,7 +185,7 @@ def _serve() -> dict[str, Any] | None:
             if "namespace" in request:
                 _settle(request)
                 continue
-            # Opened before anybody is told of it: whoever is may read the file, or close the pipe that it is.
+            # The file is opened before the answer: the caller may then read the file, or close the pipe.
             output = os.open(request["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not (pid := os.fork()):
                 errors = output if request["errors"] else None
@@ -196,7 +196,7 @@ def _serve() -> dict[str, Any] | None:
 
 
 def _settle(request: Mapping[str, Any]) -> None:
-    """Be where children are to be: in a node's network for proxies, in ours for worlds."""
+    """Enter the network namespace of the children: that of a node for proxies, the present one for worlds."""
     os.environ.update(request["environment"])
     if request["namespace"]:
         settle_in(request["namespace"])
@@ -204,9 +204,9 @@ def _settle(request: Mapping[str, Any]) -> None:
         importlib.import_module("prove.__main__")
     from kubeproxy.backends.nftables.ruleset import Family, Globals, Ruleset  # noqa: PLC0415 - after a mutation
 
-    for family in Family:  # children find the rules of every table compiled
+    for family in Family:  # children inherit the compiled rules of every table
         Ruleset(family, Globals("")).definition(())
-    gc.freeze()  # a collection in a child would copy every page of what is imported
+    gc.freeze()  # a collection in a child would copy every page of the imported modules
 
 
 def _say(what: dict[str, int]) -> None:

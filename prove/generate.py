@@ -31,7 +31,7 @@ class Generator(Aimed):
 
     def history(self, length: int) -> list[Step]:
         """Return about `count` steps: some are applied together, with quiet moments between them."""
-        for _ in range(self.random.choice(BEGINNINGS)):  # with few of them most steps would find nothing to change
+        for _ in range(self.random.choice(BEGINNINGS)):  # with fewer objects most steps would find nothing to change
             self._new()
         if self.mode in COMPARED:
             self._aim(self.seed)
@@ -69,10 +69,11 @@ class Generator(Aimed):
         shares = [favour * weight for favour, (weight, _) in zip(self._favours, weights, strict=True)]
         self.random.choices([act for _, act in weights], shares)[0]()
 
-    # -- the rest -----------------------------------------------------------------------------------------------------
+    # -- other steps
+    # ------------------------------------------------------------------------------------------------------
 
     def _junk(self) -> None:
-        """An object as no API server should have it, of a name that nothing good has."""
+        """Return an invalid object with a name that no valid object has."""
         name = f"junk-{self._next()}"
         metadata = self._metadata("default", name)
         address = self._cluster_ip("IPv4")

@@ -131,13 +131,13 @@ async def settled(world: World) -> Scene:
 
     def check() -> list[str]:
         if world.live.proxy.returncode is not None:
-            return []  # said below
+            return []  # reported below
         try:
             running = Running(Client(str(world.live.proxy.control)))
             facts = running.facts()
             wrong = _not_ready(facts) or _node_differs(world, facts)
             if wrong:
-                return wrong  # what costs more is asked when there is nothing to wait for
+                return wrong  # Expensive checks run only when nothing is pending.
             held = {one.name: one for one in running.services()}
         except KubeProxyError as error:
             return [str(error)]
@@ -218,7 +218,7 @@ async def _verified(world: World) -> list[str]:
         try:
             with examiners(facts, facts.world.families) as kernel:
                 return [f"verify: {finding}" for finding in look(running.services, kernel, []).findings[:5]]
-        except ApplyError as error:  # the table is being made anew
+        except ApplyError as error:  # The table is being created again.
             return [f"verify: {error}"]
 
     return await _eventually(world, work)
@@ -303,7 +303,7 @@ async def _health_checks(world: World, scene: Scene) -> list[str]:
     def check() -> list[str]:
         wrong = []
         for family, port, count in wanted:
-            if ports.count(port) <= len(Family):  # else several Services want it
+            if ports.count(port) <= len(Family):  # otherwise several Services claim the port
                 wrong += clients.miscounted(node[family.label], port, count, 5.0)
         return wrong
 
@@ -322,7 +322,7 @@ async def _pages_say_so(world: World, scene: Scene) -> list[str]:
 
     def check() -> list[str]:
         if world.live.proxy.returncode is not None:
-            return []  # said elsewhere
+            return []  # reported elsewhere
         try:
             return _pages(plans)
         except OSError as error:
@@ -356,7 +356,7 @@ def _page(path: str, port: int) -> tuple[int, str]:
 async def nothing_left(world: World) -> list[str]:
     """After the deletion of all objects of a history the proxy must have as many descriptors and threads as at the
     beginning."""
-    if world.carries:  # connections are descriptors
+    if world.carries:  # Connections are descriptors.
         if failures := await world.stop_traffic():
             return [f"steady traffic: {failures[0]}"]
         await asyncio.sleep(UDP_IDLE + 1)
@@ -382,14 +382,14 @@ def _left(world: World) -> list[str]:
 
 
 _KEPT: Final = {"threads": 1 + 2 + min(32, (os.cpu_count() or 1) + 4)}
-"""What a proxy may keep once it was needed: the main thread, one for each family, and the event loop's pool."""
+"""Return the threads that a proxy may keep: the main thread, one per family, and the event loop's pool."""
 
 
 def _usage(pid: int) -> dict[str, int]:
-    """Return nothing of a proxy that was to die, and did so just now."""
+    """Return no complaints about a proxy that was expected to die, and has died."""
     with suppress(FileNotFoundError, ProcessLookupError):
         descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-        if not descriptors:  # it has ended, and nobody waited for it yet
+        if not descriptors:  # It has ended, and its exit status was not collected yet.
             return {}
         return {"descriptors": descriptors, "threads": len(list(Path(f"/proc/{pid}/task").iterdir()))}
     return {}

@@ -1,13 +1,14 @@
-"""Starts the proxy with something wrong at one of the things that it does: it dies there, is refused, or misled.
+"""Starts the proxy with a fault at one of its calls: the process dies there, or the call fails.
 
-`python -m prove.launcher FAULT NUMBER COUNT BATCH -- ARGUMENTS`; NUMBER counts from 1 what it says to the kernel,
-netlink messages and programs started (nft, iptables): it dies before one (`die-before`) or after the kernel has heard
-it (`die-after`), gets the errno that FAULT names, finds no memory for it (`no-memory`), or has its clock go an hour
-back or ten years ahead (`clock-back`, `clock-ahead`). `die-turn` counts turns of its event loop's callbacks instead, so
-that it dies at any await, and `short-reads` has it read NUMBER bytes at a time of what the API server sends. `answer-`
-before an errno counts transactions and other changes by netlink: one is not sent, and answered so. The proxy itself
-knows nothing of it. COUNT is a file that gets a byte for each call ('.'), turn ('t') and change ('a'), '' for none.
-BATCH is the number of elements from which nftables mode commits a transaction, 0 for its own number.
+`python -m prove.launcher FAULT NUMBER COUNT BATCH -- ARGUMENTS`; NUMBER counts from 1 the calls into the kernel, which
+are netlink messages and started programs (nft, iptables): the proxy dies before a call (`die-before`) or after the
+kernel has processed it (`die-after`), gets the errno that FAULT names, has no memory for it (`no-memory`), or its clock
+jumps an hour back or ten years ahead (`clock-back`, `clock-ahead`). `die-turn` counts turns of its event loop's
+callbacks instead, so that it dies at any await, and `short-reads` makes it read at most NUMBER bytes at a time from the
+API server. `answer-` before an errno counts transactions and other changes by netlink: one is not sent, and gets this
+errno as its answer. The proxy's code is unchanged. COUNT is a file that gets a byte for each call ('.'), turn ('t') and
+change ('a'), '' for none. BATCH is the number of elements from which nftables mode commits a transaction, 0 for its own
+number.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 MUTATION = "PROVE_MUTATION"
-"""The environment's name for a line to break in all proxies, of mutating.py."""
+"""The environment variable with the mutation (mutating.py) of all proxies."""
 
 
 CLOCKS = {"clock-back": -3600.0, "clock-ahead": 10 * 365 * 86400.0}
@@ -36,17 +37,17 @@ COMMAND = [sys.executable, "-m", "prove.launcher"]
 
 
 def command(word: str = "none", number: int = 0, count: Path | str = "", batch: int = 0) -> list[str]:
-    """Return the command that starts a proxy with a fault; `none` is one without."""
+    """Return the command that starts a proxy with a fault; `none` is the command without a fault."""
     return [*COMMAND, word, str(number), str(count), str(batch), "--"]
 
 
 ANSWER = "answer-"
 SECOND_LOOK = 4.0
-"""Seconds until the proxy searches again for stale UDP flows: enough for a flow to begin before, on a busy machine."""
+"""Seconds until the proxy searches again for stale UDP flows; on a busy machine a flow begins within this time."""
 
 
 def asks_for_change(data: bytes) -> bool:
-    """Return whether netlink messages want something done: as a transaction does."""
+    """Return whether netlink messages request a change, as a transaction does."""
     from kubeproxy.kernel.netlink import protocol  # noqa: PLC0415 - see _interpose
 
     return any(
@@ -55,9 +56,9 @@ def asks_for_change(data: bytes) -> bool:
 
 
 def refusal(data: bytes, code: int) -> bytes:
-    """Return what the kernel answers to netlink messages of which it does none: the same errno to each request.
+    """Return the kernel's answer to netlink messages if it refuses all of them: the same errno to each request.
 
-    The last one of a transaction asks for an answer and gets that it is well, as it is where only others are wrong.
+    The last message of a transaction requests an acknowledgement and gets a success, as if only others were wrong.
     """
     from kubeproxy.kernel.netlink import protocol  # noqa: PLC0415 - see _interpose
     from kubeproxy.kernel.nftables import nfnetlink  # noqa: PLC0415 - see _interpose
@@ -75,19 +76,19 @@ def refusal(data: bytes, code: int) -> bytes:
 
 
 class Answering:
-    """A socket of which something is read that nobody sent, before all else."""
+    """A socket that returns given bytes, which no peer sent, before all others."""
 
     def __init__(self, opened: Any, answer: bytes) -> None:
         self._opened = opened
         self._answer = answer
 
     def recv(self, size: int) -> bytes:
-        """Read as of a socket."""
+        """Receive as a socket does."""
         answer, self._answer = self._answer, b""
         return answer or self._opened.recv(size)
 
     def recvmsg(self, size: int) -> Any:
-        """Read as of a socket; the kernel sent it."""
+        """Receive as a socket does; the kernel is the sender."""
         answer, self._answer = self._answer, b""
         return (answer, [], 0, (0, 0)) if answer else self._opened.recvmsg(size)
 
@@ -96,7 +97,7 @@ class Answering:
 
 
 class Fault:
-    """What happens at one of the calls, or turns; all of them are counted."""
+    """The fault at one of the calls, or turns; all of them are counted."""
 
     def __init__(self, word: str, number: int, path: str = "") -> None:
         self.word = word
@@ -107,7 +108,7 @@ class Fault:
         self._counted = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC) if path else -1
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call with the fault about it."""
+        """Return the call, wrapped with the fault."""
 
         def faulty(*given: Any, **named: Any) -> Any:
             number = next(self._calls)
@@ -142,7 +143,7 @@ class Fault:
         return faulty
 
     def around_turn(self, turn: Callable[[asyncio.Handle], None]) -> Callable[[asyncio.Handle], None]:
-        """Return what runs a callback of the event loop, with the fault before it."""
+        """Return the function that runs a callback of the event loop, after the fault."""
 
         def faulty(handle: asyncio.Handle) -> None:
             self._count(b"t")
@@ -154,7 +155,7 @@ class Fault:
 
     @property
     def counts(self) -> bool:
-        """Whether anybody wants to know how many there were."""
+        """Whether the number of calls is recorded."""
         return self._counted >= 0
 
     def _count(self, what: bytes) -> None:
@@ -170,7 +171,7 @@ _popen = subprocess.Popen.__init__
 
 
 def die() -> None:
-    """End as by kill -9."""
+    """End like by kill -9."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -183,15 +184,15 @@ def main(argv: list[str]) -> int:
         from kubeproxy.backends.nftables import backend  # noqa: PLC0415 - see _interpose
 
         backend.BATCH = int(batch)  # type: ignore[misc]
-    from kubeproxy import cli  # noqa: PLC0415 - after what it uses was changed
+    from kubeproxy import cli  # noqa: PLC0415 - after the changes of its dependencies
 
     sys.argv = ["kube-proxy", *arguments]
     return cli.main()
 
 
 def _interpose(fault: Fault) -> None:
-    from kubeproxy.kernel.netlink import protocol  # noqa: PLC0415 - a mutation comes before any import
-    from kubeproxy.kernel.nftables import nfnetlink  # noqa: PLC0415 - a mutation comes before any import
+    from kubeproxy.kernel.netlink import protocol  # noqa: PLC0415 - after a mutation
+    from kubeproxy.kernel.nftables import nfnetlink  # noqa: PLC0415 - after a mutation
 
     nfnetlink.Transactions._send = fault.around(nfnetlink.Transactions._send)  # type: ignore[method-assign]
     protocol.Netlink._send = fault.around(protocol.Netlink._send)  # type: ignore[method-assign]
@@ -203,8 +204,8 @@ def _interpose(fault: Fault) -> None:
 
 
 def _hurry() -> None:
-    """Have it wait less where it waits for others' sake, so that an hour has more histories: its first delays. It
-    waits longer between two searches for stale UDP flows.
+    """Shorten the proxy's first delays, so that an hour has more histories; lengthen the pause between two searches for
+    stale UDP flows.
     """
     from kubeproxy.api import source, watch  # noqa: PLC0415
     from kubeproxy.engine import backlog  # noqa: PLC0415 - see _interpose

@@ -21,8 +21,9 @@ _PROTOCOLS = {"TCP": 6, "UDP": 17}
 
 
 def different(world: World) -> list[str]:
-    """Return which cluster IPs have other endpoints by the rules of nftables mode than by the objects. Blocking; runs
-    on the node. A client pod is the source of the packets.
+    """Return the cluster IPs whose endpoints by the rules of nftables mode differ from those of the objects.
+
+    Blocking; runs on the node. The source of the packets is a client pod.
     """
     wrong = []
     for family in Family:

@@ -1,6 +1,6 @@
-"""Lines that matter, each of which can be broken in a proxy that the launcher starts; no file changes.
+"""Mutations of important lines of the proxy, in memory; the launcher starts a proxy with one of them.
 
-Imports nothing of the proxy: a line is broken as its module is imported.
+Imports nothing of the proxy: a mutation is applied when its module is imported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "kubeproxy"
 
 
 class Mutation(NamedTuple):
-    """A line of a file of the proxy, and what stands there instead; found by `histories`, or by `answers` alone.
+    """A line of a file of the proxy, and its replacement; the mutation is found by `histories`, or only by `answers`.
 
-    `complaint` is the regular expression of the complaint that finds it: a busy machine may cause others.
+    `complaint` is a regular expression of the complaint that finds it: a busy machine may cause others.
     """
 
     file: str
@@ -121,14 +121,17 @@ MUTATIONS: dict[str, Mutation] = {
 
 
 def broken(text: str, mutation: Mutation) -> str:
-    """Return a file's text with the mutation in it. Raises ValueError unless its line is there exactly once."""
+    """Return a file's text with the mutation applied.
+
+    Raises ValueError unless the file contains the line exactly once.
+    """
     if text.count(mutation.line) != 1:
         raise ValueError(f"{mutation.file}: {mutation.line!r} is there {text.count(mutation.line)} times")
     return text.replace(mutation.line, mutation.instead)
 
 
 def apply(name: str) -> None:
-    """Break a line in this process, before its module is imported."""
+    """Apply a mutation in this process, before its module is imported."""
     mutation = MUTATIONS[name]
     path = str(SOURCE / mutation.file)
     source_to_code = importlib.machinery.SourceFileLoader.source_to_code

@@ -1,6 +1,6 @@
-"""Lines that matter, each broken on request in the proxy under test alone: a history must find every one of them.
+"""Tests the judges by mutations of important lines in the tested proxy: a history must find every mutation.
 
-Otherwise the judges are blind. The lines are in mutating.py.
+The mutations are in mutating.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from prove.mutating import MUTATIONS
 
 
 async def run(names: list[str], seed: str, steps: int, seconds: float, worlds: int, tell: Callable[[str], None]) -> int:
-    """Try mutations one after the other, each in so many worlds side by side; return how many no history found.
+    """Try mutations one after the other, each in several worlds at once; return the number of mutations that no history
+    found.
 
-    What is told includes the making of the worlds, and says what CPU was used: half of that is how long it takes on
-    two cores that do nothing else.
+    The printed times include the creation of the worlds, and the used CPU time: on two idle cores a mutation takes half
+    of it.
     """
     missed = 0
     for name in names:
@@ -42,8 +43,8 @@ async def run(names: list[str], seed: str, steps: int, seconds: float, worlds: i
 
 
 async def _tried(name: str, part: running.Share, worlds: int) -> tuple[str, float]:
-    """Try a mutation in so many worlds; return what they report, and the seconds of CPU."""
-    os.environ[MUTATION] = name  # worlds are processes of their own
+    """Try a mutation in this number of worlds; return their reports, and the seconds of CPU."""
+    os.environ[MUTATION] = name  # each world is a separate process
     said: list[str] = []
     parts: list[running.Share | crashes.Part]
     if MUTATIONS[name].by == "answers":
@@ -58,8 +59,8 @@ async def _tried(name: str, part: running.Share, worlds: int) -> tuple[str, floa
 
 
 def _complaint(said: str, pattern: str = "") -> str:
-    """Return the first complaint of a history, or of a point, that a pattern matches; '' for none. Before a complaint
-    stands how to play the history again, unless a world did not come so far.
+    """Return the first complaint of a history, or of a point, that a pattern matches; '' for none. Before the complaint
+    is the command to play the history again, unless the world could not start.
     """
     lines = said.splitlines()
     lines = lines[1:] or lines

@@ -1,7 +1,6 @@
-"""Services and their slices in a history: what lives, how it comes, changes and goes.
+"""Services and their slices in a history: creates, changes and deletes them.
 
-They are as Kubernetes' validation lets them be, and nobody's address is given twice, but for external IPs, which users
-write themselves.
+They pass Kubernetes' validation, and each address has one owner, except external IPs, which users write themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from prove.steps import Json, Step, copied
 
 BORDERS = (0, 1, 2, 3, 4, 5, 7, 15, 16, 17, 63, 64, 65, 255, 256, 257)
-"""Numbers of endpoints about the ends of the classes of 1, 4, 16, 64 and 256."""
+"""Numbers of endpoints near the limits of the classes of 1, 4, 16, 64 and 256."""
 PODS = ("a1", "a2", "a3", "a4", "b1", "b2", "b3")
 FAMILIES = (("IPv4",), ("IPv4",), ("IPv6",), ("IPv4", "IPv6"), ("IPv6", "IPv4"))
 SERVICE_IPS = {"IPv4": "10.96.200.{}", "IPv6": "fd00:10:96::c8{:02x}"}
@@ -32,7 +31,7 @@ UNREADABLE = ("10.0.0.0/99",)
 """Source ranges that no API server accepts."""
 WEIGHTS = ("node-a=0", "node-b=0", "node-a=50", "node-a=50,node-b=25", "node-a=1,node-b=100", "=", "node-a=101")
 ROOM = 60
-"""Addresses, and Services that live at a time."""
+"""Limits of addresses, and of simultaneous Services."""
 _STATES: tuple[Json, ...] = (
     {"ready": True},
     {"ready": True},
@@ -45,7 +44,7 @@ _STATES: tuple[Json, ...] = (
 
 
 class Objects:
-    """What lives in one history, so that what comes next may happen to it. `made` are the steps so far."""
+    """The existing objects of a history, which later steps change. `made` are the steps so far."""
 
     def __init__(self, seed: str) -> None:
         self.random = random.Random(seed)
@@ -74,7 +73,7 @@ class Objects:
         service = {"metadata": self._metadata(*name), "spec": spec, "status": {"loadBalancer": {}}}
         for change in self.random.sample(self._changes(), self.random.choice((0, 0, 1, 3))):
             change(service)
-        if self._shared:  # external IPs are asked for by many
+        if self._shared:  # several Services claim each external IP
             self._other_external_ips(service)
         self._complete(service)
         return service
@@ -93,7 +92,7 @@ class Objects:
         return ports
 
     def _complete(self, service: Json) -> None:
-        """Leave in a Service what its type allows, and give it what the API server would."""
+        """Keep the fields of a Service that its type allows, and add those that the API server would add."""
         spec = service["spec"]
         for port in spec["ports"]:
             if spec["type"] == "ClusterIP":
@@ -179,7 +178,7 @@ class Objects:
         service["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "other"} if foreign else {}
 
     def _swap(self) -> None:
-        """Two living Services swap what a packet finds them by, as a watcher sees it that missed what was between."""
+        """Exchange addresses and ports of two existing Services, as seen by a watcher that missed what was between."""
         if len(self.services) < 2:
             return
         first, second = self._two()
@@ -202,7 +201,7 @@ class Objects:
             self._put_service(name, service)
 
     def _two(self) -> list[tuple[str, str]]:
-        """Return two living Services, of one namespace if that has two: slices can only change hands there."""
+        """Return two existing Services, if possible in one namespace: a slice can change its Service only there."""
         near = [name for name in self.services if name[0] == "default"]
         return self.random.sample(near if len(near) > 1 else list(self.services), 2)
 
@@ -225,7 +224,7 @@ class Objects:
                 self._remove_slices_of(name)
 
     def _move(self) -> None:
-        """A Service goes, and comes back under another name or namespace with the same addresses."""
+        """Delete a Service, and create it again under another name or namespace with the same addresses."""
         if self.services:
             name = self.random.choice(list(self.services))
             service = copied(self.services.pop(name))
@@ -250,7 +249,7 @@ class Objects:
             self._slices_of(self.random.choice(list(self.services)))
 
     def _slices_of(self, name: tuple[str, str]) -> None:
-        """Write a Service's slices anew; those that are not needed any more go, or stay as they were."""
+        """Write a Service's slices again; superfluous slices are deleted, or remain unchanged."""
         service = self.services[name]
         kept: set[tuple[str, str]] = set()
         for family in service["spec"]["ipFamilies"]:
@@ -270,13 +269,13 @@ class Objects:
         small = self.random.random() < 0.9
         count = self.random.choice([n for n in BORDERS if (n < 8) == small])
         found = [self._endpoint(number, count) for number in range(count)]
-        if self.random.random() < 0.15:  # as when all go at once
+        if self.random.random() < 0.15:  # as when all endpoints are removed at once
             state = self.random.choice(_STATES)
             found = [one | {"conditions": state} for one in found]
         cut = self.random.choice((1, 1, 1, 2, 3))
         pieces = [found[at::cut] for at in range(cut)]
         if self.random.random() < 0.1 and found:
-            pieces[-1].append(self.random.choice(found))  # doubled
+            pieces[-1].append(self.random.choice(found))  # listed twice
         port = self.random.choice((3000, 3000, 3001))
         ports = [
             {"name": p["name"], "port": port, "protocol": p["protocol"]}
@@ -323,7 +322,7 @@ class Objects:
         return self.random.choice(pool)
 
     def _node_port(self, also: list[Json]) -> int:
-        """Return a port that no living Service has, nor one of these ports of the one that is being made."""
+        """Return a port that no existing Service has, nor one of these ports of the new one."""
         specs = [service["spec"] for service in self.services.values()]
         taken = {port.get("nodePort") for ports in (also, *(s["ports"] for s in specs)) for port in ports}
         return self._free(31000, 31400, taken | {spec.get("healthCheckNodePort") for spec in specs})

@@ -1,4 +1,4 @@
-"""Real packets beside the model: for a sample of frontends and places, what `model/answer.py` foretells is met."""
+"""Compares real packets with the model: connections to a sample of frontends must have the modelled outcome."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from prove import truth
 from prove.world import World
 
 SAMPLES = 8
-"""Connections that are tried at each quiet moment."""
+"""Number of connection attempts at each quiet moment."""
 WAITS = 2
-"""At most so many of them wait for a timeout, or for a refusal that TCP hears at its second SYN."""
+"""Maximum number of attempts with a timeout, or with a refusal that TCP gets only after its second SYN."""
 DROPPED = 0.15
-"""Seconds without an answer by which something is taken to be dropped; answers take a few milliseconds."""
+"""Seconds without an answer after which a packet counts as dropped; answers take a few milliseconds."""
 PLACES = ("pod", "node", "outside")
 _JUDGED = {Outcome.FORWARDED, Outcome.REFUSED, Outcome.DROPPED}
 
 
 async def foretold(world: World, facts: Facts, planner: Planner, chance: random.Random) -> list[str]:
-    """Return which packets met something else."""
+    """Return the packets whose outcome differs from the expected one."""
     local = await world.inside("node", lambda: host.packed_local_addresses(facts.world.families, modes.interfaces()))
     everything = frozenset(address for found in local.values() for address in found)
     habits = modes.named(facts.mode).habits
@@ -44,7 +44,7 @@ async def foretold(world: World, facts: Facts, planner: Planner, chance: random.
 
 
 def _sample(world: World, planner: Planner, chance: random.Random) -> Iterator[tuple[str, str, Packet]]:
-    """Yield places, protocols and packets to frontends, by chance."""
+    """Yield random places, protocols and packets to frontends."""
     plans = [plan for found in truth.plans(planner).values() for plan in found]
     fronts = [(plan, frontend) for plan in plans for frontend in plan.frontends]
     for plan, frontend in chance.sample(fronts, min(SAMPLES, len(fronts))):
@@ -58,7 +58,7 @@ def _sample(world: World, planner: Planner, chance: random.Random) -> Iterator[t
 
 
 def _answerable(pods: Container[bytes | None], predicted: Predicted) -> bool:
-    """Whether somebody is at every endpoint who says who he is."""
+    """Return whether every endpoint is a pod that answers with its name."""
     return predicted.outcome in _JUDGED and all(
         choice.destination[:-2] in pods and int.from_bytes(choice.destination[-2:], "big") in {3000, 3001}
         for choice in predicted.choices
@@ -82,7 +82,7 @@ async def _asked(world: World, place: str, protocol: str, packet: Packet, predic
 
 
 async def _probe(world: World, place: str, protocol: str, packet: Packet, timeout: float) -> Answer | NoAnswer:
-    """Ask; once more where nothing left, as a UDP question's port may be another socket's on that node."""
+    """Send a request; repeat it once if it could not leave: another socket of the node may use its UDP port."""
     got: Answer | NoAnswer = NoAnswer.UNREACHABLE
     for _ in range(3):
         question = functools.partial(ask, protocol, unpack(packet.destination), packet.port, timeout)

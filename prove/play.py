@@ -1,4 +1,4 @@
-"""Plays histories in a world and asks the judges; a history that fails is made as small as it still fails."""
+"""Plays histories in a world and calls the judges; a failing history is reduced to a small one that still fails."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CLIENTS: Mapping[str, Callable[..., Awaitable[list[str]]]] = {
     "health": clients.health,
     "closed": clients.closed,
 }
-"""Steps of clients; they return what is wrong."""
+"""Steps of clients, which return complaints."""
 
 
 async def play(world: World, steps: Sequence[Step], seed: str = "") -> list[str]:
-    """Play steps, and everything away again; return what the judges of the first moment say that found anything."""
+    """Play steps, and remove all objects; return the complaints of the first check that has any."""
     chance, wrong = random.Random(seed), list[str]()
     for at, step in enumerate(steps):
         if step[0] == "quiet":
@@ -50,14 +50,14 @@ async def play(world: World, steps: Sequence[Step], seed: str = "") -> list[str]
 
 
 async def played(steps: Sequence[Step], mode: str = "nftables", seed: str = "") -> list[str]:
-    """Play steps in a world of their own; for tests."""
+    """Play steps in a separate world; for tests."""
     async with World(mode) as world:
         wrong = await judges.quiet(world, random.Random(seed)) or await judges.nothing_left(world)
         return wrong or await play(world, steps, seed)
 
 
 def kind(complaint: str) -> str:
-    """Return what a complaint is of: 'packet', 'verify', 'steady traffic'."""
+    """Return the kind of a complaint: 'packet', 'verify', 'steady traffic'."""
     said = complaint.partition(": ")[2] if complaint.startswith(("after step", "at the end")) else complaint
     return re.sub(r"\d+", "", said.partition(":")[0])[:40]
 
@@ -65,7 +65,7 @@ def kind(complaint: str) -> str:
 async def shrunk(
     steps: Sequence[Step], mode: str, seed: str, seconds: float, tell: Callable[[str], None]
 ) -> tuple[list[Step], list[str]]:
-    """Return the smallest history found in the time that still fails, and what it says; each try has its own world."""
+    """Return the smallest failing history found in the time, and its complaints; each attempt has a new world."""
     until = time.monotonic() + seconds
     said: list[list[str]] = []
     kinds: set[str] = set()
@@ -77,7 +77,7 @@ async def shrunk(
         found = {kind(one) for one in wrong}
         if not kinds:
             kinds.update(found)
-        same = bool(found & kinds)  # another fault is another history
+        same = bool(found & kinds)  # another fault means another history
         if same:
             said.append(wrong)
         tell(f"{len(candidate)} steps: {'still fails' if same else 'fine'}")

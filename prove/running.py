@@ -1,4 +1,4 @@
-"""Histories in several worlds side by side, each in a process of its own that says at its end how much it played."""
+"""Plays histories in several worlds at once; each world is a separate process that reports its totals at its end."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from prove.steps import Step, as_test
 from prove.world import Shares, World
 
 SHRINK = 180.0
-"""Seconds for making a failing history small."""
+"""Seconds for the reduction of a failing history."""
 SHARES = Shares(dumps=0.05, pages=0.3, meanings=0.1)
-"""nft's own listing, the meaning of all rules and a page of metrics cost more than all other judges."""
+"""nft's listing, the meaning of all rules and a page of metrics take more time than all other judges."""
 BEFORE = 3
-"""So many histories before one that fails are played with it, where it does not fail alone."""
+"""Number of histories before a failing one that are played again with it, if it does not fail alone."""
 BRIEFLY = 12.0
-"""Seconds that are waited for what a broken proxy never does."""
+"""Seconds to wait for an event that a broken proxy never causes."""
 ENDED = 130
 """Exit code of a world that was told to end."""
 _TALLY = "played: "
 Tally = Counter[str]
-"""What was played: how many histories, steps, moments judged, seconds of CPU; how many worlds failed."""
+"""The totals: number of histories, steps and judged moments, seconds of CPU; number of failed worlds."""
 
 
 class Share(NamedTuple):
-    """What one world plays: histories of names that begin with `seed`, for so many seconds or so many of them."""
+    """The part of one world: histories whose names begin with `seed`, for a number of seconds or of histories."""
 
     mode: str
     seed: str
@@ -49,7 +49,7 @@ class Share(NamedTuple):
 
 
 def shares(modes: Sequence[str], whole: Share, worlds: int) -> Iterator[Share]:
-    """Yield what each of so many worlds plays; with several modes each has at least one world."""
+    """Yield the part of each world; with several modes each mode has at least one world."""
     if whole.histories == 1:
         yield whole._replace(mode=modes[0])
         return
@@ -61,7 +61,7 @@ def shares(modes: Sequence[str], whole: Share, worlds: int) -> Iterator[Share]:
 
 
 async def run(modes: Sequence[str], whole: Share, worlds: int) -> int:
-    """Play; return the exit code: 0 when nothing was found."""
+    """Play; return the exit code: 0 if no fault was found."""
     parts = list(shares(modes, whole, worlds))
     print(f"{', '.join(modes)}: SEED={whole.seed} STEPS={whole.steps}, {len(parts)} worlds", flush=True)
     if len(parts) == 1:
@@ -76,7 +76,7 @@ async def run(modes: Sequence[str], whole: Share, worlds: int) -> int:
 
 
 async def run_crashes(parts: Sequence[crashes.Part]) -> int:
-    """Try points of crashes or refusals, each part in a world of its own; return the exit code."""
+    """Try points of crashes or refusals, each part in a separate world; return the exit code."""
     began = time.monotonic()
     code, tallies = await side_by_side(parts, lambda text: print(text, end="", flush=True))
     for mode, tally in tallies.items():
@@ -89,9 +89,9 @@ async def run_crashes(parts: Sequence[crashes.Part]) -> int:
 async def side_by_side(
     parts: Sequence[Share | crashes.Part], tell: Callable[[str], None]
 ) -> tuple[int, dict[str, Tally]]:
-    """Do each part in a process of its own until all are over, or one found a history that fails.
+    """Run each part in a separate process until all have ended, or one has found a failing history.
 
-    Return the exit code, and what was done by mode.
+    Return the exit code, and the totals by mode.
     """
     tallies: dict[str, Tally] = {part.mode: Counter() for part in parts}
     worlds: list[Forked] = []
@@ -112,7 +112,7 @@ async def side_by_side(
 
 
 async def _begun(part: Share | crashes.Part, forking: Forking, worlds: list[Forked]) -> asyncio.StreamReader:
-    """Begin a part in a process of its own; return what it says."""
+    """Start a part in a separate process; return its report."""
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     try:
         argv = ["--points" if isinstance(part, crashes.Part) else "--share", json.dumps(part)]
@@ -133,7 +133,7 @@ async def _follow(
     tally: Tally,
     tell: Callable[[str], None],
 ) -> int:
-    """Tell what one world says; when it found something, or did not come so far, the others end. Return 1 then."""
+    """Print the report of one world; if it found a fault, or could not start, end the other worlds and return 1."""
 
     def fail() -> None:
         _end([one for one in everybody if one is not process])
@@ -163,7 +163,7 @@ def _end(running: Sequence[Forked]) -> None:
 
 
 def told(mode: str, tally: Tally, seconds: float) -> str:
-    """Return what was played, as a line."""
+    """Return the totals as a line."""
     count = tally["histories"]
     rate = f"{count / seconds * 3600:.0f} an hour, {tally['cpu'] / max(1, count):.2f} s of CPU each"
     played = f"{count} histories, {tally['steps']} steps, {tally['judged']} moments judged"
@@ -180,7 +180,7 @@ async def _alone(share: Share) -> int:
 
 
 async def share(text: str) -> int:
-    """Play what one world of several plays; return the exit code."""
+    """Play the part of one world; return the exit code."""
     tally = Tally()
     try:
         return await world(Share(*json.loads(text)), tally)
@@ -190,13 +190,13 @@ async def share(text: str) -> int:
 
 
 def _used() -> float:
-    """Return the seconds of CPU of this process and of those below it that ended: all, once a world is down."""
+    """Return the CPU seconds of this process and of its ended children: all of them, once a world is down."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 async def points(text: str) -> int:
-    """Try what one world of several tries; return the exit code."""
+    """Try the points of one world; return the exit code."""
     if launcher.MUTATION in os.environ:
         judges.TIMEOUT = BRIEFLY
     tally = await crashes.run(crashes.Part(*json.loads(text)), functools.partial(print, flush=True))
@@ -205,11 +205,14 @@ async def points(text: str) -> int:
 
 
 async def world(share: Share, tally: Tally) -> int:
-    """Play histories one after the other, in one world, until the share is over or one fails; return the exit code."""
+    """Play histories one after the other, in one world, until the part is finished or one fails.
+
+    Return the exit code.
+    """
     until = time.monotonic() + share.seconds
     if launcher.MUTATION in os.environ:
         judges.TIMEOUT = BRIEFLY
-    cached = functools.lru_cache(maxsize=1 << 13)  # most rules never change
+    cached = functools.lru_cache(maxsize=1 << 13)  # Most rules never change.
     nfnetlink._rule, expressions.parse = cached(nfnetlink._rule), cached(expressions.parse)
     recent: list[list[Step]] = []
     async with World(share.mode) as world:
@@ -233,7 +236,7 @@ async def _report(share: Share, name: str, recent: list[list[Step]], wrong: list
     again = f"make prove MODE={share.mode} SEED={name} STEPS={share.steps} HISTORIES=1"
     print(f"FAILED: {again}", *wrong, sep="\n  ", flush=True)
     if launcher.MUTATION in os.environ:
-        return  # known by its name
+        return  # its name identifies it
     history = recent[-1] if recent else []
     longer = [step for one in recent for step in (*one, ("clear",))]
     for steps in (history, longer):
@@ -241,7 +244,7 @@ async def _report(share: Share, name: str, recent: list[list[Step]], wrong: list
         if said:
             break
     else:
-        print("It does not fail in a world of its own: it takes what was before it, or luck.")
+        print("It does not fail in a new world: the fault depends on earlier histories, or on chance.")
         small = history
     print("As a test of tests/prove/test_prove_found.py (`ruff format` makes it fit):\n")
     print(as_test(small, share.mode, (said or wrong)[0]), *(said or wrong), sep="\n", flush=True)

@@ -1,4 +1,4 @@
-"""Delta debugging: the smallest part of a list that still fails, by leaving out ever smaller pieces. Pure."""
+"""Delta debugging: finds a small part of a list that still fails, by leaving out ever smaller pieces. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 async def smaller(items: Sequence[T], fails: Callable[[Sequence[T]], Awaitable[bool]]) -> list[T]:
-    """Return a part of a list that fails, of which nothing can be left out; the whole list is known to fail.
+    """Return a failing part of a list in which every piece is necessary; the whole list must fail.
 
-    `fails` that says no from some moment on ends the search with the best so far.
+    If `fails` returns False from some moment on, the search ends with the best part so far.
     """
     best = list(items)
     size = max(1, len(best) // 2)

@@ -12,23 +12,25 @@ from typing import Any
 
 Json = dict[str, Any]
 Step = tuple[Any, ...]
-"""A word and what it needs:
+"""A step's name and its arguments:
 
-- objects: ("put", resource, object), ("remove", resource, namespace, name), ("zone", name) of the Node, which
-  ("no_node",) deletes until all is quiet, ("again",) sends every object once more, ("clear",) removes what they made
-- the API server: ("api", faults), ("drop",) ends all connections to it, ("compact",) has it forget its history too,
-  ("backup",) notes all objects, which ("restore",) and ("rollback",) bring back, with newer revisions and with older
-  ones, ("elsewhere",) puts another cluster's server in its place, ("away", forgets) has it refuse everybody until
-  ("back",), when it may have no history
-- the proxy: ("kill",), ("restart",), ("configure", fields, flags), ("switch", mode), ("faulty", fault, number) as the
-  launcher has them, ("pause", seconds) stops it, ("starve", what, seconds) lets it have no more of something
-- another program: ("harm", what), ("foreign", kind) leaves the Go kube-proxy's rules, ("lock", seconds) holds the lock
-  of iptables
-- the node: ("node_address", address, present) gives it an address, or takes it away
+- objects: ("put", resource, object), ("remove", resource, namespace, name), ("zone", name) sets the Node's zone,
+  ("no_node",) deletes the Node until all is quiet, ("again",) sends every object once more, ("clear",) removes the
+  history's objects
+- the API server: ("api", faults), ("drop",) ends all connections to it, ("compact",) also deletes its history,
+  ("backup",) stores all objects, ("restore",) and ("rollback",) restore them, with newer and with older revisions,
+  ("elsewhere",) replaces it by another cluster's server, ("away", forgets) makes it refuse all connections until
+  ("back",), possibly without its history
+- the proxy: ("kill",), ("restart",), ("configure", fields, flags), ("switch", mode), ("faulty", fault, number) restarts
+  it with a fault of the launcher, ("pause", seconds) stops it, ("starve", what, seconds) limits a resource
+- another program: ("harm", what), ("foreign", kind) leaves the Go kube-proxy's rules, ("lock", seconds) holds the
+  iptables lock
+- the node: ("node_address", address, present) adds an address to it, or removes it
 - clients: ("late", slice, address, pod) writes a slice without the pod while UDP flows from the address to it begin
-- judges: ("quiet",) waits and judges, ("settled", *judges) waits and asks these judges alone, ("look",) judges what
-  holds at any moment, ("ask", name) has clients with session affinity ask a Service, ("health", port, count) asks a
-  health check port for the number of ready endpoints, ("closed", name, address) asks a load balancer that admits nobody
+- judges: ("quiet",) waits and judges, ("settled", *judges) waits and calls only these judges, ("look",) checks the
+  conditions that always hold, ("ask", name) sends requests of clients with session affinity to a Service,
+  ("health", port, count) compares the number of ready endpoints at a health check port, ("closed", name, address)
+  connects to a load balancer that admits no client
 """
 
 

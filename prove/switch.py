@@ -100,7 +100,7 @@ class Declared(NamedTuple):
 
 
 DECLARED: Final = {
-    "two Services that claim one address and port": Declared(_claimed, certain=()),  # the Go kube-proxy's is random
+    "two Services that claim one address and port": Declared(_claimed, certain=()),  # its endpoint is random
     "external and load balancer IPs that are loopback, link-local, multicast or broadcast": Declared(
         partial(_balanced, ip="169.254.169.254")
     ),
@@ -161,7 +161,7 @@ async def recorded(peer: str, cases: Sequence[Path]) -> int:
             settings |= {"iptables": block, "nftables": block}
             objects = case["steps"][0]["objects"]
             for service in objects["services"]:
-                service["spec"].pop("selector", None)  # otherwise the lab's controller writes slices, too
+                service["spec"].pop("selector", None)  # otherwise the lab's controller writes slices too
             kept = [(name, cluster.store.put(name, each).key) for name in _STORED for each in objects[name]]
             print(f"case {case['seed']}, {settings}")
             for mode in MODES:
@@ -187,17 +187,17 @@ def _add(live: Live, more: int) -> None:
 
 
 async def _compared(live: Live, peer: str, mode: str, fields: Json, *, more: int, strict: bool) -> tuple[int, str]:
-    """Have the Go kube-proxy program the node in a mode, and compare; return the command's exit code and output.
+    """Make the Go kube-proxy program the node in a mode, and compare; return the command's exit code and output.
 
-    `fields` are further ones of the configuration. With `strict` both programs read the same file, in which the mode ""
-    means iptables.
+    `fields` are further fields of the configuration. With `strict` both programs read the same file, in which the mode
+    "" means iptables.
     """
     cluster = live.cluster
     go = fields | GO_CONFIG | {"mode": "" if strict and mode == "iptables" else mode}
     file = _configured(cluster, f"go-{mode}", go)
     proxy = await cluster.launch_proxy([peer, "--config", str(file)], file)
     await proxy.wait_ready(60.0 + more / 10)
-    await asyncio.sleep(2.0 + more / 500)  # it is ready before its second family is synced
+    await asyncio.sleep(2.0 + more / 500)  # It is ready before its second family is synced.
     await proxy.stop()
     ours = [file, "--strict"] if strict else [_configured(cluster, f"ours-{mode}", fields | {"mode": mode})]
     begin = time.monotonic()
@@ -254,12 +254,14 @@ async def _proxy_command(cluster: LabCluster, *words: object) -> tuple[int, str]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return the exit code: 0 if every packet has the same outcome in both modes."""
     parser = argparse.ArgumentParser(prog="python -m prove.switch", description=__doc__)
-    parser.add_argument("--peer", required=True, help="the Go kube-proxy, its path")
-    parser.add_argument("--more", type=int, default=10, help="this many Services of ten endpoints more")
+    parser.add_argument("--peer", required=True, help="path of the Go kube-proxy")
+    parser.add_argument("--more", type=int, default=10, help="number of further Services of ten endpoints")
     parser.add_argument(
-        "--strict", action="store_true", help="as `kube-proxy --strict`, with the same configuration file"
+        "--strict", action="store_true", help="compare with `kube-proxy --strict` and the same configuration file"
     )
-    parser.add_argument("--cases", type=Path, nargs="+", default=(), help="these recorded cases, with --strict")
+    parser.add_argument(
+        "--cases", type=Path, nargs="+", default=(), help="compare for these recorded cases, with --strict"
+    )
     given = parser.parse_args(argv)
     try:
         if given.cases:

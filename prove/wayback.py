@@ -1,9 +1,9 @@
 """Replaces our kube-proxy with the Go kube-proxy and back, under traffic: `python -m prove.wayback --peer PATH`, as
 root.
 
-Each journey is played in a cluster of its own, in network namespaces, with Services that use what leaves most in the
-kernel. A last journey goes from the Go kube-proxy to itself: what fails there, it does by itself. Exit code 1 when more
-fails on the way to it than there, anything on the way to ours, or a change is not served afterwards.
+Each journey runs in a separate cluster, in network namespaces, with Services whose features leave the most state in the
+kernel. A last journey goes from the Go kube-proxy to itself: its failures are the baseline. Exit code 1 if a change to
+the Go kube-proxy has more failures than the baseline, a change to ours has any, or a later change is not served.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ JOURNEYS: Final = tuple(
 """The journeys; the other journeys are compared with the last."""
 
 ALLOWED: Final = 3
-"""How many times as long as its own a gap on the way to the Go kube-proxy may be; a sync that fails takes 30 s more."""
+"""How much longer a gap on the way to the Go kube-proxy may be than its baseline; a failed sync takes 30 s more."""
 
 SETTLE: Final = 2.0
 """Seconds of traffic before a program ends, and after the next program is ready."""
@@ -68,7 +68,7 @@ LOCAL: Final = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
 
 
 class Offer(NamedTuple):
-    """A Service: its endpoints, fields of its spec, annotations, and who asks it: place and kind of front."""
+    """A Service: its endpoints, fields of its spec, annotations, and its clients: place and kind of address."""
 
     endpoints: str
     spec: Json
@@ -108,8 +108,8 @@ GO_CONFIG: Final[Json] = {"clientConnection": {"contentType": "application/json"
 CNI: Final = """table inet cni {
     chain masquerading { type nat hook postrouting priority 100; ip saddr 192.0.2.0/24 masquerade; }
 }"""
-"""Rules like those of a network plugin that masquerades. While no rule of NAT is anywhere the kernel tracks and
-translates nothing, and packets of open connections go astray."""
+"""Rules like those of a network plugin that masquerades. Without any NAT rule the kernel tracks and translates nothing,
+and packets of open connections get lost."""
 
 UNSYNCED: Final = {
     OURS: re.compile(r"^[EF]\d{4} |^Traceback|.*has no flowtables"),
@@ -125,11 +125,11 @@ class Step(NamedTuple):
     after: Program
     found: Mapping[str, Figures]
     failures: Sequence[str] = ()
-    """One line for each client that failed."""
+    """Return one line for each client that failed."""
 
     @property
     def line(self) -> str:
-        """The row of the table."""
+        """Return the row of the table."""
         gap = max(each.gap for each in self.found.values())
         cells = [str(self.before), str(self.after), *(str(self.found[kind]) for kind in KINDS), f"{gap:.1f} s"]
         return f"| {' | '.join(cells)} |"
@@ -141,7 +141,7 @@ HEAD: Final = (
 
 
 def faults(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield the failures that a replacement of the Go kube-proxy by itself, between the same modes, does not have."""
+    """Yield the failures beyond the baseline, a replacement of the Go kube-proxy by itself between the same modes."""
     own = {(s.before.mode, s.after.mode): s.found for s in steps if s.before.name == s.after.name == GO}
     for step in steps:
         for kind, found in step.found.items():
@@ -161,7 +161,7 @@ def unsynced(name: str, log: str, metrics: str) -> list[str]:
 
 
 class Setting(NamedTuple):
-    """The Go kube-proxy's path, flags of ours in nftables mode, rules of another program, how many more Services."""
+    """The Go kube-proxy's path, our flags in nftables mode, another program's rules, the number of further Services."""
 
     peer: str
     flags: Sequence[str] = OUR_FLAGS
@@ -323,11 +323,11 @@ async def run(setting: Setting, journeys: Sequence[Sequence[Program]]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return the exit code: 0 if only requests failed that also fail between two Go kube-proxies."""
     parser = argparse.ArgumentParser(prog="python -m prove.wayback", description=__doc__)
-    parser.add_argument("--peer", required=True, help="the Go kube-proxy, its path")
+    parser.add_argument("--peer", required=True, help="path of the Go kube-proxy")
     parser.add_argument("--journey", type=int, choices=range(len(JOURNEYS) - 1), help="this one alone")
-    parser.add_argument("--alone", action="store_true", help="no other program on the node has chains of NAT")
+    parser.add_argument("--alone", action="store_true", help="no other program on the node has NAT chains")
     parser.add_argument("--forward", action="store_true", help="fast forwarding instead of resets")
-    parser.add_argument("--more", type=int, default=0, help="so many Services besides, which nobody asks (0)")
+    parser.add_argument("--more", type=int, default=0, help="number of further Services without clients (0)")
     given = parser.parse_args(argv)
     if not Path(given.peer).is_file():
         parser.error(f"--peer: {given.peer} is no file")

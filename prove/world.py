@@ -42,7 +42,7 @@ NO_FAULTS: Json = {
 }
 SYNC_PERIOD = {"nftables": "10s"}
 """The interval of comparisons; nftables mode detects other programs' changes by the number of transactions, other modes
-within 2 s."""
+compare within 2 s."""
 UDP_IDLE = 1.0
 """Seconds after which userspace mode forgets a UDP client."""
 PAUSE = 0.2 if GUEST else 0.08
@@ -60,12 +60,12 @@ STEADY = "steady"
 HARMLESS = {"clock-back", "clock-ahead", "short-reads"}
 """Faults that must not end a proxy."""
 STARVED = {"memory": RLIMIT_AS, "descriptors": RLIMIT_NOFILE, "disk": RLIMIT_FSIZE}
-"""What a proxy may be refused: more memory than it has, more descriptors, or room for anything in files (its log)."""
+"""Resources that the proxy may lack: memory, descriptors, or room in files (its log)."""
 FIRST_REVISION, BEHIND = 10_000_000, 2_000
-"""An older server, and another cluster's, are that far behind at least: where they have caught up before anybody hears
-from them, no watch can tell."""
+"""How far an older server, and another cluster's server, is behind: if it caught up before the first watch, no watch
+could detect the change."""
 REAL = 20
-"""Of so many starts one is by the command itself."""
+"""One of this number of starts runs the real command."""
 BATCHES = 0, 2
 """Elements from which every second proxy commits a transaction, so that a transaction has few Services; 0 for the
 proxy's own number."""
@@ -96,7 +96,7 @@ class World:
         self.traffic: Traffic | None = None
         self.harmed = False
         self.mixed = False
-        """Whether rules of others than the mode that runs may be left, which it is to remove."""
+        """Whether rules of other modes may be left, which the running mode must remove."""
         self.may_end = False
         self.baseline: dict[str, int] = {}
         self._own: dict[str, set[Any]] = {}
@@ -118,7 +118,7 @@ class World:
 
     async def __aenter__(self) -> Self:
         await self.live.cluster.__aenter__()
-        # The lock knows no namespaces, and others of this machine are none of this world's business.
+        # The lock is shared by all namespaces, and other programs of this machine must not affect this world.
         os.environ["XTABLES_LOCKFILE"] = str(self._lock_file)
         try:
             self.live.cluster.spawn = self._spawn
@@ -151,7 +151,7 @@ class World:
         return self.live.cluster.folder / "xtables.lock"
 
     async def inside(self, place: str, work: Callable[[], T]) -> T:
-        """Return what `work` returns, called by a thread that lives in a place of the lab."""
+        """Return the result of `work`, called by a thread in the network namespace of a place."""
         if place not in self._threads:
             self._threads[place] = threads_in(self.live.cluster.namespace_of(place), ASKERS)
         return await asyncio.get_running_loop().run_in_executor(self._threads[place], work)
@@ -173,7 +173,7 @@ class World:
                 await self._forking.__aexit__(None, None, None)
 
     async def _spawn(self, namespace: str, argv: Sequence[str], log: Path) -> Process:
-        """Start a proxy, by fork where the launcher is to do it."""
+        """Start a proxy, by fork if the launcher starts it."""
         given = len(launcher.COMMAND)
         if list(argv[:given]) == launcher.COMMAND:
             return await self._forking.start("prove.launcher:main", argv[given:], str(log))
@@ -185,14 +185,14 @@ class World:
         return self.live.cluster.store
 
     def _tell_only_watches(self) -> None:
-        """From now on nobody in the lab hears of changes but watches: its controllers expect valid objects."""
+        """Stop the lab's controllers, which expect valid objects: from now on only watches see changes."""
         for listeners in self.store._listeners.values():
             listeners[:] = [one for one in listeners if isinstance(getattr(one, "__self__", None), Watch)]
 
     # -- the proxy and its traffic --------------------------------------------------------------------------------
 
     async def start(self, *, wait: bool = True, by: Sequence[str] = ()) -> None:
-        """Start a proxy, `by` another command than the world's."""
+        """Start a proxy, by the command `by` instead of the world's."""
         name = self.mode.name if self.mode.name in {"nftables", "ipvs"} else "iptables"
         block = {"syncPeriod": SYNC_PERIOD.get(name, "2s"), "minSyncPeriod": "1ms" if name == "iptables" else "0s"}
         overrides = dict(self.mode.config) | {name: block, "clientConnection": {"qps": -1}}
@@ -204,7 +204,7 @@ class World:
             by = launcher.command(batch=BATCHES[self.starts % 2])
         self.launched = bool(by)
         traffic_module.PAUSE = CLOSE
-        # Where the API server is in trouble the start takes longer; the next quiet moment tells.
+        # With a failing API server the start takes longer; the next quiet moment checks it.
         await self.live.start(overrides, self.args, by, ready_within=TIMEOUT if wait else None)
 
     def calm(self) -> None:
@@ -251,7 +251,7 @@ class World:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     async def play(self, step: Step) -> None:
-        """Do one step. Judging is not done here."""
+        """Do one step, without judging."""
         word, *given = step
         await getattr(self, f"_{word}")(*given)
 
@@ -296,7 +296,7 @@ class World:
         self._saved = {r: [record.decode() for record in self.store.records(r)] for r in RESOURCES}
 
     async def _restore(self, *, older: bool = False) -> None:
-        """Older objects, no history; with newer revisions, as etcdutl does it for Kubernetes, or `older` ones."""
+        """Restore older objects, without history: with newer revisions, as etcdutl does, or with `older` ones."""
         if not self._saved:
             return
         await self.live.cluster.server.refuse()
@@ -305,7 +305,7 @@ class World:
             for record in list(self.store.records(resource)):
                 if record.key not in kept:
                     self.store.remove(resource, record.key)
-        if older:  # objects get other versions than they had, of numbers that were given out before
+        if older:  # Objects get other versions than before, with numbers that were used before.
             self.store.compact()
             self.store.revision = max(1, self._saved_at - BEHIND)
         for resource in RESOURCES:
@@ -320,7 +320,7 @@ class World:
     async def _elsewhere(self) -> None:
         """Replace the API server by that of another cluster: half of the objects, with other uids and lower revisions.
 
-        What the lab itself needs is there as well.
+        The objects that the lab itself needs remain.
         """
         await self.live.cluster.server.refuse()
         others = {r: [record.decode() for record in self.store.records(r)] for r in RESOURCES}
@@ -344,7 +344,7 @@ class World:
         self._forgets = forgets
 
     async def back(self) -> None:
-        """Have the API server answer again, if it was away, and the proxy have what it needs."""
+        """Make the API server answer again, if it was away, and restore the objects that the proxy needs."""
         if self._forgets:
             self.store.compact()
         self._forgets = False
@@ -376,7 +376,7 @@ class World:
         await self._again_started(self.live.proxy.stop)
 
     def settings(self) -> Step:
-        """Return the step that gives a new world the configuration and flags that this one has by now."""
+        """Return the step that gives a new world the present configuration and flags of this one."""
         return ("configure", self.configured, list(self.args))
 
     async def _switch(self, mode: str) -> None:
@@ -393,7 +393,7 @@ class World:
         self.mixed = True
 
     async def _faulty(self, word: str, number: int) -> None:
-        """The proxy is killed, and starts anew to die, or to be refused, at a call into the kernel yet to come."""
+        """Kill the proxy, and start it with a fault: it dies, or gets an error, at a later call into the kernel."""
         if self.carries:
             await self.stop_traffic()
         await self.live.proxy.kill()
@@ -402,7 +402,7 @@ class World:
         self.may_end = word not in HARMLESS
 
     async def _foreign(self, kind: str) -> None:
-        """The Go kube-proxy had its turn, in a mode by another program's rules: "nft" or "iptables"."""
+        """Leave the rules of a Go kube-proxy, in iptables mode by the variant "nft" or "iptables"."""
         await self.live.proxy.kill()
         if kind == "nft":
             await load_nft(self.live, STEADY, go_start() if self.mode.name == "nftables" else "")
@@ -507,7 +507,7 @@ class World:
         return word
 
     def front(self, address: str, port: int) -> Front:
-        """Where something is reached."""
+        """Return the address of a frontend."""
         return Front(address, port)
 
 
@@ -524,7 +524,7 @@ def _key(made: Json) -> tuple[str, str]:
 
 
 def hint(variant: str) -> list[str]:
-    """Return the command that leaves the hint by which a variant of iptables is chosen, as a kubelet does."""
+    """Return the command that creates the hint for a variant of iptables, as a kubelet does."""
     return [f"iptables-{variant}", "-w", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"]
 
 

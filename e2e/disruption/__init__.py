@@ -1,1 +1,1 @@
-"""Disruptions of the real cluster under steady traffic: what each one costs clients of Services."""
+"""Disruptions of the real cluster under steady traffic: the failed requests of clients of Services in each one."""

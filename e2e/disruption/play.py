@@ -1,4 +1,4 @@
-"""One disruption after the other while clients ask; a window of time for each."""
+"""Causes one disruption after the other while clients send requests, and reports the time span of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from e2e.processes import Processes
 from prove.asking import KINDS, LOST, Crowd
 
 SETTLE: Final = 8.0
-"""Seconds of traffic after a disruption is over, which belong to it."""
+"""Seconds of traffic after the end of a disruption that are attributed to it."""
 
 AWAY: Final = 120.0
 """Seconds without an API server."""
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The time of a step, in seconds of the monotonic clock: it ends where the next one begins."""
+    """The time span of a step, in seconds of the monotonic clock: it ends where the next one begins."""
 
     title: str
     begin: float
@@ -49,7 +49,7 @@ class Window(NamedTuple):
 
 
 class Stage:
-    """A cluster, and the disruptions that it can have."""
+    """A cluster, and its possible disruptions."""
 
     def __init__(self, programs: Path, processes: Processes, own: Program) -> None:
         self._programs = programs
@@ -64,7 +64,7 @@ class Stage:
         nodes.start_proxies(program.command, program.mode, FOLDER, self._processes, program.flags)
 
     def stop_control_plane(self) -> None:
-        """Stop the API server for AWAY seconds, with the controllers: theirs would call the nodes not ready."""
+        """Stop the API server for AWAY seconds, and the controllers, which would mark the nodes as not ready."""
         for name in CONTROL_PLANE:
             self._processes.stop(name)
         time.sleep(AWAY)
@@ -82,15 +82,15 @@ class Stage:
         time.sleep(2 * SETTLE)
 
     def roll(self) -> None:
-        """Replace all pods of ROLLED by a rolling update, and wait until the old ones are gone."""
+        """Replace all pods of ROLLED by a rolling update, and wait until the old pods are deleted."""
         for verb in (("restart",), ("status", "--timeout=180s")):
             kubectl(self._programs, FOLDER, "rollout", verb[0], f"deployment/{ROLLED}", *verb[1:])
         time.sleep(DRAIN)
 
     def disruptions(self, others: Mapping[str, Program]) -> dict[str, Sequence[Step]]:
-        """Return the disruptions by the names that FOCUS chooses; the last one shows that changes are still served.
+        """Return the disruptions by name; the last one shows that changes are still served.
 
-        `others` are the programs that take the place of the stage's own, by name.
+        `others` are the programs that replace the first one, by name.
         """
         replaced = {
             name: (
@@ -110,7 +110,7 @@ class Stage:
         }
 
     def check(self) -> None:
-        """Raise E2EError when a program of the cluster has ended by itself."""
+        """Raise E2EError if a program of the cluster has ended unexpectedly."""
         self._processes.check()
 
 
@@ -123,7 +123,10 @@ def chosen(disruptions: Mapping[str, Sequence[Step]], focus: str) -> list[Step]:
 
 
 def play(stage: Stage, steps: Sequence[Step], crowd: Crowd, note: Callable[[Window], None]) -> None:
-    """Cause the disruptions while a crowd asks, and pass the window of each one to `note`. Raises E2EError."""
+    """Cause the disruptions while a crowd of clients sends requests, and pass the time span of each to `note`.
+
+    Raises E2EError.
+    """
     with crowd:
         time.sleep(SETTLE)
         for step in steps:
@@ -133,11 +136,11 @@ def play(stage: Stage, steps: Sequence[Step], crowd: Crowd, note: Callable[[Wind
             time.sleep(SETTLE)
             stage.check()
             note(Window(step.title, begin, time.monotonic()))
-        time.sleep(LOST)  # until the last questions are answered or given up
+        time.sleep(LOST)  # until the last requests have an answer or a timeout
 
 
 def rows(crowd: Crowd, windows: Sequence[Window]) -> Iterator[Row]:
-    """Yield a row for each window. Raises E2EError when a client asked nothing in a window."""
+    """Yield a row for each time span. Raises E2EError if a client sent no request in one."""
     for title, begin, end in windows:
         for client, asked in crowd.asked.items():
             if not any(begin <= each.at < end for each in asked):

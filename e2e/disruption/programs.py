@@ -1,4 +1,4 @@
-"""The kube-proxies that follow each other: ours, the Go one, and ours of an earlier revision of git."""
+"""The kube-proxies that replace each other: ours, the Go kube-proxy, and ours of an earlier git revision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAGS: Final[Mapping[str, Sequence[str]]] = {
     NODES[0].name: ("--connection-counters", "--reset-gone-endpoints"),
     NODES[1].name: ("--connection-counters", "--fast-forward-after=20"),
 }
-"""Flags of ours by node: resets and fast forwarding exclude each other."""
+"""Our flags by node: resets and fast forwarding exclude each other."""
 
 MODES: Final = ("nftables", "iptables")
 
@@ -51,12 +51,12 @@ def go(folder: Path, mode: str) -> Program:
 
 
 def last_revision() -> str:
-    """Return the last tag of this checkout, or the revision 50 commits ago when there is no tag."""
+    """Return the last tag of this checkout, or without tags the revision 50 commits ago."""
     return first_line(["git", "-C", str(_ROOT), "describe", "--tags", "--abbrev=0", "HEAD^"]) or "HEAD~50"
 
 
 def earlier(revision: str, mode: str, folder: Path) -> Program:
-    """Return our kube-proxy of a revision; its source is unpacked into a folder. Raises E2EError.
+    """Return our kube-proxy of a revision, whose source is unpacked into a folder. Raises E2EError.
 
     It runs with the Python packages of this checkout.
     """

@@ -1,4 +1,4 @@
-"""What each disruption cost, in a JSON file for each program and mode, and docs/disruption.md made of these files."""
+"""Records the failed requests of each disruption in JSON files by program and mode; renders docs/disruption.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINES: Final = 4
 
 
 class Count(msgspec.Struct, frozen=True):
-    """Questions of one kind of traffic: asked, failed, and the longest time without an answer in milliseconds."""
+    """Requests of one kind of traffic: sent, failed, and the longest time without an answer in milliseconds."""
 
     asked: int
     failed: int
@@ -45,7 +45,7 @@ class Record(msgspec.Struct):
 
 
 def write(record: Record, folder: Path = FOLDER) -> Path:
-    """Write a run's file, in place of the last one of this program and mode; return its path."""
+    """Write a run's file, which replaces the previous one of this program and mode; return its path."""
     return save(record, folder / f"{record.proxy}-{record.mode}.json")
 
 
@@ -149,6 +149,6 @@ def _failures(row: Row) -> Iterator[str]:
 
 
 def failed(rows: Sequence[Row]) -> Mapping[str, int]:
-    """Return how many questions failed, by the titles of the rows in which any did."""
+    """Return the number of failed requests, by the titles of the rows with failures."""
     sums = {row.title: sum(count.failed for count in row.counts.values()) for row in rows}
     return {title: count for title, count in sums.items() if count}

@@ -1,4 +1,4 @@
-"""One run: a cluster, the disruptions that FOCUS chooses, and the file of what they cost."""
+"""One run: a cluster, the disruptions that FOCUS selects, and the file of their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prove.asking import Crowd
 
 
 def disrupt(arguments: argparse.Namespace) -> int:
-    """Run as the command line says; return the exit code: 1 when a question failed. Raises E2EError."""
+    """Run with these arguments; return the exit code: 1 if a request failed. Raises E2EError."""
     folder = programs_to_run(arguments.kubernetes.resolve())
     own = programs.ours(arguments.mode) if arguments.proxy == "ours" else programs.go(folder, arguments.mode)
     with cluster(folder, own.command, own.mode) as processes:
@@ -49,7 +49,7 @@ def _crowd(folder: Path) -> Crowd:
 
 
 def _play(stage: play.Stage, steps: list[play.Step], crowd: Crowd, record: Record, results: Path) -> None:
-    """Play the steps, write and print their rows; after an error or an interruption too, but not into `results`."""
+    """Run the steps, write and print their rows; after an error or an interruption too, but not into `results`."""
     windows: list[play.Window] = []
     try:
         play.play(stage, steps, crowd, windows.append)
@@ -61,7 +61,7 @@ def _play(stage: play.Stage, steps: list[play.Step], crowd: Crowd, record: Recor
 
 
 def _flowtables(own: Program, processes: Processes) -> str:
-    """Return whether our kube-proxy fast forwards, "" for another one or another mode."""
+    """Return whether our kube-proxy uses fast forwarding, "" for another program or another mode."""
     if not own.flags or own.mode != "nftables":
         return ""
     log = processes.log(f"kube-proxy-{NODES[1].name}").read_text(errors="replace")

@@ -1,7 +1,7 @@
-"""The Services that are asked, their servers in pods, and the clients in a pod, on a node and outside.
+"""The Services of the clients, their servers in pods, and the clients in a pod, on a node and outside.
 
-The pods of `kept` stay; those of `rolled` are replaced by a rolling update. Each server is upstream's
-`agnhost netexec`. After SIGTERM it is not ready, but answers for another DRAIN seconds.
+The pods of `kept` remain; those of `rolled` are replaced by a rolling update. Each server is upstream's `agnhost
+netexec`. After SIGTERM it is not ready, but answers for another DRAIN seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Offer(NamedTuple):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of traffic to it: a connection to a pod that a rolling update deletes has to end."""
+        """The kinds of traffic to the Service: a connection to a pod that a rolling update deletes has to end."""
         return tuple(kind for kind in KINDS if self.deployment == KEPT or kind != "long TCP")
 
 
@@ -80,7 +80,7 @@ def _server(image: str) -> Json:
 
 
 def make(programs: Path, image: str, pause: str) -> list[Client]:
-    """Make the objects, wait until all pods are ready, and return the clients. Raises E2EError."""
+    """Create the objects, wait until all pods are ready, and return the clients. Raises E2EError."""
     given = json.dumps(objects(image, pause))
     kubectl(programs, FOLDER, "apply", "--validate=false", "-f", "-", given=given)
     for name in (KEPT, ROLLED):
@@ -94,7 +94,7 @@ def make(programs: Path, image: str, pause: str) -> list[Client]:
 def clients(services: Mapping[str, Json], pod: str) -> Iterator[Client]:
     """Yield a client of each kind, place and family of every Service; `pod` is a pod's network namespace.
 
-    Clients outside ask the NodePort on the second node; the other ones, on the first node, ask the cluster IP.
+    Clients outside use the NodePort on the second node; the others, on the first node, use the cluster IP.
     """
     for name, offer in OFFERS.items():
         spec = services[name]["spec"]
@@ -109,7 +109,7 @@ def clients(services: Mapping[str, Json], pod: str) -> Iterator[Client]:
 
 
 def ask(sock: socket.socket) -> str:
-    """Ask a server for its name once; return its Deployment. Raises OSError."""
+    """Request a server's name once; return its Deployment. Raises OSError."""
     if sock.type == socket.SOCK_DGRAM:
         sock.sendall(b"hostname")
         return _deployment(sock.recv(512))

@@ -1,4 +1,4 @@
 """An hour or more of one proxy: thousands of Services change all the time, and connections are always open.
 
-What is sampled must not grow, and no connection may be lost: docs/reliability.md.
+The samples must not grow, and no connection may be lost: docs/reliability.md.
 """

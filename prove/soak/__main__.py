@@ -25,7 +25,7 @@ EVERY = 10.0
 
 
 class Soak(msgspec.Struct):
-    """What was done and seen. `asked` is how often clients asked, by kind; `wrong` is empty when all is well."""
+    """The results of a soak. `asked` are the numbers of requests by kind; `wrong` is empty without a fault."""
 
     mode: str
     size: str
@@ -39,7 +39,7 @@ class Soak(msgspec.Struct):
     wrong: list[str] = []
 
     def judge(self, ground: Ground) -> None:
-        """Look at the end of it all, and judge what was sampled."""
+        """Make the final checks, and judge the samples."""
         report = ground.report()
         self.asked = report["asked"]
         self.wrong += report["first"]
@@ -52,7 +52,7 @@ class Soak(msgspec.Struct):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; return the exit code: 0 when all stayed flat and nothing was lost."""
+    """Run; return the exit code: 0 if all figures stayed constant and no connection was lost."""
     given = _parse(argv)
     out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 run.samples.append(sample)
                 print(" ".join(f"{name}={value:.6g}" for name, value in sample.items()), flush=True)
                 run.circumstances = circumstances(started, time.time() - started, False)
-                path.write_bytes(msgspec.json.encode(run))  # what was seen outlives whatever happens
+                path.write_bytes(msgspec.json.encode(run))  # write the samples even after an error
         except (RuntimeError, OSError) as error:
             run.wrong.append(f"ended early: {error}")
         run.judge(ground)
@@ -82,7 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sampled(ground: Ground, seconds: float, every: float, over: threading.Event) -> Iterator[Sample]:
-    """Yield a sample every so often, for so many seconds or until it is `over`. Raises what Ground.sample raises."""
+    """Yield a sample at each interval, for a number of seconds or until it is `over`.
+
+    Raises the errors of Ground.sample.
+    """
     began = time.monotonic()
     for turn in range(1, int(seconds / every) + 1):
         if over.wait(max(0.0, began + turn * every - time.monotonic())):
@@ -103,7 +106,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="other work runs on this machine: times and the kernel's memory are shown, and not judged",
     )
     parser.add_argument("--out", default=str(OUT), help="the folder for figures and chart (bench/out)")
-    parser.add_argument("--seed", type=int, default=1, help="of what changes (1)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random changes (1)")
     return parser.parse_args(argv)
 
 

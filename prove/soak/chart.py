@@ -1,4 +1,4 @@
-"""Draws what was sampled over time, with matplotlib."""
+"""Draws the samples over time, with matplotlib."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PANELS: Final = (
 
 
 def draw(samples: Sequence[Sample], heading: str, path: Path) -> None:
-    """Write the chart as SVG or PNG, by the path's suffix."""
+    """Write the chart as SVG or PNG, depending on the path's suffix."""
     os.environ.setdefault("MPLCONFIGDIR", str(path.parent / ".matplotlib"))
     from matplotlib import rcParams  # noqa: PLC0415 - only to draw
     from matplotlib.figure import Figure  # noqa: PLC0415

@@ -1,6 +1,6 @@
-"""The Services and endpoints of a soak, and what becomes of them, from a seed alone. Pure.
+"""The Services and endpoints of a soak, and their changes, determined by a seed. Pure.
 
-They change all the time and never grow: a proxy that grows beside them does so by itself.
+Their number does not grow: if the proxy grows, the proxy itself is the cause.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import NamedTuple
 from bench import objects
 
 PORT = 8084
-"""Where endpoints answer: far.py."""
+"""The network of the endpoints: far.py."""
 
 FEWEST, MOST = 6, 14
-"""Endpoints of a Service whose number changes: ten to begin with, and any number between these equally often later."""
+"""The numbers of endpoints of a Service that scales: ten at first, later each number of this range."""
 
 EXTRA = 50
-"""One Service in so many comes and goes; the others stay, as connections are open to them."""
+"""One of this number of Services is deleted and created repeatedly; the others keep their open connections."""
 
 _FIRST_ADDRESS = 0x0A800000  # 10.128.0.0
-_ADDRESSES = 64  # of each Service, so that an answer tells whose endpoint gave it
+_ADDRESSES = 64  # the endpoints of each Service, so that an answer identifies the Service
 
 
 class Write(NamedTuple):
@@ -33,12 +33,12 @@ class Write(NamedTuple):
 
 
 def is_udp(number: int) -> bool:
-    """Return whether a Service is of UDP: one in ten is."""
+    """Return whether a Service uses UDP: one in ten does."""
     return number % 10 == 7
 
 
 def owner(address: bytes) -> int:
-    """Return the number of the Service that an endpoint's packed address belongs to."""
+    """Return the number of the Service of an endpoint's packed address."""
     return (int.from_bytes(address, "big") - _FIRST_ADDRESS) // _ADDRESSES
 
 
@@ -48,7 +48,7 @@ def endpoint(number: int, place: int) -> str:
 
 
 class Cluster:
-    """What there is now. `steady` Services stay; `coming` and those after them come and go."""
+    """The present objects. `steady` Services remain; those from `coming` on are deleted and created."""
 
     def __init__(self, size: objects.Size, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -61,17 +61,20 @@ class Cluster:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Return how many Services and endpoints there are."""
+        """Return the numbers of Services and endpoints."""
         return len(self._places), sum(map(len, self._places.values()))
 
     def beginning(self) -> Iterator[Write]:
-        """Yield the writes that make what there is."""
+        """Yield the writes that create the present objects."""
         for number in self._places:
             yield self._service(number)
             yield self._slice(number, "")
 
     def change(self, trigger: str) -> list[Write]:
-        """Change one thing; return its writes. `trigger` is when that was, as endpoint controllers note it."""
+        """Change one object; return its writes.
+
+        `trigger` is the time of the change, as endpoint controllers record it.
+        """
         kind = self._chance.random()
         if kind < 0.06:
             return self._come_or_go(self._chance.choice(self._extra), trigger)
@@ -86,7 +89,7 @@ class Cluster:
         return [self._slice(number, trigger)]
 
     def _fresh(self, number: int) -> int:
-        """Return a place that the Service has not had for long: what is added and removed again is no change."""
+        """Return an endpoint that the Service has not had for long, so that adding it is a change."""
         places, at = self._places[number], self._next[number]
         while (at := at % (_ADDRESSES - 2) + 1) in places:
             pass

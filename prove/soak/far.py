@@ -1,6 +1,6 @@
-"""The endpoints of a soak: answers what is asked on any address of its namespace with that address and the question.
+"""The endpoints of a soak: answers a request to any address of its namespace with this address and the request.
 
-As a program it enters the network namespace of the process whose number it is given.
+As a program it enters the network namespace of the process with the given id.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _answer(datagrams: socket.socket) -> None:
-    """Answer from the address that was asked, which is not the one that the kernel would take."""
+    """Answer from the request's destination address, because the kernel would select another one."""
     asked, ancillary, _, peer = datagrams.recvmsg(64, 64)
     for _, _, info in ancillary:
         address = info[8:12]

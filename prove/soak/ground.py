@@ -1,6 +1,6 @@
-"""Where a soak happens: a proxy, the lab's API server, endpoints and clients, each in its own place; and the churn.
+"""The parts of a soak: a proxy, the lab's API server, endpoints and clients, each in a separate place; and the changes.
 
-It all ends with the process that made it.
+All parts end with the process that started them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from prove.soak.samples import Sample
 from prove.world import hint
 
 MOVES = 5
-"""Changes of a Service of its own that packets are timed to, for a sample."""
+"""Changes of a separate Service whose first packets are timed, for a sample."""
 
 _COMPLAINT = re.compile(r"E\d{4} |Traceback")
-_SETTLED = 10.0  # seconds until all that changed is in the kernel, in the slowest mode
+_SETTLED = 10.0  # seconds until all changes are in the kernel, in the slowest mode
 _LOADED = 600.0  # seconds until the proxy is ready
 
 
 class Churn:
-    """What changes, in a thread: `made` are the changes so far, `late` how far it is behind its rate, in seconds."""
+    """Makes the changes, in a thread: `made` is their number so far, `late` the delay behind the rate, in seconds."""
 
     def __init__(self, api: ApiProcess, cluster: Cluster, rate: float) -> None:
         self.made = 0
@@ -48,18 +48,18 @@ class Churn:
         self._thread = threading.Thread(target=self._guard, name="churn")
 
     def start(self) -> None:
-        """Begin."""
+        """Start."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop."""
         self._over.set()
         self._thread.join()
 
     def _guard(self) -> None:
         try:
             self._change()
-        except BaseException as error:  # who samples raises it
+        except BaseException as error:  # the thread that takes samples raises it
             self.error = error
 
     def _change(self) -> None:
@@ -84,7 +84,7 @@ def put(api: ApiProcess, write: Write) -> None:
 
 
 class Ground:
-    """A context manager. Made in a network namespace of its own, which is the node's."""
+    """A context manager. It must be created in a new network namespace, which becomes the node's."""
 
     def __init__(self, mode: str, size: objects.Size, rate: float, seed: int) -> None:
         self.mode, self.rate = mode, rate
@@ -140,11 +140,11 @@ class Ground:
         return self.proxy.cpu_seconds(), samples.cpu_seconds(self.api.pid), self.churn.made, late, programmed
 
     def report(self) -> dict[str, Any]:
-        """Return what the clients asked and what failed."""
+        """Return the clients' requests and failures."""
         return self.clients.ask("report")
 
     def sample(self) -> Sample:
-        """Look at everything. Raises RuntimeError when the proxy or what changes has ended."""
+        """Take a sample. Raises RuntimeError if the proxy or the changes have ended."""
         if self.churn.error is not None or not self.proxy.running:
             raise RuntimeError(f"ended early: {self.churn.error!r}\n{self.proxy.said()}")
         totals = self._totals()
@@ -171,7 +171,7 @@ class Ground:
         return move(self.network, self.api, self.proxy, self._probed, self._turn)
 
     def wrong(self) -> list[str]:
-        """Return what the proxy's log says that no healthy hour has, and how its plans differ from the kernel."""
+        """Return unexpected lines of the proxy's log, and the differences of its plans from the kernel."""
         self.churn.stop()
         time.sleep(_SETTLED)
         complaints = [line for line in self.proxy.logged().splitlines() if _COMPLAINT.match(line)]

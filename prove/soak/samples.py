@@ -41,12 +41,12 @@ def process(pid: int) -> Sample:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has used."""
-    return time.clock_gettime((~pid << 3) | 2)  # the process's clock: see clock_getcpuclockid(3)
+    """Return the CPU time of a process."""
+    return time.clock_gettime((~pid << 3) | 2)  # clock of a process: see clock_getcpuclockid(3)
 
 
 def machine() -> Sample:
-    """Return what of the kernel's memory tables are made of, in MB, of the whole machine; and tracked connections."""
+    """Return the kernel's memory for tables in MB, of the whole machine; and the number of tracked connections."""
     tracked = Path("/proc/sys/net/netfilter/nf_conntrack_count")
     return {
         "slab": memory.kmalloc("kmalloc-cg-") / 2**20,
@@ -56,7 +56,7 @@ def machine() -> Sample:
 
 
 def lateness() -> tuple[float, float]:
-    """Return the sum of seconds from changes to their rules in the kernel, and how many they were, so far."""
+    """Return the sum of the seconds from changes to their rules in the kernel, and the number of changes, so far."""
     with urllib.request.urlopen(METRICS, timeout=30) as answer:
         text = answer.read().decode()
     found = {"sum": 0.0, "count": 0.0}
@@ -73,7 +73,7 @@ def set_elements(table: str) -> float:
     total = 0
     with Netlink.open() as link:
         request = GENERIC.pack(_NF_IPV4, 0, 0) + text_attribute(nfta.SET_TABLE, table)
-        # No set comes or goes, so a dump that was interrupted by changes of elements has all of them.
+        # No set is created or deleted, so a dump that was interrupted by changes of elements contains all sets.
         for data in link.dump_once(GET_SET, request, "sets"):
             for each in messages(data):
                 if each.kind != _NEW_SET:
@@ -84,7 +84,7 @@ def set_elements(table: str) -> float:
 
 
 def legacy_entries() -> float:
-    """Return how many entries the table nat of legacy iptables has."""
+    """Return the number of entries in the table nat of legacy iptables."""
     table = TableInfo.open(Family.IPV4)
     try:
         return float(table.info("nat")[-2])
@@ -93,7 +93,7 @@ def legacy_entries() -> float:
 
 
 def nft_rules() -> float:
-    """Return how many rules the table nat of iptables has in nf_tables."""
+    """Return the number of rules in the table nat of iptables-nft."""
     return float(len(rules(_NF_IPV4, "nat")))
 
 
@@ -103,4 +103,4 @@ COUNTED: Final[dict[str, tuple[str, Callable[[], float]]]] = {
     "iptables-legacy": ("rules", legacy_entries),
     "iptables-nft": ("rules", nft_rules),
 }
-"""What each mode's tables consist of."""
+"""The function that counts the parts of each mode's tables."""

@@ -26,14 +26,14 @@ from support.traffic import check_first_syn
 
 SERVICE_PORT = 80
 LASTING = 200
-"""Connections that are open all the time: one half from the first minute to the last, the others for a minute each."""
+"""Open connections: one half lasts for the whole soak, the others for a minute each."""
 
 NEW, QUESTIONS = 40.0, 10.0
 """New TCP connections, and UDP requests, per second."""
 
-_ASKED_EVERY = 4.0  # seconds between two questions on a connection that is open
+_ASKED_EVERY = 4.0  # seconds between two requests on an open connection
 _RENEWED = 60.0  # seconds
-_PATIENCE = 10.0  # seconds for an answer
+_PATIENCE = 10.0  # seconds to wait for an answer
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that no port waits
 
 
@@ -52,7 +52,7 @@ class Traffic:
         self._began = time.monotonic()
 
     def begin(self) -> None:
-        """Start all of it."""
+        """Start all clients."""
         for turn in range(LASTING):
             self._start(self._last(renewed=turn % 2 == 1))
         self._start(self._repeat(NEW, self._connect_once))

@@ -9,24 +9,25 @@ from typing import Final, NamedTuple
 from bench.figures import median, percentile
 
 ALLOWED: Final = 0.05
-"""How much more the last sixth may have than the second: the first one, ten minutes of an hour, is for warming up."""
+"""Permitted growth from the second sixth to the last one; the first sixth of an hour is for warming up."""
 
 SIXTHS: Final = 6
 
 
 def low(values: Sequence[float]) -> float:
-    """Return what a tenth of the values are below: what else the machine does only ever adds to those of this kind."""
+    """Return the lowest tenth of the values: other work of the machine only increases values of this kind."""
     return percentile(values, 10)
 
 
 _THREADS: Final = 3 + min(32, (os.cpu_count() or 1) + 4)
-"""The main one, a relay, one that commits ahead, and the event loop's pool, which fills as work meets."""
+"""Maximum number of threads: the main thread, a relay, a thread for commits, and the event loop's pool."""
 
 
 class Kind(NamedTuple):
-    """A figure that has to stay flat: its unit, which value stands for a sixth, and whether other work adds to it.
+    """A figure that must stay constant: its unit, the value that represents a sixth, and whether other work increases
+    it.
 
-    Up to `bound` it may grow.
+    It may grow up to `bound`.
     """
 
     unit: str
@@ -46,7 +47,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "landing": Kind("ms", low, shared=True),
     "cpu": Kind("ms a change", low, shared=True),
 }
-"""`parts` are elements or rules of the tables; `lag` is what the proxy's metric says, `landing` what packets say."""
+"""`parts` are elements or rules of the tables; `lag` is from the proxy's metric, `landing` from packets."""
 
 
 class Line(NamedTuple):
@@ -75,7 +76,8 @@ class Line(NamedTuple):
 
 
 def lines(samples: Sequence[Mapping[str, float]], *, beside: bool) -> list[Line]:
-    """Return what became of each figure that was sampled; what other work `beside` adds to is not judged then.
+    """Return the verdict on each figure of the samples; with other work on the machine, figures that it increases are
+    not judged.
 
     Raises ValueError for fewer than six samples.
     """
