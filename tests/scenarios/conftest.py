@@ -1,6 +1,7 @@
-"""Clusters for scenarios: `live` is shared by a module and has a running proxy, `bare` is a test's own and has none.
+"""Clusters for scenarios: `live` is shared by a module and has a running proxy, `bare` belongs to one test and has
+none.
 
-Under xdist each worker has clusters of its own; their names are random, so they live side by side.
+Under xdist each worker has separate clusters; their names are random, so they can run at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from support.modes import GUEST, MODES, NFTABLES, ScenarioMode, translate_bridge
 from support.three_nodes import ThreeNodes
 
 DRAWS = {"iptables-legacy": 3}
-"""How often a mode is drawn for the quick set where others are once: few scenarios are meant for this one."""
+"""How often the quick set includes this mode where it includes others once: few scenarios are meant for this mode."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,7 +29,7 @@ def bridged_packets_are_translated() -> None:
 
 @pytest.fixture(scope="module")
 def mode(request: pytest.FixtureRequest) -> ScenarioMode:
-    """The mode of the clusters' proxies: nftables, where a test is not marked with others (support.modes)."""
+    """The mode of the clusters' proxies: nftables, unless a test's mark names others (support.modes)."""
     return MODES[getattr(request, "param", NFTABLES.name)]
 
 
@@ -45,7 +46,7 @@ def live(request: pytest.FixtureRequest, loop, mode: ScenarioMode) -> Iterator[L
 
 @pytest.fixture(scope="module")
 def nodes(loop, live: Live) -> ThreeNodes:
-    """Three nodes with a proxy each, in the cluster of `live`, whose own proxy ends."""
+    """Three nodes with a proxy on each, in the cluster of `live`, whose own proxy is stopped."""
     made = ThreeNodes(live)
     loop.run(live.proxy.stop())
     loop.run(made.up())
@@ -54,7 +55,7 @@ def nodes(loop, live: Live) -> ThreeNodes:
 
 @pytest.fixture
 def bare(loop, mode: ScenarioMode) -> Iterator[Live]:
-    """A cluster with pods, for tests that start and end proxies themselves or harm the API server."""
+    """A cluster with pods, for tests that start and end proxies themselves or disturb the API server."""
     made = _up(loop, mode)
     try:
         yield made
@@ -62,9 +63,9 @@ def bare(loop, mode: ScenarioMode) -> Iterator[Live]:
         _down(loop, made)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m decides
+@pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark a scenario slow in all of its modes but one; under the guest's kernel leave out all modes but ipvs."""
+    """Mark a scenario slow in all of its modes except one; under the guest's kernel deselect all modes except ipvs."""
     ours = [item for item in items if Path(__file__).parent in item.path.parents]
     if not GUEST:
         _one_mode_is_quick(ours)
@@ -75,9 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _one_mode_is_quick(items: list[pytest.Item]) -> None:
-    """A module's name decides in which mode `make test` runs its scenarios: each mode is a cluster of its own.
+    """The module's name determines the mode in which `make test` runs its scenarios: each mode needs its own cluster.
 
-    A scenario that is not meant for the module's first mode runs in the next one of the module's order.
+    A scenario that does not support the module's first mode runs in the next one of the module's order.
     """
     variants: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -90,14 +91,14 @@ def _one_mode_is_quick(items: list[pytest.Item]) -> None:
 
 
 def _place(item: pytest.Item) -> int:
-    """The place of a scenario's mode in the order of its module: the least number drawn is the first."""
+    """Return the position of a scenario's mode in the order of its module: the smallest number is first."""
     mode = _mode_of(item)
     return min(zlib.crc32(f"{item.path.stem} {mode} {n}".encode()) for n in range(DRAWS.get(mode, 1)))
 
 
 def _mode_of(item: pytest.Item) -> str:
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return params.get("mode") or params.get("two_nodes", "")  # of e2e/conftest.py
+    return params.get("mode") or params.get("two_nodes", "")  # from e2e/conftest.py
 
 
 def _up(loop, mode: ScenarioMode) -> Live:

@@ -1,4 +1,4 @@
-"""ClientIP affinity: clients stay with their endpoint through every change of the others, and leave it when it goes."""
+"""ClientIP affinity: clients keep their endpoint through every change of others, and leave it after its deletion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STICKY = {"sessionAffinity": "ClientIP"}
 
 
 async def add_clients(live: Live) -> None:
-    """Give the outside many addresses, each a client of its own."""
+    """Add many addresses to the outside, each a separate client."""
     lines = "\n".join(f"addr add {a}/{32 if '.' in a else 128} dev lo" for each in CLIENTS.values() for a in each)
     status, _, error = await live.cluster.exec("outside", ["bash", "-c", f"ip -batch - <<< '{lines}'"])
     assert status == 0, error
@@ -30,7 +30,7 @@ def sticky(live: Live, loop) -> Live:
 
 
 async def choices(live: Live, front: Front, proto: str = "tcp", times: int = 2) -> dict[str, str]:
-    """Which endpoint each client got; all its connections must have led to the same."""
+    """Return the endpoint of each client; all connections of a client must have reached the same endpoint."""
     family = "IPv6" if ":" in front.address else "IPv4"
 
     async def choice(client: str) -> str:
@@ -64,7 +64,7 @@ async def test_clients_stay_and_spread(sticky: Live, family: str, proto: str, ki
 @pytest.mark.parametrize("proto", ["tcp", "udp"])
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 async def test_a_client_meets_one_endpoint_by_whichever_address(sticky: Live, family: str, proto: str) -> None:
-    """As upstream: affinity is a service port's, not an address's; another Service's clients are its own."""
+    """As upstream: affinity belongs to a service port, not to an address; each Service has separate clients."""
     number = 70 + ["tcp", "udp"].index(proto)
     external = f"198.51.100.{number}" if family == "IPv4" else f"2001:db8:1::{number:x}"
     name = f"whichever-{family}-{proto}".lower()
@@ -83,7 +83,8 @@ async def test_a_client_meets_one_endpoint_by_whichever_address(sticky: Live, fa
     assert await choices(sticky, other, proto) != first
     for place in ("pod", "node"):
         answers = [answer for front in fronts for answer in await sticky.cluster.probes(place, proto, *front, 3)]
-        # In userspace mode the kernel now and then refuses to send a UDP packet of the node: no matter of affinity.
+        # In userspace mode the kernel sometimes refuses to send a UDP packet of the node: this is unrelated to
+        # affinity.
         assert len({answer.pod for answer in answers if isinstance(answer, Answer)}) == 1, (place, answers)
 
 
@@ -127,7 +128,7 @@ async def test_local_policy_keeps_clients_apart_from_the_cluster_pool(sticky: Li
 @modes("nftables", "iptables-nft")
 @pytest.mark.parametrize("jump", ["clock-back", "clock-ahead"])
 async def test_a_clock_that_jumps_forgets_no_client(sticky: Live, jump: str) -> None:
-    """By an hour back, or ten years ahead, in the middle of a start."""
+    """The clock jumps by an hour back, or ten years ahead, in the middle of a start."""
     name = f"jump-{jump}"
     sticky.service(name, "a1 b1 b2", **STICKY)
     front = sticky.front(name)
@@ -153,7 +154,7 @@ async def test_tcp_and_udp_of_one_port_are_two_affinities(sticky: Live) -> None:
     assert await choices(sticky, front, "tcp") == tcp
 
 
-@modes("nftables", "iptables-nft", "userspace")  # in ipvs mode it lasts as long as its connections are remembered
+@modes("nftables", "iptables-nft", "userspace")  # in ipvs mode it lasts as long as the kernel stores the connections
 async def test_affinity_expires_after_its_timeout(sticky: Live) -> None:
     brief = {"clientIP": {"timeoutSeconds": 1}}
     sticky.service("brief", "a1 a2 b1 b2", sessionAffinityConfig=brief, **STICKY)
@@ -186,7 +187,7 @@ async def test_affinity_comes_and_goes_with_the_field(sticky: Live) -> None:
 
 ENDPOINTS = "a1 a2 b1 b2"
 CHANGES = {"nothing": ENDPOINTS, "another-comes": "a1 a2 a3 b1 b2", "another-goes": "a2 b1 b2"}
-"""The endpoints after a restart, by what happens meanwhile."""
+"""The endpoints after a restart, by the change during the restart."""
 
 
 @modes("nftables", "iptables-nft", "ipvs")

@@ -1,6 +1,7 @@
-"""A real Prometheus beside real proxies: the trouble of each alert is made, it fires, and ends with the trouble.
+"""Alerts in a real Prometheus with real proxies: each test causes the alert's problem; the alert fires, and ends with
+it.
 
-A node for each kind of trouble, all at once: the time of this test is that of the slowest.
+Each kind of problem has a separate node, all at once, so the test takes as long as the slowest alert.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NODES: dict[str, Json] = {
 NOT_OF_EACH = {
     "kubeproxy_sync_proxy_rules_iptables_total",  # iptables mode
     "kubeproxy_service_new_connections_total",  # --connection-counters
-    "kubeproxy_conntrack_reconciler_deleted_entries_total",  # once something was deleted
+    "kubeproxy_conntrack_reconciler_deleted_entries_total",  # after a first deletion
 }
 
 
@@ -59,7 +60,7 @@ def net(number: int, name: str) -> NodeNet:
 
 
 class Fleet:
-    """A cluster with those nodes, a proxy on each, and Prometheus on their LAN, at first without knowing them."""
+    """A cluster with these nodes, a proxy on each, and a Prometheus on their LAN that has no targets yet."""
 
     def __init__(self, cluster: LabCluster) -> None:
         self.cluster = cluster
@@ -83,7 +84,7 @@ class Fleet:
         await self.start(name)
 
     def papers(self, days: int) -> Path:
-        """A kubeconfig with a client certificate of its own, which is made anew."""
+        """Return a kubeconfig with a new client certificate."""
         folder = self.cluster.folder / "pki"
         certificate, key = folder / "papers.crt", folder / "papers.key"
         make_client(folder, certificate, key, "system:kube-proxy", days)
@@ -94,14 +95,14 @@ class Fleet:
         return made
 
     def service(self, name: str, protocol: str = "TCP") -> None:
-        """A Service whose endpoint is the API server's port, which every node reaches."""
+        """A Service whose endpoint is the API server's port, which every node can reach."""
         ports = [{"name": "port", "port": 80, "protocol": protocol, "targetPort": objects.API_PORT}]
         body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": {"ports": ports}}
         self.cluster.create(body)
         self.change(name, [OUTSIDE_IP], protocol)
 
     def change(self, name: str, addresses: list[str], protocol: str = "TCP") -> None:
-        """Write its endpoints, as the controller does that noticed a pod's change just now."""
+        """Write its endpoints as the controller does after a pod's change at this moment."""
         ports = [{"name": "port", "port": objects.API_PORT, "protocol": protocol}]
         written = slice_of(name, "IPv4", [{"addresses": [address]} for address in addresses], ports)
         now = datetime.now(UTC).isoformat()
@@ -109,18 +110,18 @@ class Fleet:
         self.cluster.store.put("endpointslices", written)
 
     async def keep_changing(self) -> None:
-        """The life of a cluster, until it is cancelled."""
+        """Make the usual changes of a cluster until cancelled."""
         for turn in range(10_000):
             self.change("busy", [OUTSIDE_IP, "10.244.250.1", "10.244.250.2"][: 1 + turn % 3])
             await asyncio.sleep(0.3)
 
     async def connect(self, name: str, service: str, protocol: str = "tcp", times: int = 1) -> None:
-        """Open connections to a Service on a node; whether somebody answers makes no difference."""
+        """Open connections to a Service on a node, whether or not they succeed."""
         address = self.cluster.get("services", service)["spec"]["clusterIP"]
         await run_in_async(self.namespace(name), lambda: ask_many(protocol, address, 80, times, 0.3))
 
     async def wait(self, holds: Callable[[set[tuple[str, str]]], Any], what: str) -> None:
-        """Wait until something holds of the alerts that fire."""
+        """Wait until a condition about the firing alerts is true."""
         end = time.monotonic() + TIMEOUT
         while not holds(firing := await self.prometheus.firing()):
             logs = {name: proxy.tail(3) for name, proxy in self.proxies.items() if name in what}
@@ -139,7 +140,7 @@ async def fleet() -> AsyncIterator[Fleet]:
             await made.prometheus.stop()
 
 
-# The troubles: each is there within the context, and healed at its end.
+# The problems: each exists during its context, and is repaired at the end.
 
 
 @asynccontextmanager
@@ -231,7 +232,7 @@ TROUBLES: list[tuple[Callable[[Fleet], AbstractAsyncContextManager[None]], str, 
 
 
 async def seen(made: Fleet, trouble: Callable[[Fleet], AbstractAsyncContextManager[None]], name: str, alerts: set[str]):
-    """Make a trouble; its alerts fire on that node, and end after it."""
+    """Cause a problem; its alerts fire on that node, and end after it."""
     wanted = {(alert, name) for alert in alerts}
     async with trouble(made):
         await made.wait(wanted.issubset, f"{name}: {alerts} should fire")
@@ -239,12 +240,12 @@ async def seen(made: Fleet, trouble: Callable[[Fleet], AbstractAsyncContextManag
 
 
 async def every_panel_has_data(made: Fleet) -> None:
-    """What the dashboard asks: a minute of life is enough for each panel."""
+    """The dashboard's queries return data for each panel after a minute."""
     wanted = {filled(question.expression): question.panel for question in questions()}
     end = time.monotonic() + TIMEOUT
     made.service("names", "UDP")
     for turn in itertools.takewhile(lambda _: wanted, itertools.count()):
-        await made.connect("well", "names", "udp")  # a flow that is stale in a moment, unless it came too early
+        await made.connect("well", "names", "udp")  # a flow that becomes stale in a moment, unless it came too early
         made.change("names", [f"192.0.2.{1 + turn % 2}"], "UDP")
         for expression in list(wanted):
             found = [float(series["value"][1]) for series in await made.prometheus.query(expression)]
@@ -254,7 +255,7 @@ async def every_panel_has_data(made: Fleet) -> None:
 
 
 async def every_proxy_has_what_is_asked(made: Fleet) -> None:
-    """In whichever of these modes; what some have alone is named."""
+    """In any of these modes; series of one mode are named."""
     asked = {name for question in questions() for name in metrics_of(question.expression)} - NOT_OF_EACH
     for name in asked:
         found = await made.prometheus.query(f'count by (instance) ({{__name__=~"{name}(_bucket)?"}})')
@@ -276,6 +277,6 @@ async def test_each_alert_fires_on_its_trouble_and_ends_with_it() -> None:
         assert shown == {rule["alert"] for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]}
         await every_panel_has_data(made)
         await every_proxy_has_what_is_asked(made)
-        # How slow a busy machine makes a proxy that is well is no fault of it.
+        # A busy machine makes even a healthy proxy slow.
         healthy = 'alertstate="firing", instance="well", alertname!="KubeProxySlow"'
         assert await made.prometheus.query(f"count_over_time(ALERTS{{{healthy}}}[5m])") == []

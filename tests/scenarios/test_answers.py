@@ -1,4 +1,4 @@
-"""Answers of a running proxy for programs are as docs/answers.schema.json says."""
+"""JSON answers of a running proxy conform to docs/answers.schema.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An API server that is away, slow, forgetful or talks nonsense: traffic flows on the last state, then all is found."""
+"""An API server that is away, slow, without history or invalid: the last state stays in use, then changes arrive."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def serving(live: Live) -> None:
 
 
 async def change(live: Live) -> Front:
-    """One object of each kind is new, changed, gone; returns where the one that goes was reached."""
+    """Create, change and delete one object of each kind; return the address of the deleted one."""
     gone = live.front("gone")
     live.endpoints("moved", "b2")
     live.service("new", "a2")

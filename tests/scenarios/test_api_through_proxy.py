@@ -1,4 +1,4 @@
-"""An API server that is only reached through an HTTP proxy: lists, watches and events all go there."""
+"""An API server that is reachable only through an HTTP proxy: lists, watches and events go through it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSWORD = "secret-word"
 
 
 class Relay:
-    """A proxy on the node's loopback that leads each CONNECT to the API server, whatever it names."""
+    """An HTTP proxy on the node's loopback that connects each CONNECT to the API server, whatever it names."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -63,7 +63,7 @@ async def test_services_are_served_when_only_a_proxy_reaches_the_api_server() ->
         await live.add_pods()
         live.service("web", "a1")
         async with Relay(cluster.namespace_of("node")) as relay:
-            # A name that nobody resolves, and an address of the server's certificate: the proxy knows better.
+            # A name that cannot be resolved, and an address in the server's certificate: the HTTP proxy resolves them.
             kubeconfig = yaml.safe_load(cluster.node_kubeconfig.read_text())
             entry = kubeconfig["clusters"][0]["cluster"]
             entry |= {

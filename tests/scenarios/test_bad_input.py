@@ -1,4 +1,4 @@
-"""Any JSON in any object, as if an API server had let it through: it costs that object, and says so on it."""
+"""Any JSON in any object, as if an API server had accepted it: only this object is affected, and gets an event."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from support.junk import ENDPOINTS, GOOD_PORT, OTHERS, SERVICES, SLICES, SPECS, 
 from support.live import Front, Live, slice_of
 
 Json = dict[str, Any]
-PROXY = {"clientConnection": {"qps": -1}}  # an event for each of these objects is more than the 5 a second by default
+PROXY = {"clientConnection": {"qps": -1}}  # these objects need more than the default of 5 events per second
 SLICE_PORT = {"name": "web", "port": 3000, "protocol": "TCP"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def neighbour(live: Live, loop) -> None:
-    """A Service that must go on working; only the proxy hears of what comes."""
+    """A Service that must continue to work; only the proxy receives the invalid objects."""
 
     async def prepare() -> None:
         live.service("neighbour", "a1 b1")
@@ -31,7 +31,7 @@ def neighbour(live: Live, loop) -> None:
 
 
 def only_watches(live: Live) -> None:
-    """Have the store tell nobody but watches of its changes: the lab's own parts expect valid objects."""
+    """Make the store notify only watches of its changes: the lab's own controllers expect valid objects."""
     for listeners in live.cluster.store._listeners.values():
         listeners[:] = [listener for listener in listeners if isinstance(getattr(listener, "__self__", None), Watch)]
 
@@ -55,11 +55,11 @@ def good_slice(live: Live, name: str) -> Json:
 
 
 async def check(live: Live, front: Front, about: str, bad: Bad) -> None:
-    """The rest of the object works or not, its event names the field, and the neighbour is well."""
+    """The object's other parts work or not, its event names the field, and another Service works."""
     if bad.works:
         await live.expect(front, {"pod": "a1", "outside": "a1"}, "tcp")
     if bad.named:
-        # Hundreds of others may be on their way before it.
+        # Hundreds of other events may be pending before it.
         named = f"an event naming {bad.named}"
         await live.cluster.until(lambda: any(bad.named in event for event in live.events(about)), named, 60)
         assert live.logged(f"{about}.*{bad.named.partition('[')[0]}")
@@ -69,7 +69,7 @@ async def check(live: Live, front: Front, about: str, bad: Bad) -> None:
 
 
 async def healthy(live: Live) -> None:
-    """Changes of others come through."""
+    """Changes of other objects still take effect."""
     for endpoints in ("b1", "a1 b1"):
         live.endpoints("neighbour", endpoints)
         await live.expect(live.front("neighbour"), {"pod": endpoints}, "tcp")
@@ -114,7 +114,7 @@ async def test_endpoint(live: Live, case: str) -> None:
     name, address = f"endpoint-{case}", next(_addresses)
     live.cluster.store.put("services", good_service(name, address))
     slice_ = good_slice(live, name)
-    # Last comes one that is good: what is bad must not end the reading.
+    # The last one is valid: invalid ones must not end the reading.
     slice_["endpoints"] += [bad.part, *slice_["endpoints"]]
     live.cluster.store.put("endpointslices", slice_)
     if bad.named:
@@ -194,7 +194,7 @@ async def test_two_services_with_one_cluster_ip(live: Live) -> None:
 
 
 def mutated(obj: Json, dice: random.Random) -> Json:
-    """An object with a few of its parts replaced by whatever; its name and namespace stay."""
+    """Return an object with several parts replaced by random values; its name and namespace remain."""
     found = copy.deepcopy(obj)
     for _ in range(dice.randint(1, 3)):
         place: Any = found
@@ -211,11 +211,11 @@ def mutated(obj: Json, dice: random.Random) -> Json:
 
 
 async def test_any_json_in_any_field(live: Live) -> None:
-    """Hundreds of random objects come, change and go; afterwards the ruleset is what it was."""
+    """Hundreds of random objects are created, changed and deleted; afterwards the ruleset equals the original one."""
 
     async def listed() -> list[str]:
         text = " ".join([await live.nft("-s", "list", "table", family, "kube-proxy") for family in ("ip", "ip6")])
-        text = re.sub(r" expires \S+", "", text)  # what affinity remembers of other tests grows old meanwhile
+        text = re.sub(r" expires \S+", "", text)  # Affinity entries of other tests expire in the meantime.
         return sorted(text.replace(",", " ").split())
 
     await healthy(live)

@@ -1,4 +1,4 @@
-"""docs/balancing.md with real connections: its examples, and what modes say that share evenly."""
+"""docs/balancing.md with real connections: its examples, and the warnings of modes that always share evenly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = document("docs/balancing.md").path.read_text(encoding="utf-8")
 
 
 def example(live: Live, pod: str) -> dict:
-    """The slice of the page, with an address that there is."""
+    """Return the slice of the page, with an existing address."""
     (text,) = re.findall(
         r"^```yaml\n(kind: EndpointSlice|apiVersion: discovery.*?)^```", PAGE, re.MULTILINE | re.DOTALL
     )
@@ -32,14 +32,14 @@ def example(live: Live, pod: str) -> dict:
 
 
 def annotated(live: Live, line: str) -> None:
-    """Do what a line of the page with `kubectl annotate service web` does."""
+    """Execute a line of the page with `kubectl annotate service web`."""
     assert f"kubectl annotate service web {line}\n" in PAGE
     name, _, value = line.rsplit(maxsplit=1)[-1].partition("=")
     live.cluster.patch("services", "web", {"metadata": {"annotations": {name: value}}})
 
 
 async def answers(live: Live, front: Front, count: int) -> Counter:
-    """Who answered so many connections."""
+    """Return the pods that answered this number of connections."""
     found = await live.cluster.probes("outside", "tcp", *front, count)
     assert not [one for one in found if isinstance(one, NoAnswer)]
     return Counter(one.pod for one in found)
@@ -55,7 +55,7 @@ async def test_the_examples_of_the_page(bare: Live) -> None:
     bare.cluster.store.put("endpointslices", example(bare, "b2"))
     await bare.programmed(bare.front("web"), "a1 b1 b2")
     got = await answers(bare, front, 300)
-    assert 5 <= got["b2"] <= 75, got  # 33 of 300 are expected; beyond it once in 10,000,000 times
+    assert 5 <= got["b2"] <= 75, got  # 33 of 300 are expected; this limit is exceeded once in 10,000,000 times
     status, text = await bare.ask("services", "web")
     assert status == 0
     assert "(100)" in text
@@ -71,7 +71,7 @@ async def test_the_examples_of_the_page(bare: Live) -> None:
     assert "the weight of node-a is 0" in text
 
     annotated(bare, "--overwrite kube-proxy-py/weights=zone:zone-b=0")
-    await bare.programmed(bare.front("web"), "a1 b2")  # the slice of the page says nothing of a zone
+    await bare.programmed(bare.front("web"), "a1 b2")  # the slice on the page contains no zone
     assert "b1" not in await answers(bare, front, 60)
     _, text = await bare.ask("why", "192.0.2.99", f"{front.address}:{front.port}")
     assert "the weight of zone zone-b is 0" in text
@@ -99,7 +99,7 @@ async def test_the_examples_of_the_page(bare: Live) -> None:
 
     async def begins() -> str:
         _, page = await bare.page("/debug/state?namespace=default&name=web", METRICS_PORT)
-        ports = json.loads(page)["services"][0].get("ports", ())  # none while it is being looked at
+        ports = json.loads(page)["services"][0].get("ports", ())  # the table is unchanged during the check
         weights = sorted(next((p for p in ports if p["protocol"] == "TCP"), {}).get("weights", {}).values())
         return "" if weights[:1] in ([10], [20]) else f"{weights}: a new endpoint begins with a tenth"
 
@@ -126,10 +126,10 @@ async def test_a_mode_with_equal_shares_reports_it(bare: Live) -> None:
 
 @modes("nftables")
 async def test_a_service_above_the_limit_of_the_node_has_equal_shares_and_an_event(bare: Live) -> None:
-    for name in ("web", "young"):  # of one age, to the second, so the name decides
+    for name in ("web", "young"):  # both have the same age in seconds, so the name decides
         bare.service(name, "a1 b1", sessionAffinity="None")
         bare.cluster.patch("services", name, {"metadata": {"annotations": {"kube-proxy-py/algorithm": "maglev"}}})
-    await bare.start(args=[f"--balancing-entries={4 * 2 * 1021}"])  # a quarter is for one namespace, for two ports
+    await bare.start(args=[f"--balancing-entries={4 * 2 * 1021}"])  # a quarter is for one namespace: two ports
     for name in ("web", "young"):
         await bare.programmed(bare.front(name), "a1 b1")
     await bare.until(lambda: any("--balancing-entries" in e for e in bare.events("young")), "an event")
@@ -156,7 +156,7 @@ async def test_clients_keep_their_endpoint_when_a_router_sends_them_by_another_n
         annotations = {"service.cilium.io/lb-algorithm": "maglev"}
         bare.cluster.patch("services", name, {"metadata": {"annotations": annotations}})
     config = bare.mode.config
-    for node in (NODE_B, NODE_A):  # the last one is asked
+    for node in (NODE_B, NODE_A):  # only the last one is queried
         bare.proxies.append(await bare.cluster.start_proxy(config, node=node, ready_within=TIMEOUT))
     web, still = bare.front("web"), bare.front("still")
     outside = bare.cluster.namespace_of("outside")
@@ -180,7 +180,7 @@ async def test_clients_keep_their_endpoint_when_a_router_sends_them_by_another_n
 
 
 def talk(address: str, port: int, sources: range) -> dict[int, str]:
-    """Who answers a datagram from each of these ports; none may be lost."""
+    """Return the pods that answer a datagram from each of these ports; none may be lost."""
     found = {}
     for source in sources:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:

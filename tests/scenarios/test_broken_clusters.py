@@ -1,4 +1,4 @@
-"""Broken clusters as an operator with a laptop and docs/seeing.md meets them: one command names the cause."""
+"""Broken clusters, examined by an operator with a laptop and docs/seeing.md: one command names the cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTSIDE = "192.168.100.50"
 
 
 def first(text: str) -> str:
-    """The first line of an answer of `why`, below the line with the node that was asked."""
+    """Return the first line of an answer of `why`, after the line with the queried node."""
     return text.splitlines()[1]
 
 
@@ -122,12 +122,12 @@ async def test_a_chain_of_a_device(nodes: ThreeNodes) -> None:
 
 @pytest.mark.parametrize("at", ["node-a", "node-b"])
 async def test_a_silent_next_hop(nodes: ThreeNodes, at: str) -> None:
-    """Of requests on the client's node, or of answers on the endpoint's node."""
+    """Drops requests on the client's node, or answers on the endpoint's node."""
     nodes.live.service(f"next-{at}", "b1")
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", f"svc/next-{at}:tcp")
     pods, hop = f"{ip(nodes, 'b1' if at == 'node-a' else 'a1')}/32", "192.168.100.77"
     await nodes.run(at, "ip", "route", "add", pods, "via", hop)
-    await nodes.run(at, "bash", "-c", f"echo > /dev/udp/{pods[:-3]}/9")  # a packet, as those of clients' connections
+    await nodes.run(at, "bash", "-c", f"echo > /dev/udp/{pods[:-3]}/9")  # a packet like those of clients' connections
     try:
         status, text = await nodes.ask("why", "pod/a1", f"svc/next-{at}:tcp")
     finally:
@@ -219,7 +219,7 @@ async def test_a_full_connection_table(nodes: ThreeNodes) -> None:
     namespace = nodes.proxies["node-b"].namespace
     nodes.live.service("full", "b1")
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/full:tcp")
-    run_in(namespace, flush)  # what is left of earlier connections would make room as it expires
+    run_in(namespace, flush)  # entries of earlier connections would leave room when they expire
     most = run_in(namespace, limit)
     assert run_in(namespace, lambda: fill(most + 10)) >= most
     try:
@@ -236,12 +236,12 @@ async def test_a_full_connection_table(nodes: ThreeNodes) -> None:
 
 @pytest.mark.slow("a table of connections that is full")
 async def test_a_full_connection_table_at_the_start(bare: Live) -> None:
-    """The proxy does not reach the API server, and the cause of this comes first."""
+    """The proxy does not reach the API server, and the answer names the cause first."""
     bare.service("full", "b1")
     await bare.start()  # the kernel tracks connections only in a namespace with rules that need this
     await bare.proxy.stop()
     namespace = bare.cluster.namespace_of("node")
-    run_in(namespace, flush)  # what is left of earlier connections would make room as it expires
+    run_in(namespace, flush)  # entries of earlier connections would leave room when they expire
     most = run_in(namespace, limit)
     assert run_in(namespace, lambda: fill(most + 10)) >= most
 

@@ -1,6 +1,7 @@
-"""Two Services that ask for the same address and port: whom the API server gave it has it, or the older one.
+"""Two Services that claim the same address and port: the one the API server allocated it to gets it, else the older
+one.
 
-The other one gets an event, and takes over.
+The other Service gets an event, and takes over later.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ OLD, YOUNG = "2020-01-01T00:00:00Z", "2024-01-01T00:00:00Z"
 
 
 def aged(live: Live, name: str, endpoints: str, external: str, created: str) -> None:
-    """Create a Service that says it was made at a time."""
+    """Create a Service with this creationTimestamp."""
     live.service(name, endpoints, externalIPs=[external])
     record = live.cluster.store.get("services", ("default", name))
     assert record is not None

@@ -1,4 +1,4 @@
-"""`kube-proxy changes`: changes and problems of the time before the question; doctor and the page show them too."""
+"""`kube-proxy changes`: changes and problems before the question; doctor and the page show them too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AWAY = "the API server cannot be reached at "
 
 
 async def stored(live: Live, *words: str) -> list[tuple[str, str, str]]:
-    """The kind, the Service and the text of each entry."""
+    """Return the kind, the Service and the text of each entry."""
     _, text = await live.ask("changes", *words, "-o", "json")
     return [(one["kind"], one["service"], one["what"]) for one in valid("changes", text)["changes"]]
 

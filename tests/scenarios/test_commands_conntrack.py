@@ -1,4 +1,4 @@
-"""`kube-proxy conntrack` beside a running proxy: room enough, who fills it, and a table that is full.
+"""`kube-proxy conntrack` with a running proxy: enough room, the Services with the most entries, and a full table.
 
 The limit is the machine's, but each network namespace has its own entries: the node's are filled over netlink.
 """
@@ -34,7 +34,7 @@ async def test_room_enough(live: Live) -> None:
 @pytest.mark.slow("a table of connections that is full")
 async def test_a_full_table_is_named_with_the_client_that_fills_it(live: Live) -> None:
     namespace = live.cluster.namespace_of("node")
-    run_in(namespace, flush)  # what is left of earlier connections would make room as it expires
+    run_in(namespace, flush)  # entries of earlier connections would leave room when they expire
     most = run_in(namespace, limit)
     assert run_in(namespace, lambda: fill(most + 10)) >= most
     try:

@@ -1,4 +1,4 @@
-"""`kube-proxy doctor`: a healthy node has no finding; what is broken on purpose is named with its fix."""
+"""`kube-proxy doctor`: a healthy node has no finding; each deliberate fault is named with its fix."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NFTABLES = modes("nftables")
 
 
 async def findings(live: Live, *words: str) -> tuple[int, dict[str, dict[str, str]], list[str]]:
-    """The exit code, the findings, the worst of each that they are about, and what could not be looked at."""
+    """Return the exit code, the findings, the worst severity by subject, and the failed checks."""
     status, text = await live.ask("doctor", "-o", "json", *words)
     said = json.loads(text)
     return status, {one["about"]: one for one in reversed(said["findings"])}, said["unknown"]
 
 
 async def named(live: Live, about: str, what: str, fix: str) -> None:
-    """Wait until a finding is there, and look that it is counted."""
+    """Wait until a finding appears, and check that it is counted."""
 
     async def check() -> str:
         status, found, _ = await findings(live)
@@ -67,7 +67,7 @@ async def test_a_healthy_node_has_no_finding(live: Live) -> None:
 
 
 @pytest.mark.slow("a cluster of another mode")
-@modes(*sorted(MODES.keys() - {"userspace"}))  # there connections end at the proxy, and none is forwarded
+@modes(*sorted(MODES.keys() - {"userspace"}))  # in this mode connections end at the proxy, and none is forwarded
 async def test_forwarding_that_was_switched_off_is_named(live: Live) -> None:
     async with sysctl(live, "net.ipv4.ip_forward", "0"):
         await named(live, "sysctl", "net.ipv4.ip_forward is 0", "sysctl -w net.ipv4.ip_forward=1")
@@ -85,7 +85,7 @@ async def test_a_strict_filter_hurts_where_answers_leave_elsewhere(live: Live) -
     (line,) = [x for x in (await live.run("ip", "-o", "-4", "addr")).splitlines() if f" {NODE_A.ip}/" in x]
     uplink = line.split()[1]
     async with sysctl(live, f"net.ipv4.conf.{uplink}.rp_filter", "1"):
-        await healthy(live)  # answers go back the same way
+        await healthy(live)  # answers return the same way
         await live.run("ip", "link", "add", "other0", "type", "bridge")
         await live.run("ip", "link", "set", "other0", "up")
         await live.run("ip", "route", "add", "198.51.100.0/24", "dev", "other0")
@@ -120,7 +120,7 @@ async def test_rules_of_another_mode_are_named(live: Live) -> None:
             await live.cluster.exec("node", [command, "-t", "nat", action, chain])
 
     async def check() -> str:
-        await each("-N")  # again: a proxy that has just started removes them once
+        await each("-N")  # repeated, because a newly started proxy removes such tables once
         status, text = await live.ask("doctor")
         wanted = (
             "left by another kube-proxy: 1 chain KUBE-... of iptables-legacy, 1 chain KUBE-... of iptables-nft\n",
@@ -144,7 +144,7 @@ async def test_rules_of_each_other_mode_are_named(live: Live) -> None:
     others = [f"iptables-{one}" for one in ("nft", "legacy") if one != live.mode.variant]
 
     async def check() -> str:
-        for command in others:  # again: a proxy that has just started removes them once
+        for command in others:  # repeated, because a newly started proxy removes such tables once
             await live.cluster.exec("node", [command, "-t", "nat", "-N", chain])
         for name in tables:
             await live.nft(f"add table ip {name}; add chain ip {name} services")
@@ -260,7 +260,7 @@ async def test_a_second_proxy_is_named_with_its_mode(live: Live) -> None:
     finally:
         await second.stop()
     for table in ("ip kube-proxy-userspace", "ip6 kube-proxy-userspace"):
-        await live.nft(f"add table {table}; delete table {table}")  # it may have been stopped before it made one
+        await live.nft(f"add table {table}; delete table {table}")  # it may have been stopped before it created one
     assert live.proxy is first
     await healthy(live)
 
@@ -284,7 +284,7 @@ async def test_an_api_server_that_is_gone_and_no_proxy_at_all(bare: Live) -> Non
     await named(bare, "api", "the API server cannot be reached at", "is reachable from this node")
     await bare.proxy.stop()
     status, found, unknown = await findings(bare)
-    assert "leftovers" in found  # its rules stay
+    assert "leftovers" in found  # its rules remain
     assert (status, "no kube-proxy answers" in unknown[0]) == (1, True)
 
 
@@ -305,7 +305,7 @@ async def test_without_a_proxy_nothing_is_promised(bare: Live, tmp_path: Path) -
     await bare.start()
     config = bare.proxy.config
     kubeconfig = yaml.safe_load(config.read_text())["clientConnection"]["kubeconfig"]
-    copied = shutil.copy(kubeconfig, tmp_path)  # another kubeconfig is no difference from what runs
+    copied = shutil.copy(kubeconfig, tmp_path)  # another kubeconfig is no difference from the running configuration
     for given, file in (
         (("--config", str(config)), kubeconfig),
         (("--config", str(config)), copied),
@@ -320,7 +320,7 @@ async def test_without_a_proxy_nothing_is_promised(bare: Live, tmp_path: Path) -
     assert text.startswith("Error: this machine is not Node node-b: "), text
     assert "`kubectl kubeproxy doctor --node node-b`" in text
     await bare.proxy.stop()
-    # The last list to come is none that a plan needs: it is waited for all the same.
+    # The last list is not needed by any plan, but the proxy waits for it.
     bare.cluster.faults.update({"delay": 0.3, "resources": ["servicecidrs"]})
     status, found, unknown = await findings(bare, "--config", str(config), "--kubeconfig", kubeconfig)
     assert (status, set(found), unknown) == (1, {"leftovers"}, ["no kube-proxy runs here"])

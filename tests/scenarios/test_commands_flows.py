@@ -1,4 +1,4 @@
-"""`kube-proxy flows` beside a running proxy: endpoints, clients, what is not answered, and beginnings and ends."""
+"""`kube-proxy flows` with a running proxy: endpoints, clients, unanswered connections, and beginnings and ends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from support.modes import modes
 pytestmark = modes("nftables", "iptables-nft", "userspace", "ipvs")
 
 GATEWAY = "10.244.0.1"
-"""The node, as its pods see it."""
+"""The node's addresses, as its pods see them."""
 
 
 @contextmanager
 def connected(live: Live, place: str, front: Front, count: int) -> Iterator[list[socket.socket]]:
-    """Hold connections from a place."""
+    """Keep connections from a place open."""
     namespace = live.cluster.namespace_of(place)
     opened = [run_in(namespace, lambda: socket.create_connection(front, timeout=5.0)) for _ in range(count)]
     try:
@@ -31,14 +31,14 @@ def connected(live: Live, place: str, front: Front, count: int) -> Iterator[list
 
 
 def only(text: str, service: str = "") -> list[dict]:
-    """The TCP port of each family of a Service that has any use."""
+    """Return the TCP port of each family of a Service that has any connections."""
     return [one for one in json.loads(text)["ports"] if one["port"] == "tcp/TCP" and one["family"] == "IPv4"]
 
 
 async def test_connections_by_endpoint_and_client(live: Live) -> None:
     live.service("used", "a1 b1")
     front = live.front("used")
-    await live.programmed(front, "a1 b1")  # what a client sends earlier is tracked with nobody who answers
+    await live.programmed(front, "a1 b1")  # earlier packets of a client are tracked without an endpoint
     await live.expect(front, {"pod": "a1 b1"})
     with connected(live, "pod", front, 12), connected(live, "outside", front, 2):
         status, text = await live.ask("flows", "used", "-o", "json")
@@ -117,7 +117,7 @@ async def test_an_endpoint_that_does_not_answer_is_seen(live: Live) -> None:
 
 
 async def asking(live: Live, front: Front, *words: str, at_once: int = 2) -> tuple[int, str]:
-    """Ask a command, with connections from a pod that begin all the while."""
+    """Run a command while a pod opens connections continuously."""
 
     async def connect() -> None:
         while not asked.done():
@@ -157,7 +157,7 @@ async def test_following_names_service_and_pods(live: Live) -> None:
 
 
 def name_pod(live: Live, service: str, pod: str) -> None:
-    """Have a Service's slices say which pods its endpoints are."""
+    """Add the names of pods to the endpoints in a Service's slices."""
     for record in live.cluster.store.records("endpointslices", "default"):
         piece = record.decode()
         if piece["metadata"]["labels"].get("kubernetes.io/service-name") == service:

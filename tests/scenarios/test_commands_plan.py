@@ -1,4 +1,4 @@
-"""`kube-proxy plan`: what another configuration would change is said before it does, and then it is so."""
+"""`kube-proxy plan` predicts the effects of another configuration, and the prediction is correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kube-proxy plan --from-kernel`: the rules that run are those that would be written, or a packet shows otherwise."""
+"""`kube-proxy plan --from-kernel`: the present rules are equivalent to the planned ones, or it names a packet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_another_pod_network_has_a_witness(live: Live) -> None:
 
 
 async def test_the_rule_of_a_kubelet_is_no_difference(live: Live) -> None:
-    """A kubelet drops packets from elsewhere to 127.0.0.0/8; iptables mode writes the same rule."""
+    """A kubelet drops packets from other hosts to 127.0.0.0/8; iptables mode writes the same rule."""
     of_kubelet = live.mode.name == "nftables"
     jump = ("OUTPUT", "-j", "KUBE-FIREWALL")
     if of_kubelet:

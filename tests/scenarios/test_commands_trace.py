@@ -1,4 +1,4 @@
-"""`kube-proxy trace` beside a running proxy: the rule that drops a packet is named, whosever it is."""
+"""`kube-proxy trace` with a running proxy: it names the rule that drops a packet, of any program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = modes("nftables", "iptables-nft", "userspace")
 
 @asynccontextmanager
 async def firewall(live: Live, chain: str, hook: str, rule: str) -> AsyncIterator[None]:
-    """A table of another program that has one rule."""
+    """Return a table of another program that has one rule."""
     text = f"add table inet firewall; add chain inet firewall {chain} {{ type filter hook {hook} priority 10; }}"
     await live.nft(f"{text}; add rule inet firewall {chain} {rule}")
     try:
@@ -37,7 +37,7 @@ async def firewall(live: Live, chain: str, hook: str, rule: str) -> AsyncIterato
 
 
 async def tracing(live: Live, place: str, front: Front, *more: str, proto: str = "tcp") -> tuple[int, str]:
-    """Trace what a place sends, and have it send meanwhile."""
+    """Trace the packets of a place while it sends requests."""
     target = f"{front.address}:{front.port}/{proto}"
     words = ("trace", live.ips[place]["IPv4"], target, "--no-send", "--seconds", "6", *more)
     asked = asyncio.ensure_future(live.ask(*words))
@@ -145,7 +145,7 @@ async def test_a_rule_of_another_program_that_drops_is_named(live: Live) -> None
 
 async def test_leftover_chains_are_distinguished_from_the_running_proxys(live: Live) -> None:
     if live.mode.name not in {"nftables", "userspace"}:
-        return  # the chains are its own there
+        return  # the mode has its own chains there
     live.service("usurped", "a1")
     front = live.front("usurped")
     await live.expect(front, {"node": "a1"})
@@ -199,7 +199,7 @@ async def test_a_policy_that_drops_is_named(live: Live) -> None:
     finally:
         await live.nft("delete", "table", "ip", "closed")
     if live.mode.name == "userspace":
-        assert (status, "the proxy answered" in text) == (0, True), text  # over loopback, which is let through
+        assert (status, "the proxy answered" in text) == (0, True), text  # over loopback, which the rule accepts
         return
     assert status == 1, text
     assert "dropped by the policy of table ip closed, chain out, which is not ours" in text
@@ -258,7 +258,7 @@ async def test_an_endpoint_without_an_answer_is_distinguished_from_an_answering_
     table = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; "
     await live.run("nft", table + "add rule inet deaf in tcp dport 3000 drop", place="a2")
     try:
-        for _ in range(8):  # 1 in 2^8 times all connections of a trace get the same endpoint
+        for _ in range(8):  # with a probability of 1 in 2^8 all connections of a trace get the same endpoint
             status, text = await live.ask("trace", "node", f"{front.address}:80", "--packets", "8")
             if f"{ends['a1']} answered" in text and "(no answer)" in text:
                 break
@@ -477,7 +477,7 @@ async def test_a_new_connection_that_untraced_legacy_rules_redirect_is_not_ascri
             await live.cluster.exec("node", ["iptables-legacy", "-t", "nat", *words.split()])
 
     async def reported() -> str:
-        await legacy(*unmade, *made)  # again: a proxy that has just started removes them once
+        await legacy(*unmade, *made)  # repeated, because a newly started proxy removes such tables once
         _, text = await live.ask("trace", "node", "default/diverted:80")
         chosen = f"{other} is no endpoint of default/diverted, and rules of this node chose it for this new connection"
         cause = "both variants" if live.mode.name == "iptables-nft" else "left by another kube-proxy: "
@@ -546,7 +546,7 @@ async def test_a_flow_to_an_address_that_is_no_endpoint_is_reported_with_its_rem
 
 
 async def traced_with(live: Live, name: str, chain: str, rule: str) -> str:
-    """The verdict on a packet from the place `pod` to a Service with endpoint b1, with a rule of another program."""
+    """Return the verdict on a packet from `pod` to a Service with endpoint b1, with another program's rule."""
     live.service(name, "b1")
     front, client = live.front(name), live.ips["pod"]["IPv4"]
     await live.expect(front, {"pod": "b1"})

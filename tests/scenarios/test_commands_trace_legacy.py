@@ -1,4 +1,4 @@
-"""`kube-proxy trace` beside rules of iptables-legacy, which the kernel's tracing does not know: it says so."""
+"""`kube-proxy trace` with rules of iptables-legacy, which the kernel's tracing does not support: it reports this."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ async def test_without_a_proxy_an_address_can_be_traced_and_a_name_cannot(live: 
 
 
 async def ask_alone(live: Live, words: list[str]) -> tuple[int, str]:
-    """Run a subcommand that does not ask the cluster's proxy."""
+    """Run a subcommand that does not query the cluster's proxy."""
     status, out, err = await live.cluster.exec("node", [proxy_command(), *words])
     return status, out + err

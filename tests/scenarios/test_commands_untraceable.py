@@ -1,4 +1,4 @@
-"""`kube-proxy trace` on a kernel without nf_tables, as the guest's: it says what is missing."""
+"""`kube-proxy trace` on a kernel without nf_tables, such as the guest's: it reports the missing requirement."""
 
 from __future__ import annotations
 

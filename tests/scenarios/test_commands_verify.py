@@ -1,6 +1,6 @@
-"""`kube-proxy verify` beside a running proxy: what others changed is named by Service, and what is right is not.
+"""`kube-proxy verify` with a running proxy: it reports other programs' changes by Service, and nothing else.
 
-The proxy repairs what others change, within a second where it notices: so it is changed again and again.
+The proxy repairs such changes, often within a second: so the tests make each change again and again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from support.owned import owned_table
 ALL = ("nftables", "iptables-nft", "iptables-legacy", "userspace", "ipvs")
 every_mode = modes(*ALL)
 
-PROXY = {"nftables": {"syncPeriod": "1h"}}  # elements that others change stay as they are
+PROXY = {"nftables": {"syncPeriod": "1h"}}  # elements that other programs change remain changed
 
 
 async def differs(
     live: Live, harm: Callable[[], Awaitable[object]], *said: str, words: tuple[str, ...] = ("verify",)
 ) -> str:
-    """Have something changed again and again, and the command run until it says all of this; return its text."""
+    """Repeat a change, and run the command until its output contains all of these texts; return the output."""
     ended = asyncio.Event()
 
     async def go_on() -> None:
@@ -62,7 +62,7 @@ async def differs(
 
 
 async def equal(live: Live, *words: str) -> str:
-    """Run the command until it shows that nothing differs; return its text."""
+    """Run the command until it reports no difference; return its output."""
     until = time.monotonic() + 2 * TIMEOUT
     while True:
         status, text = await live.ask("verify", *words)
@@ -72,7 +72,7 @@ async def equal(live: Live, *words: str) -> str:
 
 
 async def remove_endpoint(live: Live, front: Front, pod: str) -> None:
-    """As another program, take a pod away from a front's TCP endpoints, if it is there."""
+    """As another program, remove a pod from the TCP endpoints of a front, if present."""
     ip = live.ips[pod]["IPv4"]
     if live.mode.name == "nftables":
         await remove_element(live, "endpoints", [front.address, "tcp", front.port], ip)
@@ -96,7 +96,7 @@ def _key(front: Front) -> bytes:
 
 
 async def operate(live: Live, operation: ServerChange) -> None:
-    """As another program, change a virtual server, if it is there."""
+    """As another program, change a virtual server, if it exists."""
 
     def apply() -> None:
         with Ipvs.open() as kernel, suppress(ApplyError):
@@ -109,11 +109,11 @@ STRAYS = {
     "nftables": ("ip", "kube-proxy", "cluster-ips", "{ 10.96.99.99 }"),
     "userspace": ("ip", "kube-proxy-userspace", "outside-services-dropped", "{ 10.96.99.99 . tcp . 80 }"),
 }
-"""Elements that no Service asks for."""
+"""Elements without a Service."""
 
 
 async def add_something(live: Live) -> None:
-    """As another program, add to what is the proxy's what no Service asks for, if it is not there."""
+    """As another program, add elements without a Service to the proxy's sets, if missing."""
     if live.mode.name in STRAYS:
         await live.cluster.exec("node", ["nft", "add", "element", *STRAYS[live.mode.name]])
     elif live.mode.name == "ipvs":
@@ -178,7 +178,7 @@ async def test_clients_that_another_program_gave_away(live: Live) -> None:
     number = listed.rpartition(" : ")[2].split()[0]
 
     async def give_away() -> None:
-        # At once: between two transactions the proxy may put it back.
+        # Immediately, because between two transactions the proxy may restore it.
         await live.nft(
             *("delete", "element", *pools, f"{{ {two} }}", ";"), *("add", "element", *pools, f"{{ {two} : {number} }}")
         )
@@ -207,14 +207,14 @@ async def test_an_endpoint_that_another_program_removed(live: Live) -> None:
         else:
             assert f"{front.address}:80/tcp" in text
     where = ("why", live.ips["outside"]["IPv4"], f"{front.address}:80", "--no-probe")
-    at_proxy = live.mode.name == "userspace"  # its one element for clients from outside is gone
+    at_proxy = live.mode.name == "userspace"  # its only element for clients from outside is deleted
     heading = "it does not get through: the kernel's rules do not lead" if at_proxy else "but not all is well: "
     text = await differs(live, lambda: remove_endpoint(live, front, "a1"), heading, "(read now)", words=where)
     if live.mode.name != "userspace":
         assert "x  1 of 2 endpoints is in the kernel (read now)" in text
     assert "Fix: the proxy repairs them" in text
     live.delete("robbed")
-    await equal(live)  # in iptables mode others lose that endpoint as well
+    await equal(live)  # in iptables mode other Services lose this endpoint as well
 
 
 @pytest.mark.slow("several questions")
@@ -237,12 +237,12 @@ async def test_why_looks_at_the_kernel(live: Live) -> None:
 @every_mode
 async def test_what_no_service_asks_for(live: Live) -> None:
     await differs(live, lambda: add_something(live), "no Service's: too many: ")
-    if live.mode.name in STRAYS:  # it is noticed within a sync period, which a test does not wait for
+    if live.mode.name in STRAYS:  # it is noticed within a sync period, for which a test does not wait
         await live.cluster.exec("node", ["nft", "delete", "element", *STRAYS[live.mode.name]])
     await equal(live)
 
 
-@modes(*(name for name in ALL if name != "ipvs"))  # the guest's one processor is too slow to flush it often enough
+@modes(*(name for name in ALL if name != "ipvs"))  # the guest's only CPU is too slow to flush it often enough
 async def test_a_chain_that_another_program_flushed(live: Live) -> None:
     chain = await flush_chain(live)
     await differs(live, lambda: flush_chain(live), "no Service's: ", chain)

@@ -1,4 +1,4 @@
-"""`kube-proxy services -w`, `verify -w` and `conntrack -w` beside a running proxy, read through a pipe."""
+"""`kube-proxy services -w`, `verify -w` and `conntrack -w` with a running proxy, read through a pipe."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ every_mode = modes("nftables", "iptables-nft", "userspace")
 
 
 class Watching:
-    """A command with -w that runs, and the lines that it prints to a pipe."""
+    """A running command with -w, and the lines that it prints to a pipe."""
 
     def __init__(self, command: forking.Forked, lines: asyncio.StreamReader) -> None:
         self.command = command
         self._lines = lines
 
     async def line(self, *said: str) -> str:
-        """The next line that has all of this."""
+        """Return the next line that contains all of these texts."""
         async with asyncio.timeout(2 * TIMEOUT):
             async for data in self._lines:
                 text = data.decode().rstrip("\n")
@@ -36,7 +36,7 @@ class Watching:
 
 @asynccontextmanager
 async def watch(live: Live, *words: str) -> AsyncIterator[Watching]:
-    """Run a command, whose standard output is a pipe; the reader of the pipe goes away at the end."""
+    """Run a command, whose standard output is a pipe; the reader closes the pipe at the end."""
     reader, writer = os.pipe()
     where = ("--control-socket", str(live.proxy.control))
     command = await forking.fork(live.cluster.namespace_of("node"), [*words, "-w", *where], writer, 2)
@@ -105,4 +105,4 @@ async def test_differences_that_appear_and_are_gone(live: Live) -> None:
         assert (await differences.line("no Service's: ", "10.96.99.99"))[13:].startswith("gone ")
 
 
-STRAY = ("cluster-ips", "{ 10.96.99.99 }")  # an element that no Service asks for
+STRAY = ("cluster-ips", "{ 10.96.99.99 }")  # an element without a Service

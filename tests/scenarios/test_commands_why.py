@@ -1,4 +1,4 @@
-"""`kube-proxy why` and `services` beside a running proxy: each cause is named, with the field and what mends it."""
+"""`kube-proxy why` and `services` with a running proxy: they name each cause, with the field and the fix."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_endpoints_that_answer_a_pod_of_another_node_directly_are_reported
     await live.programmed(live.front("past"), "a1 b1")
     met = {answer if answer is NoAnswer.TIMEOUT else answer.pod for answer in await probes(live, front)}
     status, text = await live.ask("why", client, f"{front.address}:{front.port}", "--no-probe")
-    # A pod that is sent to itself is masqueraded in iptables mode, and the proxy itself connects in userspace mode.
+    # A pod's connection to itself is masqueraded in iptables mode, and the proxy itself connects in userspace mode.
     lost = live.mode.name == "nftables"
     assert met == {"a1", NoAnswer.TIMEOUT if lost else "b1"}
     assert (status, "  x  50.0% of the connections time out: " in text) == (lost, lost), text
@@ -82,7 +82,7 @@ async def test_other_causes_that_stop_a_connection_are_reported(live: Live) -> N
     asked = ("why", live.ips["pod"]["IPv4"], f"{front.address}:80")
 
     async def stopped(said: str, fix: str = "Fix: ", modes: str = "nftables iptables-nft iptables-legacy") -> str:
-        """Return what is wrong with the answer; in other modes than these nothing stops the connection."""
+        """Return the mistakes in the answer; in modes other than these the cause does not stop the connection."""
         status, text = await live.ask(*asked)
         stops = live.mode.name in modes.split()
         return "" if (status, said in text, stops and fix in text) == (stops, stops, stops) else f"{status} {text}"
@@ -90,7 +90,7 @@ async def test_other_causes_that_stop_a_connection_are_reported(live: Live) -> N
     await live.run("sysctl", "-w", "net.ipv4.ip_forward=0")
     try:
         await live.eventually(lambda: stopped("x  net.ipv4.ip_forward is 0: ", "Fix: sysctl -w net.ipv4.ip_forward=1"))
-        assert (await live.ask("why", "node", "default/stopped:80"))[0] == 0  # what it sends itself is not forwarded
+        assert (await live.ask("why", "node", "default/stopped:80"))[0] == 0  # the node's own packets are not forwarded
     finally:
         await live.run("sysctl", "-w", "net.ipv4.ip_forward=1")
     way = await live.run("ip", "-o", "route", "get", live.ips["b1"]["IPv4"])
@@ -119,7 +119,7 @@ async def test_other_causes_that_stop_a_connection_are_reported(live: Live) -> N
         assert "may drop packets too" not in text
         await live.nft(f"add rule inet guard mine ip daddr {live.ips['b1']['IPv4']} drop")
         status, text = await live.ask("why", "node", "default/stopped:80")
-        lost = live.mode.name != "userspace"  # there the proxy connects to the other endpoint
+        lost = live.mode.name != "userspace"  # in this mode the proxy connects to the other endpoint
         assert (status, f"chain mine: {drops} output" in text) == (lost, True), text
         await live.nft("flush chain inet guard mine")
         await live.nft("flush chain inet guard guard")
@@ -329,7 +329,7 @@ async def test_what_stops_real_packets_is_named(live: Live) -> None:
 @pytest.mark.slow("several questions")
 async def test_leftovers_for_an_address_are_reported(live: Live) -> None:
     if live.mode.name not in {"nftables", "userspace"}:
-        return  # the chains are its own there
+        return  # the mode has its own chains there
     live.service("usurped", "a1")
     front = live.front("usurped")
     await live.expect(front, {"pod": "a1"})
@@ -362,7 +362,7 @@ async def test_leftovers_for_an_address_are_reported(live: Live) -> None:
         await live.eventually(lambda: asked(f"{front.address}:80", caught=True, passes=True))
         status, text = await live.ask("why", "node", f"{front.address}:80")  # its packets do not pass PREROUTING
         assert (status, left in text) == (0, False), text
-        await live.run("iptables-nft", "-t", "nat", "-D", *jump.split())  # no packet meets the rules any more
+        await live.run("iptables-nft", "-t", "nat", "-D", *jump.split())  # packets pass no rules any more
         await live.expect(front, {"pod": "a1"}, "tcp")
         await live.eventually(lambda: asked(f"{front.address}:80", caught=False, passes=True))
     finally:
@@ -381,7 +381,7 @@ async def test_an_address_that_only_the_other_iptables_variant_has_is_reported(l
             await live.cluster.exec("node", ["iptables-legacy", "-t", "nat", *words.split()])
 
     async def check() -> str:
-        # Again: a proxy that has just started removes them once.
+        # Repeated, because a newly started proxy removes such tables once.
         made = (f"-N {stale}", "-N KUBE-SERVICES", "-F KUBE-SERVICES", f"-F {stale}", f"-A {rule}")
         await each(*made, f"-A {stale} -p tcp -j DNAT --to-destination 10.244.0.9:3000", f"-D {jump}", f"-I {jump}")
         status, text = await live.ask("why", "node", f"{unknown}:80")
@@ -415,7 +415,7 @@ async def test_a_missing_route_of_the_node_to_the_service_is_reported(live: Live
 
 async def test_a_leftover_table_for_an_address_is_reported(live: Live) -> None:
     if live.mode.name != "iptables-nft":
-        return  # the table is its own there
+        return  # the mode has its own table there
     await live.nft("add table ip kube-proxy")
     await live.nft("add chain ip kube-proxy services")
     await live.nft(
@@ -435,7 +435,7 @@ async def test_a_leftover_table_for_an_address_is_reported(live: Live) -> None:
 @pytest.mark.slow("a cluster of its own, two proxies one after the other")
 async def test_the_rules_that_nftables_mode_left_are_no_other_programs(bare: Live, tmp_path: Path) -> None:
     if bare.mode.name in {"nftables", "userspace"}:
-        return  # the table is its own there, or comes too late
+        return  # the mode has its own table there, or the rule comes too late
     bare.service("moved", "b1", ipFamilies=["IPv4"])
     front, file = bare.front("moved"), tmp_path / "rules"
     await bare.start({"mode": "nftables"})
@@ -459,7 +459,7 @@ async def test_the_rules_that_nftables_mode_left_are_no_other_programs(bare: Liv
 @pytest.mark.parametrize("table", ["mine", "kube-proxy"])
 async def test_a_rule_of_another_table_that_takes_a_connection_first_is_reported(table: str, live: Live) -> None:
     if (table, live.mode.name) == ("kube-proxy", "nftables"):
-        return  # the table is its own there
+        return  # the mode has its own table there
     live.service(f"bent-{table}", "a1")
     front, pod = live.front(f"bent-{table}"), live.ips["pod"]["IPv4"]
     await live.expect(front, {"pod": "a1", "node": "a1"})
@@ -684,7 +684,7 @@ async def test_services_lists_all_or_one(live: Live) -> None:
     status, text = await live.ask("services", "default/listed")
     assert status == 0
     assert f"endpoints    {live.ips['a1']['IPv4']}:3000" in text
-    # What a shell proposes, and what it does without a proxy.
+    # Shell completion, also without a proxy.
     socket = str(live.proxy.control)
     assert names("default/lis", socket) == ["default/listed"]
     assert names("default/listed:", socket) == ["default/listed:80", "default/listed:80/udp"]

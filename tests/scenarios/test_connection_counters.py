@@ -1,4 +1,4 @@
-"""--connection-counters: metrics say which Service gets how many connections, over a restart of the proxy too."""
+"""--connection-counters: metrics show the number of each Service's connections, also after a restart of the proxy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERIES = re.compile(r"^kubeproxy_service_new_connections_total\{(.*)\} (\d+)$", 
 
 
 async def connections(live: Live) -> dict[str, int]:
-    """The metric's values by its labels."""
+    """Return the metric's values by its labels."""
     _, text = await live.page("/metrics", METRICS_PORT)
     return {labels: int(value) for labels, value in SERIES.findall(text)}
 
@@ -37,7 +37,7 @@ async def test_connections_are_counted_by_service_port_and_family(bare: Live) ->
 
     async def counted() -> str:
         found = await connections(bare)
-        # What waits for the endpoints has tried them too.
+        # The wait for the endpoints has tested them too.
         right = found.get(web.format("IPv4"), 0) >= 10 and found.get(web.format("IPv6"), 0) >= 4
         return "" if right and "quiet" not in str(found) else str(found)
 

@@ -24,7 +24,7 @@ from support.programs import program
 PROXY = {"enableProfiling": True}
 UNIT = ROOT / "deploy/systemd/kube-proxy.service"
 
-# A unit file as guides of the first years give it: no readiness, flags alone, an API server without TLS.
+# A unit file as in guides of the first years: no readiness, only flags, an API server without TLS.
 OLD_GUIDE = """\
 [Unit]
 Description=Kubernetes Proxy Service
@@ -47,7 +47,7 @@ WantedBy=multi-user.target
 """
 
 
-# The size of the conntrack table is the whole machine's: the proxy gets two files to write to instead.
+# The size of the conntrack table is shared by the whole machine: the proxy writes two files instead.
 OWN_MACHINE = """\
 hostname node-a
 mount --bind "$1" /proc/sys/net/netfilter/nf_conntrack_max
@@ -58,7 +58,7 @@ exec "$@"
 
 
 async def run(live: Live, *argv: str) -> Proxy:
-    """Start a proxy on node-a with exactly these words, on a machine that is called so."""
+    """Start a proxy on node-a with exactly these arguments, on a machine with this host name."""
     folder, namespace = live.cluster.folder, live.cluster.namespace_of("node")
     limits = [folder / name for name in ("nf_conntrack_max", "hashsize")]
     for limit in limits:
@@ -139,12 +139,12 @@ def test_systemd_has_no_complaint_about_our_unit_file(tmp_path: Path) -> None:
     unit.write_text(text.replace("/usr/local/bin/kube-proxy", proxy_command()), encoding="utf-8")
     command = [program("systemd-analyze"), "verify", "--man=no", unit]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    # What it says of other units of this machine does not matter.
+    # Complaints about other units of this machine do not matter.
     assert [line for line in done.stderr.splitlines() if UNIT.name in line] == []
 
 
 async def state(live: Live, name: str) -> dict[str, object]:
-    """What /debug/state has of a Service; nothing before the proxy has heard of it."""
+    """Return the entry of a Service in /debug/state; nothing before the proxy has received the Service."""
     status, body = await live.page(f"/debug/state?namespace=default&name={name}", METRICS_PORT)
     if status == 404:
         return {}
@@ -280,7 +280,7 @@ async def test_pod_networks_of_the_node_that_change_or_do_not_fit_end_it(bare: L
 
 
 async def test_as_process_1_it_takes_the_ends_of_orphans(bare: Live) -> None:
-    """As in a container, with a credential plugin that leaves others behind."""
+    """As in a container, with a credential plugin that leaves processes behind."""
     first = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "setsid"]
     proxy = await bare.start(command=[*first, proxy_command()])
     (inner,) = children_of(proxy.pid)
@@ -299,5 +299,5 @@ async def test_as_process_1_it_takes_the_ends_of_orphans(bare: Live) -> None:
 
 
 def children_of(pid: int | str) -> list[str]:
-    """The processes of which a process without other threads that start any is the parent."""
+    """Return the children of a process, if no other thread of it starts processes."""
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

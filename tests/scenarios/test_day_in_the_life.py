@@ -1,7 +1,7 @@
-"""One day of an operator: install the wheel, run it with the objects of deploy/, change this and that, remove it.
+"""One day of an operator: install the wheel, run it with the objects of deploy/, change settings, remove it.
 
-Against an API server with TLS, a token that rotates, and the RBAC rules of deploy/: nothing is denied, and no rule is
-there for nothing. Through all of it no connection fails.
+The API server has TLS, a rotating token, and the RBAC rules of deploy/: no request is denied, and no rule is unused. No
+connection fails during the day.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from support.live import Live, leftovers
 from support.traffic import Stream, Traffic
 
 SWITCHES = ("iptables", "nftables")
-"""The modes that are switched to in the course of the day, which starts with nftables."""
+"""The later modes of the day, which starts with nftables."""
 
 NOT_USED: set[str] = set()
-"""Rules of deploy/ that this day has no use for, and why: none."""
+"""Rules of deploy/ that this day does not use, with the reason: none."""
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def an_event_that_repeats_is_a_series(live: Live) -> None:
         found = [record.decode() for record in live.cluster.store.records("events")]
         return [e["series"]["count"] for e in found if e["reason"] == "RulesChangedByOthers" and e.get("series")]
 
-    def repairs() -> int:  # who changes something before one is over is not named
+    def repairs() -> int:  # a client that changes an object before the end of the change is not named
         return len(live.logged("Committed everything family=IPv4"))
 
     for _ in range(2):
@@ -115,7 +115,7 @@ async def an_event_that_repeats_is_a_series(live: Live) -> None:
 
 
 async def it_is_restarted(live: Live, container: Container) -> None:
-    """By SIGTERM from outside, while the API server has no streaming lists, as those before 1.32."""
+    """By SIGTERM from outside, while the API server has no streaming lists, like servers before 1.32."""
     live.cluster.faults.fail_watch_list = True
     await container.proxy.stop(15.0)
     await container.restarted(0)

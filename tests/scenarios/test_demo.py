@@ -1,4 +1,4 @@
-"""The demo as a newcomer meets it: a process that prints, exits with 0 or 1, and leaves nothing, however it ends."""
+"""The demo for a newcomer: a process that prints, exits with 0 or 1, and leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def play(arguments: str) -> list[str]:
 
 @contextmanager
 def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A demo as a process with a session of its own, as a shell would start it; gone at the end in any case."""
+    """A demo as a process with a separate session, as a shell would start it; always ended at the end."""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
@@ -132,7 +132,7 @@ def test_interrupt_takes_everything_down() -> None:
 
 
 def rows_of(page: str) -> list[list[Any]]:
-    """The Services that a page shows, a row each."""
+    """Return the Services on a page, one per row."""
     with urlopen(f"{page}api/services", timeout=10) as answer:
         rows: list[list[Any]] = json.load(answer)["services"]
         return rows
@@ -165,7 +165,7 @@ def test_a_kept_cluster_prints_its_usage_and_ends_with_ctrl_c() -> None:
         with subprocess.Popen(asked[1].split(), stdout=subprocess.PIPE, text=True) as flows:
             try:
                 assert flows.stdout is not None
-                assert any(":80" in line for line in flows.stdout)  # the requests that go on by themselves
+                assert any(":80" in line for line in flows.stdout)  # the continuous requests
             finally:
                 flows.kill()
         assert f"export KUBECONFIG={run_folder(cluster_id)}/kubeconfig" in printed

@@ -23,11 +23,11 @@ VANISHED = ("tcp dport 3000 drop", "udp dport 3000 drop")
 REFUSED = ("tcp dport 3000 reject with tcp reset", "udp dport 3000 reject")
 RULES = "add table inet fail; add chain inet fail input { type filter hook input priority 0 ; };"
 SILENCE = 3.0
-"""Seconds after which an endpoint that is not ejected will not be: three clients' SYNs, and an attempt of the proxy."""
+"""Seconds after which an endpoint counts as not ejected: three clients' SYNs, and an attempt of the proxy."""
 
 
 async def fail(live: Live, pod: str, *rules: str) -> None:
-    """Have a pod drop or refuse packets, by rules of its own."""
+    """Make a pod drop or refuse packets, by rules in its namespace."""
     text = RULES + ";".join(f"add rule inet fail input {rule}" for rule in rules)
     await live.run("nft", text, place=pod)
 
@@ -44,7 +44,7 @@ def serve(live: Live, name: str, pods: str, **spec: Any) -> None:
 
 
 async def knock(live: Live, front: Front, count: int, place: str = "pod") -> tuple[set[str], float]:
-    """Connect so many times at once; return the pods that answered, or the failures, and the longest delay."""
+    """Open this number of connections at once; return the answering pods or failures, and the longest delay."""
     probes = [live.cluster.probe(place, "tcp", *front, 10.0) for _ in range(count)]
     answers = await asyncio.gather(*probes)
     names = {answer.pod if isinstance(answer, Answer) else str(answer) for answer in answers}
@@ -52,7 +52,7 @@ async def knock(live: Live, front: Front, count: int, place: str = "pod") -> tup
 
 
 async def ejected(live: Live, front: Front, left: str) -> None:
-    """Connect until only these endpoints are left."""
+    """Connect until only these endpoints answer."""
     wanted = {f"{pod}:3000" for pod in left.split()}
 
     async def check() -> str:
@@ -64,7 +64,7 @@ async def ejected(live: Live, front: Front, left: str) -> None:
 
 
 def said(live: Live, name: str, reason: str) -> list[str]:
-    """The notes of a Service's events with a reason."""
+    """Return the notes of a Service's events with a reason."""
     return [text for text in live.events(name) if text.startswith(reason)]
 
 
@@ -241,7 +241,7 @@ def half_open(front: Front, count: int, seconds: float) -> None:
 
 
 async def slow(live: Live, front: Front) -> None:
-    """A server that accepts no connection: its kernel does."""
+    """A server that accepts no connection itself: its kernel completes the handshake."""
     listen = partial(socket.create_server, ("", 3100))
     with await run_in_async(live.cluster.namespace_of("b1"), listen):
         chain = "add table ip slow; add chain ip slow nat { type nat hook prerouting priority -100 ; };"

@@ -1,4 +1,4 @@
-"""The folder of examples, by the very line of the README: in a network of its own, where its endpoints answer."""
+"""The folder of examples, by the command line of the README: in a separate network, where its endpoints answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def line_of_the_readme() -> list[str]:
 
 @pytest.fixture
 def network() -> Iterator[str]:
-    """A network namespace whose loopback has the addresses of the first two endpoints, and leads to cluster IPs."""
+    """A network namespace whose loopback has the addresses of the first two endpoints, and routes to cluster IPs."""
     name = f"kp-examples-{time.monotonic_ns() % 10**9}"
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
@@ -45,7 +45,7 @@ def network() -> Iterator[str]:
 
 
 def answering(network: str, address: str) -> socket.socket:
-    """A listener on an endpoint that says its own address to whoever connects."""
+    """A listener on an endpoint that sends its own address to each client."""
     listener = open_socket_in(network, socket.socket)
     listener.bind((address, 8080))
     listener.listen()
@@ -81,7 +81,7 @@ def is_ready() -> bool:
 def test_the_line_of_the_readme_programs_the_examples(network: str, tmp_path: Path) -> None:
     log, control = tmp_path / "log", tmp_path / "control.sock"
     (tmp_path / "hashsize").write_text("1024\n", encoding="ascii")
-    # The one sysctl of the whole machine that it would raise.
+    # The only sysctl of the whole machine that it would change.
     script = 'mount --bind "$1" /sys/module/nf_conntrack/parameters/hashsize; shift; exec "$@"'
     command = ["ip", "netns", "exec", network, "sh", "-ec", script, "sh", str(tmp_path / "hashsize")]
     command += [proxy_command(), *line_of_the_readme(), f"--control-socket={control}"]
@@ -101,7 +101,7 @@ def test_the_line_of_the_readme_programs_the_examples(network: str, tmp_path: Pa
             ["default/web", "programmed", "2"],
             ["kube-system/dns", "programmed", "1"],
         ]
-        # Nothing in the examples is wrong.
+        # The examples contain no mistake.
         assert not re.findall(r"^[WE]\d{4} .*(?:Service|EndpointSlice|manifest).*", log.read_text(), re.M)
     finally:
         proxy.terminate()

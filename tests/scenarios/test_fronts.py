@@ -1,4 +1,4 @@
-"""Every way into a Service: each kind of address, family and protocol, from a pod, the node, outside and itself."""
+"""Every address of a Service: each kind of address, family and protocol, from a pod, the node, outside and itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAMILIES = {
     "v6": {"ipFamilies": ["IPv6"]},
     "dual": {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]},
 }
-# What is seen of the client, by externalTrafficPolicy Cluster: only pods keep their address, and only to cluster IPs.
+# The client's address at the endpoint, by externalTrafficPolicy: only pods keep their address, and only to cluster IPs.
 SOURCES = {
     "cluster": {"pod": "kept", "node": "masqueraded", "outside": "masqueraded", "a1": "kept"},
     "nodeport": {"pod": "masqueraded", "node": "masqueraded", "outside": "masqueraded"},
@@ -116,6 +116,6 @@ async def test_sctp_is_programmed(live: Live) -> None:
 
 
 async def _elements(live: Live, table: str, name: str) -> set[str]:
-    """The elements of a map, as nft writes them."""
+    """Return the elements of a map, as nft writes them."""
     text = " ".join((await live.nft("list", "map", table, "kube-proxy", name)).split())
     return {element.strip() for element in text.partition("elements = {")[2].partition("}")[0].split(",")}

@@ -1,6 +1,7 @@
-"""--reset-gone-endpoints: clients of an endpoint that is gone for good are reset at once, and nobody else is.
+"""--reset-gone-endpoints: clients of a deleted endpoint are reset at once, and no others.
 
-Kubernetes issues 46753 and 104098: they hang for minutes. One cluster for all looks: each takes a Service of its own.
+Kubernetes issues 46753 and 104098: without it clients hang for minutes. All tests share one cluster; each has a
+separate Service.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ WAIT = 5.0
     if text.strip().startswith("nft list set ip kube-proxy gone")
 )
 SILENCE = 1.5
-"""Seconds in which who is not reset has not been; a second is what it takes here at most."""
+"""Seconds after which a client counts as not reset; a reset takes at most one second here."""
 
 
 class Client:
-    """A connection of a place that stays open."""
+    """An open connection of a place."""
 
     def __init__(self, live: Live, place: str, front: Front) -> None:
         family = socket.AF_INET6 if ":" in front.address else socket.AF_INET
@@ -44,7 +45,7 @@ class Client:
         self._sock.close()
 
     def ask(self) -> str:
-        """The pod that answers, or 'reset', 'timeout' or 'end'."""
+        """Send a request; return the pod that answers, or 'reset', 'timeout' or 'end'."""
         try:
             self._sock.send(REQUEST)
             answer = self._sock.recv(4096)
@@ -55,7 +56,7 @@ class Client:
             return "reset" if error.errno in {errno.ECONNRESET, errno.EPIPE} else str(error)
 
     def read(self, patience: float) -> str:
-        """What comes unasked: 'nothing', 'reset' or 'end'."""
+        """Return the event without a request: 'nothing', 'reset' or 'end'."""
         self._sock.settimeout(patience)
         try:
             return "answer" if self._sock.recv(4096) else "end"
@@ -65,13 +66,13 @@ class Client:
             return "reset"
 
     def finish(self) -> None:
-        """Say that nothing more will be sent."""
+        """Close the sending side."""
         self._sock.shutdown(socket.SHUT_WR)
 
 
 @contextmanager
 def clients(live: Live, name: str) -> Iterator[list[Client]]:
-    """Connections to a Service from everywhere, in both families; each was answered."""
+    """Open connections to a Service from everywhere, in both families; each was answered."""
     with ExitStack() as stack:
         made = []
         for family in ("IPv4", "IPv6"):
@@ -83,7 +84,7 @@ def clients(live: Live, name: str) -> Iterator[list[Client]]:
 
 
 async def asked(made: list[Client]) -> dict[str, str]:
-    """What each connection's next question comes to."""
+    """Return the results of each connection's next request."""
     found = await asyncio.gather(*(asyncio.to_thread(each.ask) for each in made))
     return dict(zip((each.name for each in made), found, strict=True))
 
@@ -104,13 +105,13 @@ async def gone(live: Live, pod: str) -> None:
 
 
 async def known(live: Live, pod: str) -> int:
-    """How many elements say that a pod is gone: TCP and UDP, in two families."""
+    """Return the number of elements for a deleted pod: TCP and UDP, in two families."""
     lists = [await live.run(*DOCUMENTED.replace(" ip ", f" {table} ").split()) for table in ("ip", "ip6")]
     return sum(text.count(f"{ip} . ") for text, ip in zip(lists, live.ips[pod].values(), strict=True))
 
 
 async def silence(live: Live, pod: str) -> None:
-    """Have a pod vanish without a word, as when its node goes away."""
+    """Remove a pod's network without an announcement, as when its node fails."""
     await live.run("ip", "link", "set", "eth0", "down", place=pod)
 
 
@@ -137,7 +138,7 @@ async def test_only_connections_to_deleted_endpoints_are_reset(bare: Live) -> No
 
 
 async def killed(live: Live) -> None:
-    """The endpoint goes while it is terminating: all who speak to it through a Service are reset, from its address."""
+    """The endpoint is deleted while it is terminating: its clients through a Service are reset, from its address."""
     await serve(live, "killed", "b1")
     with clients(live, "killed") as made:
         direct, followed = (
@@ -158,7 +159,7 @@ async def killed(live: Live) -> None:
 
 
 async def told(live: Live, pod: str, client: Client, front: Front) -> None:
-    """`why` says who is gone, and `trace` which chain resets a client."""
+    """`why` names the deleted endpoint, and `trace` the chain that resets a client."""
     where = live.ips["pod"]["IPv4"], f"{front.address}:{front.port}"
     _, text = await live.ask("why", *where)
     assert f"not to {live.ips[pod]['IPv4']}:3000: it is deleted" in text, text
@@ -176,7 +177,7 @@ async def told(live: Live, pod: str, client: Client, front: Front) -> None:
 
 
 async def drained(live: Live) -> None:
-    """Who is finished by the endpoint sees its end, and no reset, however late it looks."""
+    """A client whose connection the endpoint has finished sees its end, and no reset, at any later time."""
     await serve(live, "drained", "a1")
     with clients(live, "drained") as made:
         assert set((await asked(made)).values()) == {"a1"}
@@ -191,7 +192,7 @@ async def drained(live: Live) -> None:
 
 
 async def label_changed(live: Live) -> None:
-    """Who leaves while it is well, ready or not, keeps its connections."""
+    """An endpoint that is removed while its pod runs, ready or not, keeps its connections."""
     await serve(live, "relabelled", "a2")
     with clients(live, "relabelled") as made:
         assert set((await asked(made)).values()) == {"a2"}
@@ -205,7 +206,7 @@ async def label_changed(live: Live) -> None:
 
 
 async def address_reused(live: Live) -> None:
-    """Whoever has the address next is nobody's leftover: from its first connection on."""
+    """A new pod with the same address is not affected: from its first connection on."""
     await serve(live, "before", "a3")
     live.endpoints("before", "a3/draining")
     live.endpoints("before", "")
@@ -218,7 +219,7 @@ async def address_reused(live: Live) -> None:
 
 
 async def moved(live: Live) -> None:
-    """A slice that is deleted with its Service says nothing of its endpoints, nor one that is written in two steps."""
+    """A slice that is deleted with its Service, or written in two steps, does not mean that endpoints are deleted."""
     await serve(live, "deleted", "b2")
     await serve(live, "moved", "b3")
     with clients(live, "deleted") as made, clients(live, "moved") as others:

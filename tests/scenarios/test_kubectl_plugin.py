@@ -27,7 +27,7 @@ async def test_the_node_that_differs_is_named(bare: Live) -> None:
     _, text = await nodes.ask("doctor")
     assert "3 of 3 nodes answered, 3 in nftables mode" in text
 
-    # No change reaches node-c: packets of the API server are dropped there.
+    # No change reaches node-c: it drops packets of the API server.
     await nodes.drop("node-c", "input", f"tcp sport {objects.API_PORT}")
     bare.endpoints("web", "a1 b1 b2")
     lacking = f"1 of 3 nodes lacks endpoint {bare.ips['b2']['IPv4']}:3000 (tcp TCP IPv4): node-c"

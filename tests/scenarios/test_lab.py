@@ -1,4 +1,4 @@
-"""A lab with whoami pods on both nodes, asked from everywhere, with nothing left behind."""
+"""A lab with whoami pods on both nodes, requests from everywhere, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NodePorts on loopback in nftables mode, for those who ask: TCP is relayed, the rest refused and counted."""
+"""NodePorts on loopback in nftables mode, if enabled: TCP is relayed, other protocols are refused and counted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_tcp_is_relayed_and_the_rest_is_refused_and_counted(bare: Live) ->
         assert len(met) == 1, f"affinity: {met}"
     await explained(bare)
     await weighed(bare)
-    # What NodePorts do on the node's own addresses stays.
+    # NodePorts on the node's own addresses are unchanged.
     await bare.expect(bare.front("web", "nodeport"), {"outside": "a1 b1", "node": "a1 b1"})
     bare.endpoints("web", "b1")
     await bare.expect(loopback(bare, "web", "IPv4"), {"node": "b1"}, "tcp")
@@ -49,7 +49,7 @@ async def test_tcp_is_relayed_and_the_rest_is_refused_and_counted(bare: Live) ->
 
 
 async def explained(live: Live) -> None:
-    """`why` and `trace` follow the client's connection to the proxy, and `why` knows health check ports on loopback."""
+    """`why` and `trace` follow a client's connection to the proxy; `why` recognises health check ports on loopback."""
     checked = live.service("checked", "a1", type="LoadBalancer", externalTrafficPolicy="Local", **DUAL)
     await live.expect(live.front("checked", "nodeport"), {"outside": "a1"})
     for family, address in LOOPBACK.items():
@@ -82,7 +82,7 @@ async def explained(live: Live) -> None:
 
 
 async def weighed(live: Live) -> None:
-    """Weights count: of three connections the endpoint on this node, with half a weight, gets one."""
+    """Weights have an effect: the endpoint on this node, with half a weight, gets one of three connections."""
     live.service("weighed", "a3 b3", type="NodePort", **DUAL)
     await live.expect(loopback(live, "weighed", "IPv4"), {"node": "a3 b3"}, "tcp")
     live.cluster.patch("services", "weighed", {"metadata": {"annotations": {"kube-proxy-py/weights": "node-a=50"}}})
@@ -161,7 +161,7 @@ async def test_nodeports_on_loopback_are_served_only_if_configured(bare: Live, a
 
 @pytest.mark.slow("three proxies one after the other")
 async def test_a_restart_with_other_addresses_serves_at_once(bare: Live) -> None:
-    """Upstream's bug 142183: what was refused before the restart stayed refused after it."""
+    """Upstream's bug 142183: clients that were refused before the restart were still refused after it."""
     bare.service("web", "a1", type="NodePort", **DUAL)
     await bare.start(RELAYED | {"nodePortAddresses": ["primary"]})
     assert await answered(bare, loopback(bare, "web", "IPv4")) == "refused"

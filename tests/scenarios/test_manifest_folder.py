@@ -1,4 +1,4 @@
-"""A folder of manifests in place of a cluster: the same packets, live edits, and mistakes that cost nothing."""
+"""A folder of manifests instead of a cluster: the same packets, live edits, and mistakes in one object."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def endpoints(live: Live, name: str, text: str) -> dict[str, Any]:
 
 
 def write(path: Path, *documents: dict[str, Any]) -> None:
-    """As an editor saves: a new file takes the place of the old one."""
+    """Save like an editor: a new file replaces the old one."""
     text = "---\n".join(yaml.safe_dump(d) for d in documents) if path.suffix != ".json" else json.dumps(documents[0])
     new = path.with_suffix(".new")
     new.write_text(text)

@@ -1,7 +1,7 @@
 """Another mode, or another proxy, takes over under traffic: no connection breaks and none is refused.
 
-Traffic is that of test_restart: new TCP connections and UDP requests from outside, a pod and the node, and connections
-that last.
+The traffic is that of test_restart: new TCP connections and UDP requests from outside, a pod and the node, and
+long-lived connections.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IPTABLES = MODES["iptables-nft"].config
 
 
 async def chains(live: Live, variant: str) -> set[str]:
-    """A kube-proxy's chains of both families."""
+    """Return a kube-proxy's chains of both families."""
     text = "".join([await live.run(f"{name}-{variant}-save") for name in ("iptables", "ip6tables")])
     found = {line[1:].split()[0] for line in text.splitlines() if line.startswith(":KUBE-")}
     return found - {"KUBE-IPTABLES-HINT", "KUBE-FIREWALL"}
@@ -53,7 +53,7 @@ async def test_nftables_to_iptables_and_back(bare: Live, variant: str) -> None:
 @pytest.mark.slow("three modes one after the other")
 @pytest.mark.parametrize("others", ["iptables-nft", "userspace"])
 async def test_affinity_holds_in_each_mode_that_takes_over(bare: Live, others: str) -> None:
-    """Who had an endpoint of the mode before may get another one, once: modes do not know each other's clients."""
+    """A client may get another endpoint once: a mode does not know the clients of the previous mode."""
     bare.service("sticky", "a1 a2 b1", sessionAffinity="ClientIP", **DUAL)
     front = bare.front("sticky")
     await bare.start()
@@ -80,7 +80,7 @@ async def test_the_go_proxys_rules_are_taken_over(bare: Live, by: str) -> None:
     bare.service("web", type="NodePort", **DUAL)
     bare.endpoints("web", "a1 a2 b1")
     await load_iptables(bare, "web", "nft")
-    # What another proxy of this mode left of the other variant serves what is gone, and goes as well.
+    # Leftovers of a proxy with the other variant of iptables serve deleted endpoints, and are removed as well.
     await bare.run("iptables-legacy", "-t", "nat", "-N", "KUBE-SVC-AAAAAAAAAAAAAAAA")
     await bare.expect(bare.front("web", "nodeport"), {"outside": "a1"})
     async with Traffic(bare, *streams(bare)) as traffic:
@@ -182,7 +182,7 @@ async def test_loopback_is_opened_for_a_nodeport_only(bare: Live) -> None:
 async def test_a_kernel_without_the_nat_table_of_one_family_is_served_with_the_other(
     bare: Live, lacking: str, served: str, other: str, address: str
 ) -> None:
-    """As that of minikube (kubernetes issue 133694): the Go kube-proxy logs it and goes on with one family."""
+    """Like minikube's kernel (kubernetes issue 133694): the Go kube-proxy logs it and continues with one family."""
     tools = bare.cluster.folder / "tools"
     tools.mkdir()
     for variant in ("nft", "legacy"):

@@ -1,4 +1,4 @@
-"""Modes whose rules are written over netlink: where no program can be started, they serve, repair and verify."""
+"""Modes that write rules over netlink: where no program can be started, they serve, repair and verify."""
 
 from __future__ import annotations
 

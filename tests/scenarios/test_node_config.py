@@ -1,6 +1,6 @@
-"""What the node's configuration changes: where NodePorts answer, who counts as a pod, what is masqueraded.
+"""Effects of the node's configuration: the addresses of NodePorts, the detection of pods, masquerading.
 
-Each row is a part of the configuration, and who gets which answer at which addresses.
+Each row is a part of the configuration, and the answers by client and address.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ ROWS = {
 async def test_configuration(bare: Live, row: Row) -> None:
     await bare.start(row.config)
     bare.service("web", "a1 b1", type="NodePort", ipFamilyPolicy="RequireDualStack")
-    # One family's NodePorts and pods on this node only, where an answer must pass this node twice.
+    # One family's NodePorts, with pods on this node only, where an answer must pass this node twice.
     bare.service("near", "a1", ipFamilyPolicy="RequireDualStack")
     for family in ("IPv4", "IPv6"):
         for place, answer in row.cluster.items():
@@ -148,7 +148,7 @@ async def test_a_node_that_is_gone_or_lost_its_addresses_keeps_its_nodeports(bar
             node = record.decode()
             del node["status"]["addresses"]
             bare.cluster.store.put("nodes", node)
-        # An endpoint that changes afterwards shows that the proxy has heard of it.
+        # A later change of an endpoint shows that the proxy has received the new configuration.
         for pod in ("a2", "a1"):
             bare.endpoints("web", pod)
             for front in fronts:
@@ -198,7 +198,7 @@ async def test_a_node_without_ipv4_serves_ipv6(bare: Live, name: str) -> None:
 
 
 async def test_health_checks_are_answered_on_loopback_that_is_named(bare: Live) -> None:
-    """As the Go kube-proxy, in modes too where NodePorts are not."""
+    """As in the Go kube-proxy, even in modes in which NodePorts do not answer there."""
     spec = {"externalTrafficPolicy": "Local", "ipFamilyPolicy": "RequireDualStack"}
     made = bare.service("checked", "a1", type="LoadBalancer", **spec)
     port = made["spec"]["healthCheckNodePort"]

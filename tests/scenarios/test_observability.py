@@ -1,4 +1,4 @@
-"""What operators see: metrics by the Go kube-proxy's names, health and readiness as JSON, configuration and mode."""
+"""Data for operators: metrics with the Go kube-proxy's names, health and readiness as JSON, configuration and mode."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ async def test_bind_address_hard_fail_ends_it(bare: Live) -> None:
     assert "Traceback" not in second.tail()
 
 
-# What promtool would have otherwise, all of it in names that are upstream's: dashboards and alerts ask for them.
+# promtool would prefer other names, but all of these are upstream's: dashboards and alerts use them.
 NO_COUNTERS = 'non-counter metrics should not have "_total" suffix'
 UPSTREAMS_NAMES = {
     "nftables": {f"kubeproxy_sync_proxy_rules_no_local_endpoints_total {NO_COUNTERS}"},
@@ -275,7 +275,7 @@ async def test_prometheus_has_nothing_against_our_metrics(bare: Live, named: str
 async def test_no_alert_fires_on_a_proxy_that_is_well_nor_on_one_that_waits_for_its_api_server(
     bare: Live, tmp_path: Path
 ) -> None:
-    """Whoever has never heard of the server has not been waiting since the machine was started."""
+    """A proxy without any answer of the server has not been waiting since the machine's start."""
     await bare.cluster.server.refuse()
     await bare.start(ready_within=None)
     await bare.until(lambda: bare.logged("Waiting for the API server"), "a start")

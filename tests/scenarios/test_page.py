@@ -1,4 +1,4 @@
-"""The page of a running proxy, as a browser behind `kubectl port-forward` reads it: from loopback, for localhost."""
+"""The page of a running proxy, requested like a browser behind `kubectl port-forward`: from loopback, for localhost."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lab.proxyprocess import METRICS_PORT, Proxy
 from support.live import Live
 
 FORWARDED = "localhost:52001"
-"""What a browser says: the user's port is another one than the proxy's."""
+"""The headers of a browser: the user's port differs from the proxy's."""
 
 
 async def opened(proxy: Proxy, path: str, host: str = FORWARDED) -> tuple[Any, Any, int]:
-    """Ask for something; return what to read from and to close, and the status."""
+    """Send a request; return the reader, the writer to close, and the status."""
     made = run_in(proxy.namespace, lambda: socket.create_connection(("127.0.0.1", METRICS_PORT), timeout=5.0))
     reader, writer = await asyncio.open_connection(sock=made)
     writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\nSec-Fetch-Site: same-origin\r\n\r\n".encode())
@@ -31,14 +31,14 @@ async def opened(proxy: Proxy, path: str, host: str = FORWARDED) -> tuple[Any, A
 
 
 class Events:
-    """What an open page was told, by kind; what is not asked for yet is kept."""
+    """The events that an open page received, by kind; events that no test has read yet are kept."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
         self._kept: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
 
     async def next(self, kind: str) -> dict[str, Any]:
-        """Return what the next event of a kind says."""
+        """Return the data of the next event of a kind."""
         while not self._kept[kind]:
             block = (await self._reader.readuntil(b"\n\n")).decode()
             fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
@@ -47,7 +47,7 @@ class Events:
         return self._kept[kind].popleft()
 
     async def row(self, name: str, *wanted: Any) -> list[Any]:
-        """Return a Service's row when it begins with this."""
+        """Return a Service's row when it begins with this text."""
         while True:
             for row in (await self.next("now"))["rows"]:
                 if row[: len(wanted) + 1] == [f"default/{name}", *wanted]:
@@ -56,7 +56,7 @@ class Events:
 
 @asynccontextmanager
 async def page(proxy: Proxy) -> AsyncIterator[Events]:
-    """Have a page open."""
+    """Open a page."""
     async with asyncio.timeout(90):
         reader, writer, status = await opened(proxy, "/ui/api/events")
         try:
@@ -67,7 +67,7 @@ async def page(proxy: Proxy) -> AsyncIterator[Events]:
 
 
 async def zones(proxy: Proxy, name: str) -> set[str]:
-    """The zones of a Service's endpoints, as the page shows them."""
+    """Return the zones of a Service's endpoints, as the page shows them."""
     reader, writer, status = await opened(proxy, f"/ui/api/service?name=default/{name}")
     try:
         assert status == 200
@@ -77,7 +77,7 @@ async def zones(proxy: Proxy, name: str) -> set[str]:
 
 
 async def form_answer(proxy: Proxy, question: str) -> Any:
-    """The answer to a question of the form, asked again on a machine that takes longer than the 10 s of the page."""
+    """Return the answer to a question of the form; repeat it on a machine that exceeds the 10 s of the page."""
     while True:
         reader, writer, status = await opened(proxy, f"/ui/api/why?{question}")
         text = await reader.read()
@@ -88,12 +88,12 @@ async def form_answer(proxy: Proxy, question: str) -> Any:
 
 
 def beside(proxy: Proxy) -> set[int]:
-    """The processes that the proxy started."""
+    """Return the processes that the proxy started."""
     return {int(pid) for pid in Path(f"/proc/{proxy.pid}/task/{proxy.pid}/children").read_text().split()}
 
 
 def looks(proxy: Proxy) -> set[str]:
-    """What they look at."""
+    """Return the questions that these processes answer."""
     words = [Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0") for pid in beside(proxy)]
     return {line[line.index("companion") + 1] for line in words if "companion" in line}
 
@@ -110,7 +110,7 @@ async def test_changes_connections_and_problems_are_seen_as_they_happen(live: Li
         hello = await events.next("hello")
         assert (hello["facts"]["node"], hello["facts"]["mode"]) == ("node-a", "nftables")
         live.service("seen", "a1 b1")
-        row = await events.row("seen", "programmed", 2, 2)  # two pods, once each though two ports lead to them
+        row = await events.row("seen", "programmed", 2, 2)  # two pods, once each although two ports lead to them
         front = live.front("seen")
         assert f"{front.address}:{front.port}/tcp" in row[6]
         live.endpoints("seen", "a1 b1/unready")

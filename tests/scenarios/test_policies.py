@@ -1,6 +1,6 @@
-"""Who may reach which endpoints: traffic policies, source ranges, termination, ports and addresses of nobody.
+"""Access to endpoints: traffic policies, source ranges, termination, ports and addresses without a Service.
 
-Each row is a Service, its endpoints in steps, and who must get which answer after each step.
+Each row is a Service, its endpoints in steps, and the expected answers by client after each step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.live import Front, Live
 from support.modes import ScenarioMode, modes
 
 Wanted = dict[str, dict[str, str]]
-"""By kind of address: place to answer."""
+"""Expected answers by kind of address and place."""
 
 REFUSED = {"pod": "refused", "node": "refused", "outside": "refused"}
 DROPPED = {"pod": "timeout", "node": "timeout", "outside": "timeout"}
@@ -29,12 +29,12 @@ OUTER = ("nodeport", "loadbalancer", "external")
 
 
 def outer(**places: str) -> Wanted:
-    """The same for every kind of address that is reached from outside."""
+    """The same answers for every kind of address that is reached from outside."""
     return dict.fromkeys(OUTER, places)
 
 
 class Case(NamedTuple):
-    """A Service of type LoadBalancer with an external IP, and steps of (endpoints, what is wanted then)."""
+    """A Service of type LoadBalancer with an external IP, and steps of (endpoints, expected answers)."""
 
     spec: dict[str, Any]
     steps: list[tuple[str, Wanted]]
@@ -127,9 +127,9 @@ ROWS = [(name, "IPv4", case) for name, case in CASES.items()] + [(name, "IPv6", 
 
 
 def in_mode(mode: ScenarioMode, kind: str, endpoints: str, places: dict[str, str]) -> dict[str, str]:
-    """What is wanted of an address in a mode: the table above is nftables mode's; docs/modes.md has the reasons."""
+    """Return the expected answers at an address in a mode; the table above is for nftables mode (docs/modes.md)."""
     if mode.config["mode"] == "iptables" and kind in {"loadbalancer", "external"} and not endpoints:
-        # Whoever comes in is refused, source ranges or not; what the node sends out is not looked at.
+        # Incoming packets are refused, with or without source ranges; packets from the node itself are not checked.
         return {place: "refused" for place in places if place != "node"}
     if mode.name == "ipvs" and not endpoints:
         return dict.fromkeys(places, "refused")
@@ -139,7 +139,7 @@ def in_mode(mode: ScenarioMode, kind: str, endpoints: str, places: dict[str, str
 
 
 def from_one_pool(places: dict[str, str]) -> dict[str, str]:
-    """What is wanted of a virtual server: where it serves outside, pods and the node get the same endpoints as that."""
+    """Return the expected answers of a virtual server: pods and the node get the same as outside clients, if served."""
     outside = places.get("outside", "timeout")
     if outside in {"refused", "timeout"}:
         return places
@@ -283,7 +283,7 @@ async def test_annotations_of_cilium_select_addresses_and_deny_clients(bare: Liv
         fronts["loadbalancer"], {"outside": "a1 b1", "pod": "a1 b1", f"outside@{SECOND_OUTSIDE_IP}": "timeout"}
     )
     await bare.expect(fronts["nodeport"], {"outside": "refused"})
-    if bare.mode.name == "nftables":  # other modes leave the address of no Service to the node's routes
+    if bare.mode.name == "nftables":  # in other modes packets to a missing Service follow the node's routes
         await bare.expect(fronts["cluster"], {"pod": "timeout"})
     front = fronts["loadbalancer"]
     status, text = await bare.ask("why", SECOND_OUTSIDE_IP, f"{front.address}:{front.port}")

@@ -18,7 +18,7 @@ FAMILIES = ("IPv4", "IPv6")
 
 
 def ranged(live: Live, name: str, endpoints: str | None, ranges: dict[str, str] | None = None, **spec) -> None:
-    """A Service whose ports lead to 3000, and whose ranges have the ports of the pods."""
+    """A Service whose ports lead to 3000, and whose ranges contain the pods' ports."""
     live.service(name, endpoints, **spec)
     annotate(live, name, ranges or RANGES)
 
@@ -28,7 +28,7 @@ def annotate(live: Live, name: str, annotations: dict[str, str | None]) -> None:
 
 
 def fronts(live: Live, name: str, kind: str = "cluster", port: int = 3000, families=FAMILIES) -> list[Front]:
-    """An address of a Service in each family, with a port of its ranges."""
+    """Return the addresses of a Service in each family, with a port of its ranges."""
     return [Front(live.front(name, kind, family).address, port) for family in families]
 
 

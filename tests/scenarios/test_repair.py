@@ -1,4 +1,4 @@
-"""Other programs that harm our rules, and an nft that fails: repaired, said in the log and by an event, retried."""
+"""Other programs that damage our rules, and a failing nft: repaired, logged, reported by an event, and retried."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def serving(bare: Live, config: dict[str, object] = QUICK) -> str:
 
 
 def words(ruleset: str) -> list[str]:
-    """A ruleset without the order of its elements."""
+    """Return a ruleset without the order of its elements."""
     return sorted(re.split(r"[\s,]+", ruleset))
 
 

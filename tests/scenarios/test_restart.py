@@ -1,7 +1,7 @@
-"""A proxy that dies, ends, starts anew or takes over from another: traffic does not notice.
+"""A proxy that is killed, ends, restarts or takes over from another: no traffic fails.
 
-Traffic runs all the time: new TCP connections and UDP requests from outside, a pod and the node, and connections that
-last. What changes while nothing runs is made up for at the start.
+Traffic runs all the time: new TCP connections and UDP requests from outside, a pod and the node, and long-lived
+connections. The start applies the changes that happened while no proxy ran.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.traffic import DUAL, Stream, Traffic, kept, streams
 
 
 async def serving(bare: Live) -> None:
-    """Services that everyone reaches, through a running proxy."""
+    """Services that all clients reach, through a running proxy."""
     bare.service("web", "a1 a2 b1", type="NodePort", **DUAL)
     bare.service("local", "a1 a2", type="NodePort", externalTrafficPolicy="Local")
     bare.service("sticky", "a1 b1", sessionAffinity="ClientIP")
@@ -31,11 +31,11 @@ async def serving(bare: Live) -> None:
 
 
 KERNEL = ("nftables", "iptables-nft", "iptables-legacy", "ipvs")
-"""The modes in which nothing notices, as the kernel carries the packets by itself."""
+"""The modes in which no client notices a restart, because the kernel forwards the packets."""
 
 
 async def rules(live: Live) -> str:
-    """The rules of the node, without what changes by itself."""
+    """Return the rules of the node, without parts that change continuously."""
     if live.mode.name == "ipvs":
         texts = [await live.run(*words) for words in (("cat", "/proc/net/ip_vs"), ("ip", "-o", "address"))]
         return re.sub(r"(Masq +\d+).*", r"\1", "\n".join(texts))
@@ -97,7 +97,7 @@ async def test_changes_while_it_was_down_are_made_up_for(bare: Live) -> None:
     gone_nodeport = bare.front("gone", "nodeport")
     for front in (*gone, gone_nodeport, bare.front("moved"), bare.front("grown")):
         await bare.expect(front, {"pod": "a1"})
-    lasting = () if bare.mode.name == "userspace" else streams(bare)  # which carries connections itself
+    lasting = () if bare.mode.name == "userspace" else streams(bare)  # which relays connections itself
     async with Traffic(bare, *lasting) as traffic:
         await bare.proxy.kill()
         bare.endpoints("moved", "b1")
@@ -111,7 +111,7 @@ async def test_changes_while_it_was_down_are_made_up_for(bare: Live) -> None:
         await bare.expect(bare.front("grown"), {"pod": "a1 a2 a3 a4 b1 b2"})
         if bare.mode.name == "nftables":
             await bare.expect(gone[0], {"outside": "timeout", "pod": "timeout"})
-        else:  # no Service's, and so nobody's: it goes out
+        else:  # no Service has this address, so the packet leaves the node
             await bare.expect(gone[0], {"pod": "unreachable"}, "tcp")
         await bare.expect(gone_nodeport, {"outside": "refused"})
         await bare.expect(bare.front("web"), {"pod": "a1 a2 b1 b2"})
@@ -131,12 +131,12 @@ async def test_a_restart_changes_nothing_that_is_right(bare: Live) -> None:
     generation = await _generation(bare)
     await bare.start()
     assert sorted(before[0].split()) == sorted((await bare.nft("-s", "list", "table", "ip", "kube-proxy")).split())
-    # For each family a scratch table comes and goes to compare the rules; however many elements cost nothing.
+    # For each family a scratch table is created and deleted to compare the rules, for any number of elements.
     assert await _generation(bare) - generation <= 10
 
 
 async def _generation(live: Live) -> int:
-    """How often nf_tables was changed on the node."""
+    """Return the number of changes of nf_tables on the node."""
 
     def ask() -> int:
         link = nfnetlink.Transactions.open()

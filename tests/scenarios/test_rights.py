@@ -1,7 +1,7 @@
-"""What a proxy that was started as root may still do, and that it is enough for everything that comes later.
+"""The capabilities of a proxy that was started as root are minimal, and sufficient for all later work.
 
-The kernel is asked what the process has (/proc/PID/status); then Services change, another program harms the rules, a
-Service wants a port below 1024, and a token rotates in a file of another user.
+The test reads the capabilities from /proc/PID/status; then Services change, another program damages the rules, a
+Service needs a port below 1024, and a token rotates in a file of another user.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lab.proxyprocess import METRICS_PORT, proxy_command
 from support.live import Live
 from support.modes import modes
 
-HARM = {  # by mode: what another program does to the rules of a Service
+HARM = {  # by mode: another program's change of a Service's rules
     "nftables": ["nft", "delete", "table", "ip", "kube-proxy"],
     "userspace": ["nft", "delete", "table", "ip", "kube-proxy-userspace"],
     "iptables-nft": ["iptables-nft", "-t", "nat", "-F", "KUBE-SERVICES"],
@@ -32,7 +32,7 @@ SYNC_PERIOD = "1s"
 
 
 def rights(live: Live) -> dict[str, str]:
-    """What the kernel says of the proxy: lines of /proc/PID/status by their names."""
+    """Return the lines of the proxy's /proc/PID/status by their names."""
     lines = Path(f"/proc/{live.proxy.pid}/status").read_text(encoding="ascii").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
@@ -42,7 +42,7 @@ def bits(*capabilities: Capability) -> str:
 
 
 def others_kubeconfig(live: Live, folder: Path, token: str) -> tuple[Path, Path]:
-    """A kubeconfig, and the token file that it names, which belongs to another user than the proxy's."""
+    """A kubeconfig, and its token file, which belongs to another user than the proxy's."""
     file = folder / "token"
     file.touch(mode=0o400)
     os.chown(file, NOBODY, NOBODY)
@@ -87,7 +87,7 @@ async def test_little_is_kept_and_it_is_enough(bare: Live, tmp_path: Path) -> No
 
 async def a_health_check_is_answered_on_a_low_port(live: Live) -> None:
     made = live.service("low", "a1", type="LoadBalancer", externalTrafficPolicy="Local")
-    made["spec"]["healthCheckNodePort"] = LOW_PORT  # with a --service-node-port-range that has it
+    made["spec"]["healthCheckNodePort"] = LOW_PORT  # with a --service-node-port-range that contains it
     live.cluster.store.put("services", made)
 
     async def answers() -> str:
@@ -109,7 +109,7 @@ async def test_only_files_of_others_need_a_capability(bare: Live) -> None:
 
 @pytest.mark.slow("a credential plugin beside the proxy")
 async def test_a_plugin_with_rights_of_its_own_keeps_them(bare: Live, tmp_path: Path) -> None:
-    """Else it would fail on a node where it has worked beside the Go kube-proxy."""
+    """Otherwise it would fail on a node where it worked together with the Go kube-proxy."""
     token = bare.cluster.server.tokens.issue("system:kube-proxy")
     plugin = tmp_path / "plugin"
     credential = (

@@ -1,4 +1,4 @@
-"""Many endpoints and many Services: all are reached, and the ruleset's chains and rules stay as many as they were."""
+"""Many endpoints and many Services: all are reachable, and the numbers of chains and rules do not change."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MANY = range(4000, 4060)
 
 
 async def chains_and_rules(live: Live, family: str) -> tuple[int, int]:
-    """How many chains and rules the table has, as nft lists it."""
+    """Return the numbers of chains and rules in the table, as nft lists them."""
     text = await live.nft("-a", "list", "table", family, "kube-proxy")
     chains = len(re.findall(r"^\tchain ", text, re.M))
     return chains, len(re.findall(r"^\t\t.* # handle \d+$", text, re.M))
 
 
 async def reached(live: Live, place: str, front: Front, count: int) -> set[int]:
-    """The ports of the endpoints that answer; asks until `count` were met, or so often that no more will come."""
+    """Return the ports of the endpoints that answer; stop when `count` have answered, or at a limit."""
     ports: set[int] = set()
     for _ in range(30):
         for answer in await live.cluster.probes(place, "tcp", *front, 50, 3.0):
@@ -43,7 +43,7 @@ async def test_more_endpoints_than_there_are_chains_prepared(live: Live) -> None
     fronts = {"outside": live.front("many", "nodeport"), "pod": live.front("many"), "node": live.front("many")}
 
     def scale(count: int) -> None:
-        """One endpoint is one port of the pod, in a slice of its own."""
+        """One endpoint is one port of the pod, in a separate slice."""
         for index, number in enumerate(MANY):
             name = f"many-{number}"
             if index < count:
@@ -86,7 +86,7 @@ async def test_chains_and_rules_do_not_grow_with_services(live: Live) -> None:
     for family in ("IPv4", "IPv6"):
         await live.programmed(live.front("crowd-299", family=family), pairs[299 // 3 % 3])
     assert [await chains_and_rules(live, family) for family in ("ip", "ip6")] == before
-    for n in (9, 12, 99, 297):  # the policies that let everyone meet all endpoints
+    for n in (9, 12, 99, 297):  # the policies under which all clients reach all endpoints
         for kind in ("cluster", "nodeport", "external"):
             await live.expect(live.front(f"crowd-{n}", kind), {"outside": pairs[n // 3 % 3]})
     for n in range(300):
@@ -96,7 +96,7 @@ async def test_chains_and_rules_do_not_grow_with_services(live: Live) -> None:
 
 
 def _port(number: int) -> dict[str, object]:
-    """External IPs repeat, so each Service has a port of its own."""
+    """External IPs repeat, so each Service has another port."""
     ports = [{"name": p.lower(), "port": 1000 + number, "protocol": p, "targetPort": 3000} for p in ("TCP", "UDP")]
     return {"ports": ports}
 

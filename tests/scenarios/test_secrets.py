@@ -1,4 +1,4 @@
-"""What a proxy knows of secrets is in nothing that it writes, answers or sends, whatever goes wrong."""
+"""No secret appears in the proxy's logs, answers or requests, whatever fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY = (TLS / "client.key").read_bytes()
 
 
 def kubeconfig(live: Live, path: Path, user: dict[str, object]) -> Path:
-    """The node's kubeconfig with everything that can be a secret in its user."""
+    """The node's kubeconfig with every possible kind of secret in its user."""
     config = yaml.safe_load(live.cluster.node_kubeconfig.read_text(encoding="utf-8"))
     certificate = base64.b64encode((TLS / "client.crt").read_bytes()).decode()
     pair = {"client-certificate-data": certificate, "client-key-data": base64.b64encode(KEY).decode()}
@@ -45,7 +45,7 @@ def kubeconfig(live: Live, path: Path, user: dict[str, object]) -> Path:
 
 
 async def shown(live: Live) -> dict[str, str]:
-    """Everything that the proxy shows to anybody, by where."""
+    """Return every text that the proxy shows to others, by place."""
     found = {"log": live.proxy.log.read_text(errors="replace")}
     for port in (METRICS_PORT, 10256):
         for page in PAGES:

@@ -1,4 +1,4 @@
-"""`kube-proxy plan --from-kernel --shadow`: a difference that lasts is reported, a change of a Service is none."""
+"""`kube-proxy plan --from-kernel --shadow` reports a lasting difference, and not a change of a Service."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REMOVED = {
 
 
 class Running(NamedTuple):
-    """A shadow that runs, and the file that it writes."""
+    """A running shadow, and the file that it writes."""
 
     process: forking.Forked
     file: Path

@@ -1,4 +1,4 @@
-"""What /debug/state and the metrics say while the kernel has not what it took: never that it is programmed."""
+"""/debug/state and the metrics while the kernel lacks accepted changes: they never report them as programmed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_table_that_another_program_owns_is_not_called_programmed(bare: 
         assert (await state(bare, "namespace=default&name=six"))["services"][0]["state"] == "programmed"
         text = (await bare.page("/debug/state?format=text", METRICS_PORT))[1]
         assert "\nIPv4: refused, last seen whole 2" in text
-        # Nothing is queued but the repair, and after a change that as well.
+        # Only the repair is queued; the same holds after a further change.
         for change in (lambda: None, lambda: bare.endpoints("web", "a2")):
             change()
             served = (await bare.page("/metrics", METRICS_PORT))[1]
@@ -67,13 +67,13 @@ async def test_a_table_that_another_program_owns_is_not_called_programmed(bare: 
 
 
 async def test_an_element_that_is_missing_is_known_when_it_was_last_seen(bare: Live) -> None:
-    """The time of the last look that showed everything never passes that of the harm, until the repair."""
+    """The time of the last complete inspection is never later than that of the damage, until the repair."""
     bare.service("web", "a1 b1")
     await bare.start({"nftables": {"syncPeriod": "4s", "minSyncPeriod": "0s"}})
     await becomes(bare, "programmed")
     front = bare.front("web")
     element, looks = f"{{ {front.address} . tcp . 80 . 0 }}", 0
-    for _ in range(10):  # on a busy machine a repair may come before the second look
+    for _ in range(10):  # on a busy machine a repair may come before the second inspection
         before = int(await bare.run("date", "+%s%N")) / 1e9
         await bare.nft("delete", "element", "ip", "kube-proxy", "endpoints", element)
         harmed = int(await bare.run("date", "+%s%N")) / 1e9

@@ -1,4 +1,4 @@
-"""--startup-taint against an API server with the RBAC rules of deploy/: refused, then granted; never put back."""
+"""--startup-taint against an API server with the RBAC rules of deploy/: refused, then granted; never added again."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ async def test_the_taint_goes_when_everything_is_programmed(live: Live) -> None:
 
 
 def with_component() -> list[dict[str, object]]:
-    """What the component adds, as the account's namespace has it."""
+    """The objects of the kustomize component, in the account's namespace."""
     return kustomize.build(DEPLOY / "startup-taint")

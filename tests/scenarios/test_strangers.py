@@ -1,4 +1,4 @@
-"""Clients of the health ports that mean no good: they cost nobody else an answer, and the kernel no repair."""
+"""Malicious clients of the health ports: others still get their answers, and the kernel its repairs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lab.proxyprocess import HEALTH_PORT, METRICS_PORT, proxy_command
 from support.live import Live
 
 FILES = 200
-"""Open files that the proxy may have: fewer than there are strangers, and more than it needs itself."""
+"""The proxy's limit of open files: fewer than there are clients, and more than the proxy itself needs."""
 
 STATUS_OF = ("curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}")
 
 
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
-    """What stays open until the test's end."""
+    """Connections that remain open until the test's end."""
     with ExitStack() as stack:
         yield stack
 
 
 def half_open(bare: Live, port: int, count: int, held: ExitStack) -> None:
-    """Open connections from outside that never end their request."""
+    """Open connections from outside that never complete their request."""
     address = (bare.ips["node"]["IPv4"], port)
 
     def connect() -> socket.socket:
@@ -61,7 +61,7 @@ async def test_half_open_requests_take_no_descriptor_that_a_repair_needs(bare: L
 
 
 async def test_a_web_page_cannot_read_ours_by_a_name_that_leads_to_loopback(bare: Live) -> None:
-    """DNS rebinding: the browser that shows the page of evil.example on this node is the one that asks."""
+    """DNS rebinding: a browser on this node that shows the page of evil.example sends the request."""
     await bare.start()
     for host, code in (("evil.example", "403"), ("127.0.0.1", "200"), ("localhost", "200"), ("[::1]", "200")):
         where = [

@@ -1,4 +1,4 @@
-"""`--strict`: features are off, refusals are ICMP errors, and `plan` shows the difference before the switch."""
+"""`--strict`: extensions are off, refusals are ICMP errors, and `plan` shows the difference before the switch."""
 
 from __future__ import annotations
 
@@ -88,4 +88,4 @@ async def test_the_recorded_rules_of_the_go_kube_proxy_are_those_of_a_strict_pro
     assert classes > 500
     if not mode:
         _, differences, _ = await found()
-        assert differences  # without strict the empty mode is nftables
+        assert differences  # without --strict the empty mode means nftables

@@ -1,4 +1,4 @@
-"""`kubectl kubeproxy trace` between nodes with real proxies: the node that drops real packets is named."""
+"""`kubectl kubeproxy trace` between nodes with real proxies: it names the node that drops real packets."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_a_trace_of_masqueraded_packets_of_both_families(nodes: ThreeNodes
             where = f"[{front.address}]" if family == "IPv6" else front.address
             words = ("trace", nodes.live.ips["pod"][family], f"{where}:{front.port}", "--seconds", "4", "-o", "json")
             status, text = await nodes.ask(*words)
-            whole = valid("cluster", text[text.index("{") : text.rindex("}") + 1])  # hints to standard error may follow
+            whole = valid("cluster", text[text.index("{") : text.rindex("}") + 1])  # hints on standard error may follow
             assert (status, "node-b drops it: the request was dropped" in whole["heading"]) == (1, True), text
             near, far = (valid("trace", json.dumps(one["answer"])) for one in whole["nodes"])
             assert near["served"][-1]["client"] == nodes.live.ips["node"][family]
@@ -148,7 +148,7 @@ async def test_a_trace_of_masqueraded_packets_of_both_families(nodes: ThreeNodes
 async def test_a_trace_of_packets_that_the_network_loses(nodes: ThreeNodes) -> None:
     nodes.live.service("astray", "b1")
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/astray:tcp")
-    # Before any rule that a trace shows.
+    # Before all rules that a trace shows.
     await nodes.run("node-b", "nft", "add table inet firewall")
     chain = "add chain inet firewall guard { type filter hook prerouting priority -400; }"
     await nodes.run("node-b", "nft", chain)
@@ -159,7 +159,7 @@ async def test_a_trace_of_packets_that_the_network_loses(nodes: ThreeNodes) -> N
         assert status == 1, text
         assert ": it leaves node-a for " in text
         assert ", but no rule of node-b meets it: see the network between them\n" in text
-        # The lab's kubelet removes a deleted pod at some time, but lets a pending one be.
+        # The lab's kubelet removes a deleted running pod, but not a pending one.
         pod = nodes.cluster.get("pods", "kube-proxy-py-node-b", namespace="kube-system")
         nodes.cluster.store.put("pods", pod | {"status": pod["status"] | {"phase": "Pending"}})
         try:

@@ -1,4 +1,4 @@
-"""Two kube-proxies on one node, ours or the Go one: both say so, with process and mode, and the node has an event."""
+"""Two kube-proxies on one node, ours or the Go kube-proxy: both report it with process and mode, also as an event."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.proxyprocess import METRICS_PORT, Proxy, proxy_command
 from support.live import Live
 from support.traffic import DUAL, Traffic, streams
 
-# What the Go kube-proxy shows of itself: the name of its command, two ports, its mode.
+# The properties by which the Go kube-proxy is recognised: the name of its command, two ports, its mode.
 GO = """\
 import http.server, threading
 open("/proc/self/comm", "w").write("kube-proxy")
@@ -42,20 +42,20 @@ def said(proxy: Proxy, pattern: str) -> list[str]:
 
 
 async def wrong(bare: Live, proxy: Proxy, *words: str) -> list[str]:
-    """The errors in a proxy's answer."""
+    """Return the errors in a proxy's answer."""
     _, out, _ = await bare.cluster.exec("node", [proxy_command(), *words, "--control-socket", str(proxy.control)])
     return [line for line in out.splitlines() if line.startswith("  x  ")]
 
 
 async def other_than(bare: Live, proxy: Proxy, line: str) -> str:
-    """The errors of doctor if they are not this line alone, else ''."""
+    """Return the errors of doctor if they differ from this one line, else ''."""
     lines = await wrong(bare, proxy, "doctor")
     return "" if lines == [line] else f"doctor: {lines}"
 
 
 async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
     bare.service("web", "a1 b1")
-    program = ["env", proxy_command()]  # a fork has the name of its parent, by which no command recognises a kube-proxy
+    program = ["env", proxy_command()]  # a fork has its parent's name, by which no command recognises a kube-proxy
     first = await bare.start(command=program)
     second = await bare.start(SECOND, ready_within=None, command=program)
     holder = rf"process kube-proxy \(pid {first.pid}\) has it, a kube-proxy in mode nftables: both write rules"
@@ -68,7 +68,8 @@ async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
     for reason in ("AnotherKubeProxy", "FailedToStartProxierHealthcheck", "FailedToStartMetricServer"):
         await bare.until(lambda reason=reason: any(e.startswith(reason) for e in bare.events("node-a")), reason)
     what = f"another kube-proxy of this program runs here too (pid {second.pid}) in userspace mode"
-    # The start of the second removes the first's tables; the first restores them, and doctor names this until then.
+    # The start of the second proxy removes the first one's tables; the first restores them, and doctor names this until
+    # then.
     await bare.eventually(partial(other_than, bare, first, f"  x  {what}"))
     asked = ("why", bare.ips["pod"]["IPv4"], f"{bare.front('web').address}:80")
     assert (await wrong(bare, first, *asked))[0].startswith(f"  x  {what}, with rules for ")
@@ -80,7 +81,7 @@ async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
 
 @pytest.mark.slow("two proxies that repair each other's rules")
 async def test_two_of_one_mode_serve_and_come_to_rest(bare: Live) -> None:
-    """Each takes the other's changes for another program's, and writes nothing where they agree."""
+    """Each proxy takes the other's changes for another program's, and writes nothing if they agree."""
     bare.service("web", "a1 b1", type="NodePort", **DUAL)
     first = await bare.start()
     front = bare.front("web")
@@ -103,7 +104,7 @@ async def test_two_of_one_mode_serve_and_come_to_rest(bare: Live) -> None:
 
 
 async def at_rest(live: Live) -> str:
-    """Why the tables do not stand still: somebody wrote within three seconds, and a repair comes within one."""
+    """Return the reason why the tables still change: a write within three seconds; repairs come within one."""
     namespace = live.cluster.namespace_of("node")
     before = await run_in_async(namespace, generation)
     await asyncio.sleep(3.0)

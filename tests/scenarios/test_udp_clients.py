@@ -1,8 +1,8 @@
-"""A thousand UDP clients that keep their ports while endpoints come and go: none is lost, in any mode.
+"""A thousand UDP clients with constant ports while endpoints change: none is lost, in any mode.
 
 Upstream's end-to-end tests "should be able to preserve UDP traffic when server pod cycles" (ClusterIP, NodePort,
-hostNetwork client, initially unready endpoint) have one client each; what goes wrong takes a packet in the very moment
-between two changes of the kernel.
+hostNetwork client, initially unready endpoint) have one client each; a fault needs a packet exactly between two changes
+of the kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from support.live import Live
 from support.modes import GUEST, MODES, modes
 
 CLIENTS = 40 if GUEST else 400
-"""Of each place: some 1,600 questions a second from each."""
+"""Clients of each place: about 1,600 requests per second from each place."""
 ROUNDS = 6
 
 

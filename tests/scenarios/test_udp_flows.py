@@ -1,4 +1,4 @@
-"""A UDP client that keeps its source port: it is never left with an endpoint, or a lack of one, that is over.
+"""A UDP client with a constant source port: it never keeps a former endpoint, or a refusal that is no longer valid.
 
 Kubernetes issues 139628 (Service scaled to 0), 141371 (Service deleted), 122740 (restart).
 """
@@ -19,12 +19,12 @@ from support.traffic import Stream, Traffic
 
 WHERE = ("nftables", "iptables-nft", "userspace", "ipvs")
 TIMEOUT = 1.0 if GUEST else 0.15
-"""Seconds after which a question counts as not answered."""
+"""Seconds after which a request counts as unanswered."""
 NOBODY = {"timeout", "refused", "unreachable"}
 
 
 class Client:
-    """A socket of a place that sends from one port again and again."""
+    """A socket of a place that sends from the same port again and again."""
 
     def __init__(self, live: Live, place: str, front: Front) -> None:
         family = socket.AF_INET6 if ":" in front.address else socket.AF_INET
@@ -38,12 +38,12 @@ class Client:
         self._sock.close()
 
     async def ask(self) -> str:
-        """The pod that answers, or 'refused' or 'timeout'."""
+        """Send a request; return the pod that answers, or 'refused' or 'timeout'."""
         return await asyncio.to_thread(self._ask)
 
     def _ask(self) -> str:
         try:
-            # A drop on the way out fails here, as a reject does: the wait for the answer tells them apart.
+            # Both a dropped outgoing packet and a reject fail here; the wait for the answer distinguishes them.
             with contextlib.suppress(PermissionError):
                 self._sock.send(b"?")
             return str(json.loads(self._sock.recv(2048))["pod"])
@@ -52,10 +52,10 @@ class Client:
         except ConnectionRefusedError:
             return "refused"
         except OSError:
-            return "unreachable"  # a loop outside, as an address of nobody makes it
+            return "unreachable"  # a routing loop outside, as for an unused address
 
     async def expect(self, *wanted: str) -> str:
-        """Ask until one of these comes, and then keeps coming; returns it."""
+        """Send requests until one of these answers arrives, and is then repeated; return it."""
         found: list[str] = []
 
         async def check() -> str:
@@ -65,7 +65,7 @@ class Client:
         await self._live.eventually(check)
         for _ in range(3):
             again = await self.ask()
-            # One endpoint keeps answering; how the lack of one shows may differ while the rules go.
+            # One endpoint continues to answer; the failure without endpoints may change while the rules are removed.
             assert again == found[-1] or {again, found[-1]} <= NOBODY & set(wanted), f"{again} after {found[-10:]}"
         return found[-1]
 
@@ -88,7 +88,7 @@ EXTERNAL = {"IPv4": "198.51.100.{}", "IPv6": "2001:db8:1::{}"}
 
 
 class Way:
-    """A way to reach a Service of its own, and what may be done with that Service."""
+    """A kind of address of a separate Service, and the changes that are possible with that Service."""
 
     def __init__(self, live: Live, name: str, way: tuple[str, str, str], number: int) -> None:
         self.live = live
@@ -97,7 +97,7 @@ class Way:
         self._external = EXTERNAL[self.family].format(number)
 
     def service(self, endpoints: str, **spec: Any) -> Front:
-        """Create the Service; returns where clients reach it."""
+        """Create the Service; return the address for clients."""
         external = [self._external] if self.kind == "external" else []
         fields = {"type": "NodePort", "ipFamilies": [self.family], "externalIPs": external} | spec
         self.live.service(self.name, endpoints, **fields)
@@ -117,14 +117,14 @@ class Way:
 
     @property
     def nobody(self) -> set[str]:
-        """What a client gets whose Service is no more: how that shows is the network's business."""
-        if self.live.mode.name == "userspace":  # or the proxy's, whose listener may end before the flow does
+        """Outcomes for a client of a deleted Service: they depend on the network,"""
+        if self.live.mode.name == "userspace":  # or on the proxy, whose listener may end before the flow does
             return NOBODY
         return {"refused" if self.kind == "nodeport" else "timeout", "unreachable", "timeout"}
 
 
 async def every_way(live: Live, name: str, first: int, check: Callable[[Way], Awaitable[None]]) -> None:
-    """Check all ways side by side, each with a Service of its own; external IPs count from `first` on."""
+    """Check all kinds of address in parallel, each with a separate Service; external IPs begin with number `first`."""
     async with asyncio.TaskGroup() as group:
         for number, way in enumerate(WAYS, first):
             group.create_task(check(Way(live, name, way, number)))
@@ -138,7 +138,7 @@ async def test_a_flow_leaves_an_endpoint_that_goes(live: Live) -> None:
             other = "b1" if first == "a1" else "a1"
             way.endpoints(f"{first}/draining {other}")
             await way.programmed(other)
-            # It still serves what it has; a virtual server has no place for it (docs/ipvs.md).
+            # It still serves the existing flows; a virtual server has no state for it (docs/ipvs.md).
             stays = other if live.mode.name == "ipvs" else first
             assert await flow.expect(stays) == stays
             way.endpoints(other)
@@ -233,7 +233,7 @@ async def test_removed_flows_are_counted(live: Live) -> None:
         await flow.expect("a1")
 
         async def left() -> str:
-            # What begins while flows are removed counts against them, so that once may not be enough.
+            # Flows that begin during the removal count as failures, so one removal may not be enough.
             live.endpoints("counted", "")
             await flow.expect(*NOBODY)
             live.endpoints("counted", "a1")
@@ -249,7 +249,7 @@ async def _above(live: Live, series: str, before: float) -> str:
 
 @modes("nftables", "iptables-nft", "userspace")
 async def test_an_address_that_another_service_has_at_once_gets_no_client_of_the_first(live: Live) -> None:
-    """A pod that goes, and one that comes with its address within 100 ms: the flow to it is over all the same."""
+    """A deleted pod and a new one with its address within 100 ms: the flow to the old one is removed all the same."""
     live.service("before", "a1")
     live.service("after", "b1")
     await live.programmed(live.front("before"), "a1")

@@ -1,7 +1,7 @@
-"""Userspace mode on a whole cluster: every way in, policies, what is refused, restart, repair.
+"""Userspace mode in a whole cluster: every kind of address, policies, refusals, restart, repair.
 
-What differs from the other modes is by its nature: endpoints see the node's address, and the proxy's end ends the
-connections that it carries.
+The differences from other modes are inherent: endpoints see the node's address, and relayed connections end with the
+proxy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def test_every_address_leads_to_all_endpoints(live: Live) -> None:
 
 
 async def test_udp_clients_follow_their_service_to_another_listener(live: Live) -> None:
-    """A client that sends from one port all along, while the Service loses all endpoints and is made anew."""
+    """A client that sends from one port continuously, while the Service loses all endpoints and is created again."""
     live.service("udp", "b1")
     with client(live, "outside", live.front("udp", port=1)) as one:
         await one.expect("b1")
@@ -57,7 +57,7 @@ async def test_clients_stay_with_their_endpoint(live: Live) -> None:
 
 
 async def listeners(live: Live) -> dict[str, int]:
-    """The ports of the listeners that the node's own IPv4 connections go to, by cluster IP, protocol and port."""
+    """Return the listeners' ports for the node's own IPv4 connections, by cluster IP, protocol and port."""
     text = await live.nft("list", "map", "ip", "kube-proxy-userspace", "node-services")
     return {f"{m[1]} {m[2]} {m[3]}": int(m[4]) for m in re.finditer(r"(\S+) \. (\w+) \. (\d+) : (\d+)", text)}
 
@@ -82,7 +82,7 @@ async def test_rules_that_were_removed_come_back(live: Live) -> None:
 
 async def test_endpoints_that_do_not_answer_are_no_fault_while_another_one_does(live: Live) -> None:
     live.service("partial", "a1")
-    ends = "10.244.0.99", live.ips["node"]["IPv4"], live.ips["a1"]["IPv4"]  # gone, refusing, answering
+    ends = "10.244.0.99", live.ips["node"]["IPv4"], live.ips["a1"]["IPv4"]  # removed, refusing, answering
     live.cluster.store.put("endpointslices", slice_of("partial", "IPv4", [{"addresses": [one]} for one in ends]))
     front, client = live.front("partial"), live.ips["pod"]["IPv4"]
 

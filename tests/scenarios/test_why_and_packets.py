@@ -1,4 +1,4 @@
-"""`kube-proxy why` says what real packets meet: rules of connection tracking, of routing, and of other programs."""
+"""`kube-proxy why` predicts the outcome of real packets under rules of conntrack, routing, and other programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAILED = "timeout unreachable refused"
 
 @asynccontextmanager
 async def changed(live: Live, *commands: tuple[str, str]) -> AsyncIterator[None]:
-    """Run commands on the node, each with the one that undoes it."""
+    """Run commands on the node, each with the command that reverses it."""
     done = []
     try:
         for made, undone in commands:
@@ -32,7 +32,7 @@ async def changed(live: Live, *commands: tuple[str, str]) -> AsyncIterator[None]
 
 
 def table(family: str, chain: str, rule: str) -> tuple[str, str]:
-    """The commands that add and delete a table `other` with a base chain `c` and one rule."""
+    """Return the commands that add and delete a table `other` with a base chain `c` and one rule."""
     hook, priority = chain.split()
     text = f"table {family} other {{ chain c {{ type filter hook {hook} priority {priority}; {rule}; }}; }}"
     return "nft " + text, f"nft delete table {family} other"
@@ -229,8 +229,8 @@ async def test_a_client_whose_interface_of_arrival_is_unknown(live: Live) -> Non
 
 
 async def test_a_pod_without_a_node_name_in_its_slice_does_not_reach_itself(live: Live) -> None:
-    # No other test of this module has an endpoint on a4.
-    masqueraded = live.mode.name != "nftables"  # as all pods are that reach themselves in iptables mode
+    # Endpoint a4 belongs to this test only.
+    masqueraded = live.mode.name != "nftables"  # as for all pods that connect to themselves in iptables mode
     live.service("itself")
     ends = [{"addresses": [live.ips["a4"]["IPv4"]], "conditions": {"ready": True}}]
     live.cluster.store.put("endpointslices", slice_of("itself", "IPv4", ends))
@@ -246,7 +246,7 @@ async def test_a_pod_without_a_node_name_in_its_slice_does_not_reach_itself(live
 
 async def test_a_policy_of_forward_stops_only_what_is_not_masqueraded(live: Live) -> None:
     if live.mode.name == "nftables":
-        return  # it has no chain that accepts these
+        return  # it has no chain that accepts these packets
     live.service("open", "a1", type="NodePort")
     nodeport = live.front("open", "nodeport")
     await live.expect(nodeport, {"outside": "a1", "pod": "a1"})
@@ -262,7 +262,7 @@ async def test_a_policy_of_forward_stops_only_what_is_not_masqueraded(live: Live
 
 
 async def begins(live: Live, client: str, front: Front, wanted: str, *more: str) -> None:
-    """Wait until the first line of the answer has this decision at its beginning."""
+    """Wait until the first line of the answer begins with this decision."""
     family = "IPv6" if ":" in front.address else "IPv4"
     source = client if client == "node" else live.ips[client][family]
     place = f"[{front.address}]" if ":" in front.address else front.address
@@ -325,13 +325,13 @@ async def test_a_cause_that_stops_some_endpoints_has_its_share_in_the_first_line
     key = "net.ipv6.conf.{}"
     off = f"sysctl -qw {key}={{}}".format("all.forwarding", 0), f"sysctl -qw {key}={{}}".format("all.forwarding", 1)
     delayed = "kube-proxy forwards it, but not all is well: net.ipv6.conf."
-    async with changed(live, off):  # what stays on a bridge needs no forwarding; a retransmission picks again
+    async with changed(live, off):  # bridged packets need no forwarding; a retransmission selects again
         await begins(live, "pod", front6, delayed)
         await meets(front6, 4, 16.0, "a1")
         force = tuple(f"sysctl -qw {key.format('cbr0.force_forwarding')}={n}" for n in (1, 0))
         async with changed(live, force):
             await begins(live, "pod", front6, share)
-            await meets(front6, 16, 0.8, "a1", "timeout")  # before TCP tries again
+            await meets(front6, 16, 0.8, "a1", "timeout")  # before TCP retransmits
         force = tuple(f"sysctl -qw {key.format('eth0.force_forwarding')}={n}" for n in (1, 0))
         async with changed(live, force):
             await begins(live, "pod", front6, delayed)

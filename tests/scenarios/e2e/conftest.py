@@ -1,7 +1,7 @@
-"""Fixtures of upstream's scenarios: a cluster for each mode, which they share, and a stage in it for each of them.
+"""Fixtures of upstream's scenarios: a shared cluster for each mode, and a separate stage in it for each scenario.
 
-Scenarios run in all modes of this machine's kernel unless `modes` names those that they are meant for; under the
-guest's kernel only those do that `modes` gives ipvs.
+Scenarios run in all modes of this machine's kernel unless `modes` names others; under the guest's kernel only scenarios
+with the mode ipvs run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out scenarios that are meant for no mode of this kernel."""
+    """Deselect scenarios that support no mode of this kernel."""
     chosen = [item for item in items if _has_mode(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
     items[:] = chosen
@@ -53,7 +53,7 @@ def two_nodes(request: pytest.FixtureRequest, loop) -> Iterator[TwoNodes]:
 
 @pytest.fixture
 def stage(two_nodes: TwoNodes, loop) -> Iterator[Stage]:
-    """A namespace of the test's own in the cluster."""
+    """A separate namespace for the test in the cluster."""
     made = Stage(two_nodes)
     loop.run(made.open())
     yield made

@@ -1,4 +1,4 @@
-"""Upstream's "Conntrack" and "KubeProxy": what happens to tracked connections.
+"""Upstream's "Conntrack" and "KubeProxy": the effects of changes on tracked connections.
 
 UDP clients whose endpoints cycle are in test_udp_clients.py.
 """
@@ -17,14 +17,16 @@ from support.stage import Stage
 from support.upstream import modes, upstream
 
 CLIENTS = 20
-"""UDP clients of each kind: upstream has one."""
+"""UDP clients of each kind; upstream has one."""
 HEADER = struct.Struct("!HHLLBBHHH")
 """A TCP header without options: ports, sequence, acknowledgement, offset, flags, window, checksum, urgent."""
 RST, PSH, ACK = 4, 8, 16
 OLD, FUTURE = -100_000, 1 << 30
-"""Where in the stream the bad segment is: what upstream sends, sent again long after, and far beyond the window."""
+"""Sequence numbers of the bad segment: as upstream sends it, repeated after a long time, and far beyond the window."""
 FAR = dict.fromkeys(("iptables-nft", "iptables-legacy"), (OLD, FUTURE))
-"""By mode: nftables mode, as the Go kube-proxy's, has no rule for the second; since Linux 6.1 the first needs none."""
+"""Expected results by mode: nftables mode (also the Go kube-proxy's) has no rule for the second segment. Since Linux
+6.1 the first segment needs no rule.
+"""
 
 
 @upstream(
@@ -48,7 +50,7 @@ async def test_udp_clients_follow_a_changed_target_port(stage: Stage) -> None:
 
 
 class Segment(NamedTuple):
-    """What is used of a TCP segment that a raw socket received."""
+    """The used fields of a TCP segment from a raw socket."""
 
     client: tuple[str, int]
     sequence: int
@@ -58,7 +60,7 @@ class Segment(NamedTuple):
 
 
 def received(raw: socket.socket) -> Segment:
-    """The next TCP segment that reaches the pod."""
+    """Return the next TCP segment that reaches the pod."""
     packet, (address, _) = raw.recvfrom(65536)
     packet = packet[(packet[0] & 15) * 4 :]
     port, _, sequence, acknowledgement, offset, flags, *_ = HEADER.unpack_from(packet)
@@ -66,7 +68,7 @@ def received(raw: socket.socket) -> Segment:
 
 
 def send(raw: socket.socket, own: tuple[str, int], client: tuple[str, int], sequence: int, ack: int) -> None:
-    """Send a segment with data of the wrong place in the stream."""
+    """Send a segment with data outside of the window."""
     data = b"boom"
     fields = [own[1], client[1], sequence & 0xFFFFFFFF, ack, 5 << 4, PSH | ACK, 1000, 0, 0]
     pseudo = socket.inet_aton(own[0]) + socket.inet_aton(client[0]) + struct.pack("!HH", 6, HEADER.size + len(data))
@@ -81,12 +83,14 @@ def send(raw: socket.socket, own: tuple[str, int], client: tuple[str, int], sequ
 def talk(
     client: socket.socket, server: socket.socket, raw: socket.socket, own: tuple[str, int], places: tuple[int, ...]
 ) -> list[Segment]:
-    """Exchange words before and after the server sent what is not of the stream; returns what reached the pod since."""
+    """Exchange words before and after a segment of the server outside of the window; return the pod's received
+    segments.
+    """
     client.sendall(b"hello")
     while (known := received(raw)).length != len(b"hello"):
         pass
     assert server.recv(100) == b"hello"
-    # Its acknowledgement is right, so that the client's reset would be taken for its own.
+    # Its acknowledgement number is correct, so a reset by the client would reach the connection.
     ack = known.sequence + known.length
     for far in places:
         send(raw, own, known.client, known.acknowledgement + far, ack)
@@ -108,7 +112,7 @@ def talk(
 @upstream("Conntrack proxy implementation should not be vulnerable to the invalid conntrack state bug [Privileged]")
 @modes("nftables", "iptables-nft", "iptables-legacy")
 async def test_a_packet_of_invalid_state_resets_no_connection(stage: Stage) -> None:
-    """Kubernetes issue 74839: untranslated, it makes the client's node reset what it does not know."""
+    """Kubernetes issue 74839: without translation, the client's node resets the unknown connection."""
     stage.service(ports=[{"name": "boom", "port": 9000}, {"name": "whoami", "port": 80, "targetPort": 3000}])
     await stage.pods("boom-server@b")
     await stage.expect(stage.front(port=1), {"client-a": "boom-server"}, "tcp")
@@ -131,7 +135,7 @@ async def test_a_packet_of_invalid_state_resets_no_connection(stage: Stage) -> N
 
 @upstream("KubeProxy should set TCP CLOSE_WAIT timeout [Privileged]")
 async def test_close_wait_lasts_an_hour(stage: Stage) -> None:
-    """The client's side of a connection is closed, the server's is not: the client's node tracks it as CLOSE_WAIT."""
+    """The client has closed its side of a connection, the server has not: the client's node tracks it as CLOSE_WAIT."""
     server_place, client_place = stage.cluster.namespace_of("neighbour"), stage.cluster.namespace_of("client-a")
     address = stage.live.ips["neighbour"]["IPv4"]
     with open_socket_in(server_place, lambda: socket.create_server((address, 11302))) as listener:

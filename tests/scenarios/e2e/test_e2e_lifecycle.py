@@ -1,4 +1,4 @@
-"""Upstream's scenarios of proxies and API servers that restart, pods that take turns, address ranges of later, SCTP."""
+"""Upstream's scenarios of restarting proxies and API servers, alternating pods, later address ranges, SCTP."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_blue_gives_way_to_green(stage: Stage) -> None:
         await stage.live.until(lambda: stage.has_condition("green-pod", "Ready", "True"), "green is ready")
         switch("blue-pod", "False")
         await stage.expect(front, everybody("green-pod"))
-        await traffic.flow(2)  # what was asked before is answered then
+        await traffic.flow(2)  # earlier requests are answered then
         traffic.clear()
         await traffic.flow()
     assert traffic.failures == []
@@ -103,7 +103,7 @@ async def test_packets_to_localhost_nodeports_are_counted(stage: Stage) -> None:
 
 
 async def accepted(stage: Stage) -> float:
-    """The counter of node-a's proxy."""
+    """Return the value of a counter of node-a's proxy."""
     _, text = await stage.live.page("/metrics", METRICS_PORT)
     name = "kubeproxy_iptables_localhost_nodeports_accepted_packets_total"
     values = [line.split()[-1] for line in text.splitlines() if line.startswith(name)]

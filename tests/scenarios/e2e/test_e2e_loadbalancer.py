@@ -1,4 +1,4 @@
-"""Upstream's "LoadBalancers": the balancer outside stands for the cloud's, with two nodes that it may send to."""
+"""Upstream's "LoadBalancers": the balancer outside replaces the cloud's, with two nodes as targets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from support.upstream import SOURCE_KEPT, modes, upstream
 
 LOCAL = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
 CLIENTS = 20
-"""UDP clients: upstream has one."""
+"""UDP clients; upstream has one."""
 DRAIN = 60.0
-"""Seconds that a pod of a rolling update may go on answering; the test ends it when no new connection reaches it."""
+"""Seconds for which a pod of a rolling update may continue to answer; the test may end it earlier."""
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_udp_clients_follow_through_the_balancer(stage: Stage, second: str
     ],
 )
 async def test_a_rolling_update_disrupts_no_client(stage: Stage, policy: str) -> None:
-    """As a DaemonSet does it: one pod on each node, replaced one by one, the next when the new one is ready."""
+    """As with a DaemonSet: one pod on each node, replaced one by one, the next when the new one is ready."""
     stage.service(type="LoadBalancer", externalTrafficPolicy=policy)
     await stage.pods("v0-a@a v0-b@b", drain=DRAIN)
     await stage.balanced()
@@ -219,12 +219,12 @@ async def test_a_rolling_update_disrupts_no_client(stage: Stage, policy: str) ->
                 for node, other in (("a", f"v{version - 1}-b"), ("b", f"v{version}-a")):
                     stage.delete_pod(f"v{version - 1}-{node}")
                     await stage.expect(front, {"outside": other})
-                    await traffic.flow(2)  # what was asked before is answered then
+                    await traffic.flow(2)  # earlier requests are answered then
                     stage.delete_pod(f"v{version - 1}-{node}", grace=0)
                     await stage.gone(f"v{version - 1}-{node}")
                     await stage.pods(f"v{version}-{node}@{node}", drain=DRAIN)
                     await balancer.sends_to("node", "neighbour")
-            await traffic.flow(2)  # what was asked before is answered then
+            await traffic.flow(2)  # earlier requests are answered then
             traffic.clear()
             await traffic.flow()
         assert traffic.failures == []

@@ -174,7 +174,7 @@ async def test_clients_stay(stage: Stage, family: str) -> None:
     ],
 )
 async def test_large_requests_and_answers(stage: Stage, family: str) -> None:
-    """Each is larger than what a packet of the lab's links holds, so that datagrams come in fragments."""
+    """Each datagram is larger than the MTU of the lab's links, so it is sent in fragments."""
     stage.service(**BOTH)
     await stage.pods("near@a far@b")
     await stage.reachable("near far", family=family)

@@ -1,6 +1,6 @@
 """Upstream's "Services" on traffic policies, terminating endpoints, health check ports and session affinity.
 
-Two proxies run, one on each node: what a node without endpoints does is asked there.
+Two proxies run, one on each node, so that tests can send requests to a node without endpoints.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ async def test_a_terminating_pod_serves_external_traffic_to_its_node(stage: Stag
     stage.delete_pod("echo")
     here, elsewhere = stage.front("nodeport"), stage.front("nodeport", host="neighbour")
     await stage.expect(here, {"client-a": "echo", "client-b": "echo", "neighbour": "echo", "outside": "echo kept"})
-    # A pod's packets have its own address on the other node too, so that there it counts as a pod: the node asks.
+    # A pod's packets have its own address on the other node too, and are recognised as a pod's there: so the node
+    # itself connects.
     await stage.expect(elsewhere, {"node": "timeout", "outside": "timeout", "client-b": "echo"})
 
 
@@ -111,12 +112,12 @@ async def test_the_external_policy_changes_and_changes_back(stage: Stage) -> Non
     endpoints_node, other = stage.front("nodeport", host="neighbour"), stage.front("nodeport")
     for policy in ("Local", "Cluster", "Local"):
         if stage.get()["spec"]["externalTrafficPolicy"] != policy:
-            # The same port is asked for again on the way back.
+            # The same port is used again on the way back.
             stage.patch(externalTrafficPolicy=policy, healthCheckNodePort=port if policy == "Local" else None)
         is_local = policy == "Local"
         await stage.health("neighbour", port, 200 if is_local else None)
         await stage.health("node", port, 503 if is_local else None)
-        # A node reaches its own port in any case: for what it sends itself the policy is always Cluster.
+        # A node always reaches its own port: for its own packets the policy is always Cluster.
         seen = "kept" if is_local else "masqueraded"
         await stage.expect(endpoints_node, {"node": f"echo {seen}", "outside": f"echo {seen}"}, "tcp")
         await stage.expect(other, {"node": "echo", "outside": "timeout" if is_local else "echo"}, "tcp")
@@ -195,7 +196,7 @@ async def test_affinity_is_switched_off_and_on(stage: Stage, kind: str) -> None:
 )
 @modes(*EVERY_MODE[:4])
 async def test_affinity_ends_with_its_timeout(stage: Stage, kind: str) -> None:
-    """Four Services wait side by side, as a client may be sent to its old pod again by chance."""
+    """Four Services wait at the same time, because a client may by chance reach its old pod again."""
     names = ("one", "two", "three", "four")
     for name in names:
         config = {"clientIP": {"timeoutSeconds": 1}}

@@ -1,6 +1,6 @@
-"""Upstream's SCTP: Services everywhere, packets under the guest's kernel, which is the one here that has the protocol.
+"""Upstream's SCTP: Services in all modes; packets only under the guest's kernel, which supports the protocol.
 
-What other kernels get for an SCTP Service is in test_fronts.py, as rules.
+test_fronts.py tests the rules for SCTP Services on other kernels.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ async def test_a_service_loads_no_module(stage: Stage) -> None:
 
 
 def has_sctp() -> bool:
-    """Whether the kernel speaks SCTP now."""
+    """Return whether the kernel supports SCTP now."""
     return Path("/proc/net/sctp").exists()
 
 
 @pytest.fixture
 def sctp() -> None:
-    """Have the kernel speak SCTP."""
+    """Load the kernel's SCTP module."""
     subprocess.run(["modprobe", "sctp"], check=True)
 
 
@@ -111,7 +111,7 @@ def _socket(family: str) -> socket.socket:
 
 
 async def meets_all(stage: Stage, place: str, front: Front) -> None:
-    """Wait until associations from a place meet all pods."""
+    """Wait until associations from a place have reached all pods."""
     met: set[str] = set()
 
     def ask() -> str:

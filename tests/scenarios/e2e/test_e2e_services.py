@@ -1,6 +1,6 @@
-"""Upstream's "Services": endpoints and their ports, pods that come and go, types that change, labels, rejection.
+"""Upstream's "Services": endpoints and their ports, changing pods, changes of type, labels, rejection.
 
-Upstream's client is a pod; here everybody asks: a pod and the node itself, on both nodes.
+Upstream's client is a pod; here a pod and the node itself are clients, on both nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TCP, UDP = PORTS
 
 
 def named_port(name: str, number: int) -> dict[str, object]:
-    """A container's port, by TCP."""
+    """A container port for TCP."""
     return {"name": name, "containerPort": number, "protocol": "TCP"}
 
 
@@ -282,7 +282,7 @@ async def test_an_external_name_becomes_served(stage: Stage, kind: str) -> None:
     ],
 )
 async def test_a_service_becomes_an_external_name(stage: Stage, kind: str) -> None:
-    """Upstream resolves the name by DNS, which no proxy decides: here nothing answers at the old addresses."""
+    """Upstream resolves the name by DNS, which does not involve a proxy: here nothing answers at the old addresses."""
     stage.service(type=kind)
     await stage.reachable(await stage.replicas("web", 2))
     fronts = [stage.front(), *([stage.front("nodeport")] if kind == "NodePort" else [])]

@@ -1,7 +1,7 @@
 """Upstream's "Traffic Distribution" and "Topology Hints".
 
-Upstream has three zones of two nodes; here two nodes are moved between zones, and what a zone of a third kind sees is
-made with a slice written by hand.
+Upstream has three zones of two nodes; here two nodes are moved between zones, and a hand-written slice simulates a
+third zone.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ SLICE_PORT = {"name": "http", "port": 3000, "protocol": "TCP"}
 
 @pytest.fixture
 def zones(stage: Stage) -> Iterator[Stage]:
-    """The stage, with the nodes back in their zones at the end."""
+    """A stage that moves the nodes back to their zones at the end."""
     yield stage
     move(stage, "node-b", "zone-b")
 
 
 def move(stage: Stage, node: str, zone: str) -> None:
-    """Have a node be in a zone."""
+    """Move a node to a zone."""
     stage.cluster.patch("nodes", node, {"metadata": {"labels": {ZONE: zone}}})
 
 
 def in_zone(zone: str) -> dict[str, object]:
-    """The hints of an endpoint for a zone."""
+    """Return the hints of an endpoint for a zone."""
     return {"forZones": [{"name": zone}]}
 
 
@@ -131,7 +131,7 @@ async def test_traffic_leaves_its_node_while_that_has_no_endpoint(stage: Stage) 
 
 @upstream("Topology Hints should distribute endpoints evenly")
 async def test_hints_keep_traffic_in_its_zone(stage: Stage) -> None:
-    """Which hints there are the controller decides: it gives these to one pod on each of two like nodes."""
+    """The controller determines the hints: it gives these to one pod on each of two equal nodes."""
     stage.service(selector=None, ports=[PORT])
     await stage.pods("topology-a@a topology-b@b")
     hints = {"topology-a": in_zone("zone-a"), "topology-b": in_zone("zone-b")}
