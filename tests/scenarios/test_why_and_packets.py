@@ -114,9 +114,9 @@ async def test_a_connection_stopped_by_routing_is_reported(family: str, live: Li
 
 
 async def test_a_rule_of_routing_for_a_mark_is_noted(live: Live) -> None:
-    live.service("marked", "b1")
+    live.service("marked", "b1 b2")
     front, pod = live.front("marked"), live.ips["pod"]["IPv4"]
-    await live.expect(front, {"pod": "b1"})
+    await live.expect(front, {"pod": "b1 b2"})
     async with changed(live, rule("-4", "fwmark 0x7 blackhole")):
         await answer(live, "pod", front, 0, "-  the kernel would not route packets", "mark 0x7: ip rule 77 (blackhole)")
         async with changed(live, table("ip", "prerouting -150", f"ip saddr {pod} meta mark set 0x7")):
@@ -125,6 +125,11 @@ async def test_a_rule_of_routing_for_a_mark_is_noted(live: Live) -> None:
             await answer(live, "pod", front, 1, given, "the mark 0x7, with which the kernel does not route them")
         async with changed(live, table("ip", "prerouting -150", f"ip saddr {pod} meta mark set ct mark")):
             await answer(live, "pod", front, 0, "-  the kernel would not route packets")
+        chain = f"chain c {{ type route hook output priority -150; ip daddr {front.address} meta mark set 0x7; }}"
+        async with changed(live, (f"nft table ip other {{ {chain}; }}", "nft delete table ip other")):
+            await fails(live, "node", front, True)
+            given = f"?  table ip other, chain c: may give packets to {front.address} the mark 0x7"
+            await answer(live, "node", front, 2, given, "unless another program's mark leads it astray (?)")
 
 
 async def test_a_source_that_another_program_gives_is_named(live: Live) -> None:
@@ -135,8 +140,21 @@ async def test_a_source_that_another_program_gives_is_named(live: Live) -> None:
         chain = f"chain c {{ type nat hook postrouting priority 90; ip daddr {end} snat to {source}; }}"
         async with changed(live, (f"nft table ip other {{ {chain}; }}", "nft delete table ip other")):
             await fails(live, "pod", front, wrong)
-            said = f"?  table ip other, chain c: gives packets to {end}:3000 the source {source}"
-            await answer(live, "pod", front, 2 if wrong else 0, *([said] if wrong else []))
+            said = f"{'?' if wrong else '-'}  table ip other, chain c: gives packets to {end}:3000 the source {source}"
+            await answer(live, "pod", front, 2 if wrong else 0, said)
+
+
+async def test_a_probe_to_which_another_program_gives_a_source_does_not_judge_the_clients_packets(live: Live) -> None:
+    live.service("probed", "b1", type="NodePort")
+    front, end = live.front("probed", "nodeport"), live.ips["b1"]["IPv4"]
+    await live.expect(front, {"outside": "b1 masqueraded"})
+    chain = f"type nat hook postrouting priority 90; ip saddr {NODE_A.ip} ip daddr {end} snat to 192.168.100.77"
+    async with changed(live, (f"nft table ip other {{ chain c {{ {chain}; }}; }}", "nft delete table ip other")):
+        await fails(live, "outside", front, False)
+        asked = ("why", live.ips["outside"]["IPv4"], f"{front.address}:{front.port}")
+        status, text = await live.ask(*asked)
+        reason = "table ip other, chain c gives packets of this node's own another source"
+        assert (status, f"no answer within 1 s: {reason}; a Service's connection has" in text) == (0, True), text
 
 
 async def test_a_chain_of_the_same_priority_may_come_first(live: Live) -> None:

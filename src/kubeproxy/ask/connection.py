@@ -39,6 +39,7 @@ _OPEN: Final = (
     "arrival",
     "source",
     "routes",
+    "mark",
     "leftovers",
     strangers.PRESENT,
     *_FOREIGN,
@@ -129,6 +130,7 @@ class Explanation(Struct, frozen=True):
             more += ", unless its packets arrive by another interface (?)" * self._leaves_open("arrival")
             more += ", unless answers to another source do not return (?)" * self._leaves_open("source")
             more += ", unless a next hop is silent (?)" * self._leaves_open("routes")
+            more += ", unless another program's mark leads it astray (?)" * self._leaves_open("mark")
             more += ", unless another program's rules come first (?)" * any(map(self._leaves_open, _FOREIGN))
         refused = self.why.outcome == Outcome.REFUSED.value
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
@@ -360,8 +362,9 @@ def _probed_for(
         passing = [each for one in sent for each in packets.own_packets(one, local[family_of(one.destination)])]
         stopping = reversed(checkup.surely_dropped(rules.others, passing))
         blocked = {failed[drop.packet.original]: drop for drop in stopping}
+        moved = {failed[one.packet.original]: one for one in routes.sources(passing, rules.others)}
     except (KubeProxyError, OSError):
-        blocked = {}  # if a proxy runs, other checks report unreadable rules
+        blocked, moved = {}, {}  # if a proxy runs, other checks report unreadable rules
     # Packets of probes are not translated. The checks of a running proxy cover translated packets.
     untranslated = at_proxy or node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
     routed = node.running and (why.direct or node.mode.flows_end is FlowsEnd.ENDPOINTS)
@@ -371,7 +374,7 @@ def _probed_for(
         with suppress(KubeProxyError):
             interfaces = {one.ip: one.interface for one in local_addresses(family_of(packet.destination))}
     here = {one: name for one in away if (name := interfaces.get(end_of(one)[0]))}
-    return present.ProbedFor(untranslated, own, blocked, routed, away, here)
+    return present.ProbedFor(untranslated, own, blocked, moved, routed, away, here)
 
 
 def _astray(node: CheckedNode, explained: Explained, why: Why) -> frozenset[str]:

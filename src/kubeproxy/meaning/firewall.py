@@ -106,13 +106,17 @@ class Drop(NamedTuple):
 
 class SourceTranslation(NamedTuple):
     """A chain of type nat that translates the source of a packet to one of these addresses (packed; None for an unknown
-    one), and not only to an address of the outgoing interface (masquerading). `sure`: in every case."""
+    one, MASQUERADED for that of the outgoing interface). `sure`: in every case."""
 
     where: str
     chain: str
     packet: PassingPacket
     sources: frozenset[bytes | None]
     sure: bool
+
+
+MASQUERADED: Final = b""
+"""Stands for the address that masquerading takes from the outgoing interface."""
 
 
 class Marking(NamedTuple):
@@ -198,7 +202,7 @@ class Firewall:
             yield from walk.translating(packet, self.where, shared=self._shared)
 
     def sources(self, packets: Collection[PassingPacket]) -> Iterator[SourceTranslation]:
-        """Yield the chains that translate the source of some of these packets to given addresses, or may do so."""
+        """Yield the chains that translate the source of some of these packets, or may do so."""
         for packet, walk in self._walks(packets):
             for chain, sources, sure in walk.sources(packet):
                 yield SourceTranslation(self.where, _short(chain.name), packet, sources, sure)
@@ -279,15 +283,15 @@ class _ChainWalk(Walk):
                 return
 
     def sources(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, frozenset[bytes | None], bool]]:
-        """Yield each chain of type nat that may translate a packet's source to given addresses, with the addresses, and
-        whether it does so in every case.
+        """Yield each chain of type nat that may translate a packet's source, with the new addresses, and whether it
+        does so in every case.
         """
-        for chain, _ in self._passed(packet, ends=True, nat=True):
+        for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)
-            moved = [each for each, _ in ended if each.masquerade and each.new_source != b""]
+            moved = [each for each, _ in ended if each.masquerade]
             if moved:
                 found = (each.new_source if isinstance(each.new_source, bytes) else None for each in moved)
-                yield chain, frozenset(found), not back and len(moved) == len(ended)
+                yield chain, frozenset(found), not back and len(moved) == len(ended) and hook.priority != packet.before
 
     def marking(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, set[int]]]:
         """Yield each chain that a packet passes, with the possible marks of the packet after it."""
@@ -341,14 +345,16 @@ class _ChainWalk(Walk):
         source = int.from_bytes(packet.source, "big") if packet.source is not None else None
         came_in, leaves = packet.interfaces
         flow = PacketSet(
-            (rules.service(packet.protocol, port) if is_request else 0) or every,
+            rules.service(packet.protocol, port) or every,
             self._here if source is None else ((source, source),),
             self._bits(came_in),
             self._bits(leaves),
             int.from_bytes(packet.destination, "big"),
         )
         flow.translated = packet.translated
-        if packet.translated and is_request:
+        if not is_request:
+            flow.current = every  # the client's port is unknown
+        elif packet.translated:
             flow.current = rules.service(packet.protocol, packet.port) or every
         return flow
 

@@ -291,6 +291,18 @@ def _both(first: int, second: int) -> Operation:
     return Op.SERVICE, first & second
 
 
+def _first_destination(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
+    try:
+        ((low, high),) = _network(text)
+    except ValueError as error:
+        raise _Unknown(f"address {text}") from error
+    return Op.VALUE, Property.ORIGINAL_DESTINATION, -1, 0, low, high, negated
+
+
+def _first_ports(place: NodePlace, text: str, negated: bool) -> Operation:
+    return Op.ORIGINAL_SERVICE, _ports(place, text, negated)[1]
+
+
 def _interface(outgoing: bool) -> Callable[[NodePlace, str, bool], Operation]:
     def test(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
         return Op.INTERFACE, (f"{text[:-1]}*" if text.endswith("+") else text,), negated, outgoing
@@ -334,6 +346,9 @@ _OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] =
     "--dst-type": _local(Op.DESTINATION),
     "--mark": _mark,
     "--ctstate": _state,
+    "--ctproto": _protocol,
+    "--ctorigdst": _first_destination,
+    "--ctorigdstport": _first_ports,
     "--state": _state,
     "-m": _module,
     **dict.fromkeys(("--nfacct-name", "--comment", "--seconds", "--mask"), _nothing),

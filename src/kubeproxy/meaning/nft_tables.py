@@ -17,6 +17,7 @@ from kubeproxy.kernel.netlink.protocol import Netlink, attributes
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
 from kubeproxy.kernel.nftables.elements import element_lists
+from kubeproxy.meaning import rules
 from kubeproxy.meaning.rules import ACCEPT, DROP, TRANSLATING, UNKNOWN_TRANSLATION, Op, Operation, Property
 
 _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
@@ -103,7 +104,10 @@ def ranges(
 
 _TARGETS: Final = frozenset({"LOG", "NFLOG", "CONNMARK", "TCPMSS"})
 """iptables targets after which the next rule is evaluated; CONNMARK's marks are ignored."""
-_STATES: Final = struct.Struct("=146x3H")  # match_flags, invert_flags, state_mask of struct xt_conntrack_mtinfo3
+_TRACKED: Final = struct.Struct("=32x16s16s72xH2xH4x3H4xH")
+"""The fields of struct xt_conntrack_mtinfo3 that are supported: origdst_addr, origdst_mask, l4proto, origdst_port,
+match_flags, invert_flags, state_mask, origdst_port_high."""
+_STATE, _PROTO, _TARGET, _TARGET_PORT = 1, 2, 8, 0x200  # XT_CONNTRACK_STATE, _PROTO, _ORIGDST, _ORIGDST_PORT
 _KNOWN_STATES: Final = 0x1BF  # all but XT_CONNTRACK_STATE_SNAT
 
 
@@ -155,6 +159,24 @@ def _tracked(name: str, info: bytes, where: str) -> Sequence[Operation]:
     return ((Op.ZONE, f"ct zone in {where}"),) if name == "CT" and any(info[2:4]) else ()
 
 
+def _connection(info: bytes, width: int) -> Iterator[Operation]:
+    """Yield the tests of the match conntrack; `width` is the length of an address."""
+    address, mask, protocol, port, flags, inverted, states, last = _TRACKED.unpack_from(info)
+    if flags & ~(_STATE | _PROTO | _TARGET | _TARGET_PORT) or (flags & _STATE and states & ~_KNOWN_STATES):
+        raise UnknownRuleError("match conntrack")
+    if flags & _STATE:
+        yield Op.VALUE, Property.STATES, states, 0, 1, states, bool(inverted & _STATE)
+    if flags & _TARGET:
+        its, wanted = (int.from_bytes(each[:width], "big") for each in (mask, address))
+        yield Op.VALUE, Property.ORIGINAL_DESTINATION, its, 0, wanted & its, wanted & its, bool(inverted & _TARGET)
+    if flags & _PROTO:
+        services = rules.protocol_set(protocol)
+        yield Op.SERVICE, rules.EVERY & ~services if inverted & _PROTO else services
+    if flags & _TARGET_PORT:
+        services = rules.port_range(port, last)
+        yield Op.ORIGINAL_SERVICE, rules.EVERY & ~services if inverted & _TARGET_PORT else services
+
+
 def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operation]:
     """Return the operations of an iptables extension. `kind` is match or target; `raw` contains its name and
     parameters."""
@@ -172,10 +194,8 @@ def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operatio
         end = UNKNOWN_TRANSLATION if name in TRANSLATING else ((Op.VERDICT, ACCEPT, ""),)
         return () if name in _TARGETS else ((Op.UNKNOWN, f"target {name} in {where}"), *end)
     info = parts.get(nfta.MATCH_INFO, b"")
-    if name == "conntrack" and len(info) >= _STATES.size:
-        flags, inverted, mask = _STATES.unpack_from(info)
-        if flags == 1 and not mask & ~_KNOWN_STATES:
-            return ((Op.VALUE, Property.STATES, mask, 0, 1, mask, bool(inverted & 1)),)
+    if name == "conntrack" and len(info) >= _TRACKED.size:
+        return tuple(_connection(info, bits // 8))
     if name != "comment":
         raise UnknownRuleError(f"match {name}")
     return ()

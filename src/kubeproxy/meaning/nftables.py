@@ -235,8 +235,8 @@ class _Rule:
             return Term(Property.SOURCE, width, width)
         if one.direction == 0 and one.key in {9, 20, 22}:
             return Term(Property.ORIGINAL_DESTINATION, width, width)
-        if one.direction == 0 and one.key == 12 and self._purpose is not CompiledFor.ANSWER:
-            return Term(Property.ORIGINAL_PORT, 2, 2)
+        if one.key == 10 or (one.direction == 0 and one.key == 12):
+            return Term(Property.PROTOCOL, 1, 1) if one.key == 10 else Term(Property.ORIGINAL_PORT, 2, 2)
         raise UnknownRuleError(f"ct key {one.key}")
 
     def _route(self, one: x.Fib) -> Term:

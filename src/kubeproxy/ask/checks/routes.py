@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from math import inf
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,7 +18,7 @@ from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, Harm, Sever
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
-from kubeproxy.meaning.firewall import Firewall, Marking, PassingPacket
+from kubeproxy.meaning.firewall import MASQUERADED, Firewall, PassingPacket, SourceTranslation
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, family_of, is_loopback, place_text, unpack, within
 from kubeproxy.model.world import used_pod_networks
@@ -112,26 +113,42 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
-    """Report chains of other programs that give packets of the checked connection a source that is no address of this
-    node: whether their answers return here is not known. Raises NetlinkError.
+    """Report chains of other programs that give packets of the checked connection another source. If it is no address
+    of this node, it is unknown whether their answers return here. Raises NetlinkError.
     """
-    leaving = [one._replace(before=inf) for one in node.passing if one.hook == "postrouting"]
-    requests = [one for one in leaving if one.purpose is CompiledFor.REQUEST]
+    leaving = [one for one in node.passing if one.hook == "postrouting" and one.purpose is CompiledFor.REQUEST]
+    # If the proxy masquerades first, no other chain translates the source.
+    requests = [one if node.end_of(one) in node.masqueraded else one._replace(before=inf) for one in leaving]
     own = {one.ip for one in local_addresses(family_of(requests[0].destination))} if requests else set()
     for one in (each for firewall in others for each in firewall.sources(requests)):
-        if one.sources <= own:
+        is_own = one.sources <= {*own, MASQUERADED}
+        if is_own and (one.packet.source is None or node.end_of(one.packet) in node.masqueraded):
             continue
-        known = [unpack(address) for address in one.sources if address is not None]
-        end = place_text(one.packet.destination, one.packet.port)
         yield Diagnosis(
-            severity=Severity.UNKNOWN,
+            severity=Severity.NOTE if is_own else Severity.UNKNOWN,
             about="source",
-            what=f"{one.where}, chain {one.chain}: {'gives' if one.sure else 'may give'} packets to {end} the source "
-            f"{' or '.join(sorted(known)) or 'of a map or range'} at the hook postrouting",
-            why="it is no address of this node: the connection passes only if answers to it come here",
+            what=f"{moved_source(one)} at the hook postrouting",
+            why="the endpoint, and network policies, see this address as the client"
+            if is_own
+            else "it is no address of this node: the connection passes only if answers to it come here",
             fix=f"have {one.where} {one.chain} use an address of this node, or leave packets to endpoints out of it",
             table=one.where,
         )
+
+
+def sources(own: Iterable[PassingPacket], others: Sequence[Firewall]) -> Iterator[SourceTranslation]:
+    """Yield the chains of other programs that give these packets of this node another source than masquerading."""
+    leaving = [one._replace(before=inf) for one in own if one.hook == "postrouting"]
+    found = (each for firewall in others for each in firewall.sources(leaving))
+    yield from (one for one in found if one.sources != {MASQUERADED})
+
+
+def moved_source(one: SourceTranslation) -> str:
+    """Return a text about a chain that gives packets another source."""
+    known = [unpack(address) if address else "of this node" for address in one.sources if address is not None]
+    end = place_text(one.packet.destination, one.packet.port)
+    verb, source = "gives" if one.sure else "may give", " or ".join(sorted(known)) or "of a map or range"
+    return f"{one.where}, chain {one.chain}: {verb} packets to {end} the source {source}"
 
 
 def _kept_on_loopback() -> Iterator[Diagnosis]:
@@ -150,14 +167,18 @@ def _if_marked(
     tested = marks() - {node.mark} if node.routed else ()
     routed = list(dict.fromkeys(node.routed))
     refused_with = {mark: packet for mark in tested for packet in reversed(routed) if _is_lost(packet, mark)}
-    named: set[int] = set()
     early = [one for one in node.passing if one.hook in {"prerouting", "output"}] if refused_with else ()
+    is_lost, named, found = cache(_is_lost), set[int](), dict[_LostByMark, list[RoutedPacket]]()
     for one in (each for firewall in (others() if early else ()) for each in firewall.marking(early)):
         for packet in routed:
-            lost = {mark for mark in one.marks if _is_way_of(packet, one.packet, node) and _is_lost(packet, mark)}
-            if lost - named:
-                named |= lost
-                yield _lost_by_mark(one, packet, refused_by(_with(packet, min(lost))), min(lost), node)
+            lost = [mark for mark in one.marks if is_lost(packet, mark)] if _is_way_of(packet, one.packet, node) else ()
+            named.update(lost)
+            if lost:
+                sure = one.sure and one.packet.hook == "prerouting"  # at output only some chains cause a new route
+                several = found.setdefault(_LostByMark(one.where, one.chain, min(lost), sure), [])
+                several += [packet] if packet not in several else []
+    for each, several in found.items():
+        yield _lost_by_mark(each, several, refused_by(_with(several[0], each.mark)), node)
     for mark, packet in refused_with.items():
         if not any(each & mark == mark for each in named):
             yield Diagnosis(
@@ -168,6 +189,15 @@ def _if_marked(
                 why="if a program gives this connection that mark, it is dropped or refused; no evaluated chain does",
                 fix="see which programs set it (`nft list ruleset`, `iptables-save`), and leave this connection out",
             )
+
+
+class _LostByMark(NamedTuple):
+    """A chain that gives packets a mark with which the kernel does not route them; `sure`: in every case."""
+
+    where: str
+    chain: str
+    mark: int
+    sure: bool
 
 
 def _is_lost(packet: RoutedPacket, mark: int) -> bool:
@@ -183,22 +213,23 @@ def _is_way_of(routed: RoutedPacket, passing: PassingPacket, node: CheckedNode) 
     """Return whether `passing`, a request or an answer at a hook before routing, may be routed as `routed`."""
     if passing.purpose is CompiledFor.ANSWER:
         return routed.source == passing.source
+    if routed.destination == passing.destination and not routed.arrival:  # the mark changes the route of the first one
+        return True
     return bool(node.ends_at(routed.destination)) and passing.destination in {*passing.original[:1], routed.destination}
 
 
-def _lost_by_mark(found: Marking, packet: RoutedPacket, by: str, mark: int, node: CheckedNode) -> Diagnosis:
-    """Return the finding for a packet that a chain marks, and that the kernel does not route with this mark."""
-    ends = node.ends_at(packet.destination) or node.ends_at(packet.source or b"") or [None]
-    sure = found.sure and found.packet.hook == "prerouting"  # at output only some chains cause a new route
+def _lost_by_mark(found: _LostByMark, lost: Sequence[RoutedPacket], by: str, node: CheckedNode) -> Diagnosis:
+    """Return the finding for packets that a chain marks, and that the kernel does not route with this mark."""
+    ends = [node.ends_at(one.destination) or node.ends_at(one.source or b"") or [None] for one in lost]
+    targets = ", ".join(dict.fromkeys(unpack(one.destination) for one in lost))
     return Diagnosis(
-        severity=Severity.BROKEN if sure else Severity.UNKNOWN,
-        about="routes",
-        what=f"{found.where}, chain {found.chain}: {'gives' if sure else 'may give'} packets to "
-        f"{unpack(packet.destination)} the mark {mark:#x}, with which the kernel does not route them: "
-        f"{by or 'no table has a route'}",
+        severity=Severity.BROKEN if found.sure else Severity.UNKNOWN,
+        about="routes" if found.sure else "mark",
+        what=f"{found.where}, chain {found.chain}: {'gives' if found.sure else 'may give'} packets to {targets} the "
+        f"mark {found.mark:#x}, with which the kernel does not route them: {by or 'no table has a route'}",
         why="they are dropped or refused",
         fix=f"leave this connection out of the rules of {found.where} {found.chain}, or add a route for the mark",
-        harm=node.harm(ends) if sure else NOTHING,
+        harm=node.harm({end for each in ends for end in each}) if found.sure else NOTHING,
         table=found.where,
     )
 

@@ -33,7 +33,7 @@ from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsuppor
 from kubeproxy.kernel.conntrack.tracked import Tracked, entries_to, target_of
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.route import silent_neighbour, source_for
-from kubeproxy.meaning.firewall import Drop
+from kubeproxy.meaning.firewall import Drop, SourceTranslation
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOL_NAMES,
@@ -296,6 +296,7 @@ class ProbedFor(NamedTuple):
     is_node: bool = True  # whether the connection's packets have the same path as packets of probes
     own_address: Collection[str] = ()  # the endpoints that receive the client's own address
     blocked: Mapping[str, Drop] = {}  # by endpoint, the chains that surely stop this node's packets
+    moved: Mapping[str, SourceTranslation] = {}  # by endpoint, the chains that give this node's packets another source
     routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
     away: Mapping[str, str] = {}  # the endpoints on other nodes, with the node
     here: Mapping[str, str] = {}  # the endpoints in `away` whose address this node itself has, with the interface
@@ -311,7 +312,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         what = f"{quiet[0].protocol} from this node: no reply, nothing refused it"
         why = "a program that listens need not reply to an empty datagram, so this proves nothing"
         yield Diagnosis(Severity.NOTE, "endpoints", f"{what}: {', '.join(one.address for one in quiet)}", why)
-    explained = {*connection.blocked, *connection.here}
+    explained = {*connection.blocked, *connection.moved, *connection.here}
     wrong = [one for one in probes if one.failed and not one.absent and one.address not in explained]
     refused = [one.address for one in wrong if one.refused]
     closed = f"nothing listens on {', '.join(refused)}"
@@ -321,7 +322,13 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
             continue
         what = f"{one.protocol} from this node to {one.address}: {one.problem}"
         if drop := connection.blocked.get(one.address):
-            yield _blocked(what, drop, _lost(one) if connection.is_node else NOTHING)
+            reason = f"{drop.where}, chain {drop.chain} drops packets of this node's own at the hook {drop.packet.hook}"
+            fix = f"let {drop.where} {drop.chain} accept them"
+            yield _blocked(what, reason, fix, _lost(one) if connection.is_node else NOTHING)
+        elif moved := connection.moved.get(one.address):
+            reason = f"{moved.where}, chain {moved.chain} gives packets of this node's own another source"
+            fix = f"leave packets to endpoints out of {moved.where} {moved.chain}"
+            yield _blocked(what, reason, fix, _lost(one) if connection.is_node else NOTHING)
         elif one.problem == _BLACKHOLE and connection.routed:
             yield Diagnosis(Severity.NOTE, "endpoints", what, "the routes of the connection itself are checked as well")
         elif one.address in connection.here or (one.absent and one.address in connection.away):
@@ -376,11 +383,10 @@ def _lost(probe: Probe) -> Harm:
     return Harm(Effect.LOSES, frozenset({end_of(probe.address)}))
 
 
-def _blocked(what: str, drop: Drop, harm: Harm) -> Diagnosis:
-    """Return the finding for a probe that a chain of this node stops; the endpoint is then not the cause."""
-    reason = f"{drop.where}, chain {drop.chain} drops packets of this node's own at the hook {drop.packet.hook}"
+def _blocked(what: str, reason: str, fix: str, harm: Harm) -> Diagnosis:
+    """Return the finding for a probe that a chain of this node stops or changes; the endpoint is then not the cause."""
     if harm is not NOTHING:
-        return Diagnosis(Severity.BROKEN, "endpoints", what, reason, f"let {drop.where} {drop.chain} accept them", harm)
+        return Diagnosis(Severity.BROKEN, "endpoints", what, reason, fix, harm)
     return Diagnosis(Severity.NOTE, "endpoints", what, f"{reason}; a Service's connection has other packets")
 
 
