@@ -1,7 +1,7 @@
-"""What all tests share: one event loop in a thread of its own, in which fixtures live and `async def` tests run.
+"""Shared by all tests: one event loop in a separate thread, which runs fixtures and `async def` tests.
 
-A cluster that serves an API must go on serving while a test blocks, so the loop is never the test's own thread.
-Tests that call asyncio.run() themselves are not touched by this.
+A cluster must continue to serve its API while a test blocks, so the loop never runs in the test's own thread. Tests
+that call asyncio.run() themselves are not affected.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-pytest.register_assert_rewrite("support")  # what its checks compare is shown, as in tests
-from support.effort import mark_others_slow, register_profiles  # noqa: E402  # no module of it may be imported earlier
+pytest.register_assert_rewrite("support")  # pytest shows compared values of its checks, as in tests
+from support.effort import mark_others_slow, register_profiles  # noqa: E402 # no earlier import of its modules
 
 register_profiles()
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop that runs until stop(), made at its first use."""
+    """An event loop that runs until stop(), created at its first use."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -49,7 +49,7 @@ class LoopThread:
         return self._loop
 
     def stop(self) -> None:
-        """End the loop with everything that still runs in it."""
+        """End the loop with all tasks that still run in it."""
         if self._loop is None or self._thread is None:
             return
         self.run(_end_others())
@@ -99,7 +99,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """Leave the collected tests out of garbage collections, which else take a third of the unit tests' CPU time."""
+    """Exclude the collected tests from garbage collections, which take a third of the unit tests' CPU time."""
     gc.disable()
     result = yield
     gc.freeze()
@@ -109,16 +109,16 @@ def pytest_collection() -> Iterator[object]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark what the quick set leaves out, before -m selects; at last put the rest in order."""
+    """Mark the tests that the quick set omits, before pytest applies -m; finally order the remaining tests."""
     mark_others_slow(items)
     yield
     _begin_with_long(items)
 
 
 def _begin_with_long(items: list[pytest.Item]) -> None:
-    """Let each worker of xdist begin with tests that take long: one that begins late ends alone, after all others.
+    """Make each worker of xdist begin with long tests: a long test that begins late runs alone, after all others.
 
-    With --dist worksteal a worker's first share is a row of tests, all shares of one size.
+    With --dist worksteal a worker's first share is a consecutive part of the tests, and all shares have the same size.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     seconds = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("long"))}

@@ -50,7 +50,7 @@ def test_figures_that_a_run_lacks_are_left_out():
 
 
 def test_ratios_are_taken_run_by_run():
-    # A machine that is half as fast in the second run changes nothing.
+    # A machine that is half as fast in the second run changes no ratio.
     assert ratio([6.0, 12.0], [2.0, 4.0]) == Spread(3.0, 3.0, 3.0, 2)
     with pytest.raises(ValueError, match=r"value|zip"):
         ratio([1.0], [1.0, 2.0])

@@ -1,4 +1,4 @@
-"""The gate compares ratios with bounds, and what was not measured does not pass."""
+"""The gate compares ratios with bounds, and a missing measurement fails."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_benchmark_over_its_bound_is_measured_again(attempts, measured, seen):
 @pytest.mark.parametrize(("slower", "holds"), [(1.0, True), (1.15, False)], ids=["as before", "15 % slower"])
 @pytest.mark.parametrize("disturbed", [0.0, 0.3, 0.6])
 def test_a_change_that_is_slower_exceeds_a_bound_of_a_tenth_more_and_a_disturbed_one_does_not(slower, holds, disturbed):
-    """Another program makes a share of the changes take twice as long, and of the yardsticks a half longer."""
+    """Another program slows down a share of the changes by the factor 2, and of the yardsticks by 1.5."""
     yardstick = Yardstick()
     yardstick.taken += _taken(100.0, disturbed, 1.5)
     limits = _taken(5.0, disturbed, 1.1)
@@ -73,7 +73,7 @@ def test_a_change_that_is_slower_exceeds_a_bound_of_a_tenth_more_and_a_disturbed
 
 
 def _taken(usual, disturbed, factor):
-    """What 100 measurements take that differ by 10 %, of which a share was disturbed."""
+    """Return the durations of 100 measurements that vary by 10 %, of which a share was disturbed."""
     return [usual * (1 + n / 1000) * (factor if n % 10 < 10 * disturbed else 1.0) for n in range(100)]
 
 

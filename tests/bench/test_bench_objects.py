@@ -1,4 +1,4 @@
-"""The objects that are measured with are what they claim to be: whole, valid, and read without a complaint."""
+"""The objects of the measurements are complete, valid, and parsed without a complaint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's charts: drawn of the last figures of several sizes, and of nothing less."""
+"""The README's charts: drawn from the last figures of several sizes, and only from complete figures."""
 
 from __future__ import annotations
 

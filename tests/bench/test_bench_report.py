@@ -1,4 +1,4 @@
-"""Tables and charts say what the figures are."""
+"""Tables and charts agree with the figures."""
 
 from __future__ import annotations
 

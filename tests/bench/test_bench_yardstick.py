@@ -1,4 +1,4 @@
-"""The yardstick that the gate counts the proxy's own time in."""
+"""The yardstick, the unit in which the gate measures the proxy's own time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One browser for all tests, and for each a page whose console must stay without complaints."""
+"""One browser for all tests, and a page for each test whose console must stay empty."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def browser(loop: Any) -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, loop: Any) -> Iterator[Browser]:
-    """The browser as of new, with a desktop's width; at the end neither script nor policy may have complained."""
+    """The browser in its initial state, with a desktop's width; at the end the console must be empty."""
     loop.run(browser.resize(*DESKTOP))
     loop.run(browser.prefer())
     yield browser
@@ -34,7 +34,7 @@ def page(browser: Browser, loop: Any) -> Iterator[Browser]:
 
 
 def _lost(text: str) -> bool:
-    """Whether it only says that the proxy did not answer, or refused: tests bring that about, and the page says it."""
+    """Return whether a message only reports that the proxy did not answer, or refused, which tests cause."""
     return "Failed to load resource: " in text and (
         "net::ERR_" in text or "the server responded with a status of" in text
     )
@@ -42,7 +42,7 @@ def _lost(text: str) -> bool:
 
 @pytest.fixture
 def proxy(loop: Any) -> Iterator[Callable[[int], Awaitable[MockProxy]]]:
-    """Makes proxies that are none, with so many Services."""
+    """Creates fake proxies with this number of Services."""
     made: list[MockProxy] = []
 
     async def make(count: int) -> MockProxy:

@@ -1,4 +1,4 @@
-"""The page of a real proxy: what changes in the API shows, what packets do shows, and a restart is survived."""
+"""The page of a real proxy: it shows changes in the API and effects of packets, and it survives a restart."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ const r = [...document.querySelectorAll('.row')]
 """
 ENDS = f"{ROW} return r && r.querySelector('.ends').innerText === arguments[1]"
 WITHIN = 1.0
-"""Seconds from a change in the API to the page; it takes about a quarter of one, which is the page's pause."""
+"""Seconds from a change in the API to the page; usually a quarter of one, which is the page's pause."""
 
 
 class Live:
-    """A cluster with a proxy, and where its page is."""
+    """A cluster with a proxy, and the URL of its page."""
 
     def __init__(self, cluster: LabCluster, proxy: Proxy, url: str) -> None:
         self.cluster = cluster
@@ -51,7 +51,7 @@ def live(loop: Any) -> Iterator[Live]:
 
 
 async def _within_a_second(page: Browser, *tries: tuple[Callable[[], object], str, str]) -> None:
-    """Make a change, and see a Service's line have those endpoints; one more try where much else runs beside."""
+    """Make a change, and wait until a Service's line shows these endpoints; repeat it once on a busy machine."""
     took = []
     for change, name, ends in tries:
         start = time.monotonic()

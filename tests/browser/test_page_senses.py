@@ -1,4 +1,4 @@
-"""The page for screen readers, keyboards and many tabs, and how soon it is back when the proxy is."""
+"""The page for screen readers, keyboards and many tabs, and its recovery after a restart of the proxy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ return [...document.querySelectorAll('body *')].filter(e => e.checkVisibility() 
   && /auto|scroll/.test(getComputedStyle(e).overflowY) && e.tabIndex < 0 && !e.querySelector('a, button, input, select')
   ).map(e => e.id || e.className)
 """
-"""Elements that scroll, and that no key can reach; the elements' ids."""
+"""A script that returns the ids of elements that scroll, and that no key can reach."""
 
 IN_THE_GRID = """
 const grid = document.querySelector('[role=grid]');
@@ -120,6 +120,6 @@ async def test_a_silent_proxy_is_queried_again(page: Browser, proxy: Make) -> No
     await page.shows("#lost", "The connection to the proxy")
     mock.mute = False
     await page.until(LIVE)
-    await page.run(later, 12)  # a live one says something each second
+    await page.run(later, 12)  # a live region announces something each second
     await page.shows("#lost", "The connection to the proxy")
     await page.until(LIVE)

@@ -1,4 +1,4 @@
-"""The page in a browser, beside a proxy that says what a test wants: what shows, by which keys, what never runs."""
+"""The page in a browser, with a fake proxy that a test controls: its views, its keys, and what it must not execute."""
 
 from __future__ import annotations
 

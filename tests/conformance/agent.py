@@ -1,6 +1,6 @@
-"""Runs inside one namespace: answers on the ports it is given as endpoints do, and sends probes on request.
+"""Runs inside one namespace: answers like endpoints on given ports, and sends probes on request.
 
-Speaks lines of JSON on stdin and stdout. Request: {"proto", "src", "dst", "port", "tries", "distinct"};
+Reads and writes lines of JSON on stdin and stdout. Request: {"proto", "src", "dst", "port", "tries", "distinct"};
 reply: {"endpoints": {"address|port": ["address that it saw", ...]}, "refused": count, "timeout": count}.
 """
 
@@ -15,23 +15,23 @@ import sys
 import threading
 import time
 
-TIMEOUT = float(os.environ.get("PATIENCE", "0.25"))  # seconds; no answer by then counts as dropped
-# TCP sends its second SYN after a second. The cases have "dropped" for a refusal that only this SYN meets, as an IPv6
-# socket ignores an ICMP error that comes while it still sends the first.
+TIMEOUT = float(os.environ.get("PATIENCE", "0.25"))  # seconds; without an answer by then a packet counts as dropped
+# TCP sends its second SYN after a second. The cases record "dropped" for a refusal that only this SYN gets, because an
+# IPv6 socket ignores an ICMP error that arrives while it still sends the first.
 SECOND_SYN = 0.9
-IPV6_RECVPKTINFO, IPV6_PKTINFO = 49, 50  # linux/in6.h: which address was asked
+IPV6_RECVPKTINFO, IPV6_PKTINFO = 49, 50  # linux/in6.h: the destination address of the request
 REJECTED = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH}
-# Each UDP probe leaves from a port of its own, so that no flow of an earlier step is met again.
+# Each UDP probe leaves from a different port, so that it matches no flow of an earlier step.
 SOURCE_PORTS = itertools.cycle(range(33000, 60000))
 
 
 def plain(address: str) -> str:
-    """The address as IPv4 has it, if it is mapped."""
+    """Return the IPv4 form of a mapped address."""
     return address.removeprefix("::ffff:")
 
 
 def listening(port: int, kind: socket.SocketKind) -> socket.socket:
-    """A socket of both families on all addresses."""
+    """Return a socket of both families on all addresses."""
     made = socket.socket(socket.AF_INET6, kind)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -44,7 +44,7 @@ def listening(port: int, kind: socket.SocketKind) -> socket.socket:
 
 
 def answer(asked: socket.socket, port: int) -> None:
-    """Answer one connection or packet with [the endpoint that was asked, who asked]."""
+    """Answer one connection or packet with [destination, source]."""
     if asked.type == socket.SOCK_STREAM:
         connection, peer = asked.accept()
         with connection:
@@ -53,7 +53,7 @@ def answer(asked: socket.socket, port: int) -> None:
     _, ancillary, _, peer = asked.recvmsg(256, 256)
     own = ancillary[0][2][:16]
     text = json.dumps([f"{plain(socket.inet_ntop(socket.AF_INET6, own))}|{port}", plain(peer[0])])
-    # From the address that was asked, by whatever interface.
+    # From the request's destination address, on any interface.
     asked.sendmsg([text.encode()], [(socket.IPPROTO_IPV6, IPV6_PKTINFO, own + bytes(4))], 0, peer)
 
 
@@ -76,7 +76,7 @@ def serve(ports: list[int]) -> None:
 
 
 def once(proto: str, source: str | None, destination: str, port: int) -> list[str] | str:
-    """Ask once; return who answered and whom it saw, or what became of the question."""
+    """Send one request; return the endpoint that answered and the source that it saw, or the failure."""
     family = socket.AF_INET6 if ":" in destination else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM if proto == "tcp" else socket.SOCK_DGRAM) as made:
         made.settimeout(TIMEOUT)
@@ -88,7 +88,7 @@ def once(proto: str, source: str | None, destination: str, port: int) -> list[st
                 made.bind((source, 0))
             made.connect((destination, port))
             if proto == "udp":
-                with contextlib.suppress(PermissionError):  # dropped or rejected on the way out: recv tells which
+                with contextlib.suppress(PermissionError):  # dropped or rejected on the way out: recv returns which
                     made.send(b"?")
             return json.loads(made.recv(512))
         except TimeoutError:
@@ -101,9 +101,9 @@ def once(proto: str, source: str | None, destination: str, port: int) -> list[st
 
 
 def probe(request: dict) -> dict:
-    """Ask until a further endpoint is very unlikely: twelve tries for each known one.
+    """Send requests until a further endpoint is very unlikely: twelve attempts for each known one.
 
-    Or until all that are expected have answered, and each has had its chance to be joined by a wrong one.
+    Or until all expected endpoints have answered, and an unexpected one had the same chance.
     """
     reply: dict = {"endpoints": {}, "refused": 0, "timeout": 0}
     sent = 0

@@ -1,4 +1,4 @@
-"""Compares what probes saw with the meaning of the rules in the kernel, as kubeproxy.meaning evaluates them.
+"""Compares the results of probes with the meaning of the rules in the kernel, as kubeproxy.meaning evaluates them.
 
 The rules are read once for each step, in the node's network namespace.
 """
@@ -19,7 +19,7 @@ PROTOCOLS = {"tcp": 6, "udp": 17}
 
 
 def contradictions(probes: list[dict], answers: list[object]) -> Iterator[str]:
-    """Yield a text for each probe that saw something else than the rules in the kernel mean."""
+    """Yield a text for each probe whose result contradicts the rules in the kernel."""
     places = {family: place_of(family) for family in Family}
     rules = {family: rules_of_kube_proxy(family, place) for family, place in places.items()}
     for probe, answer in zip(probes, answers, strict=True):
@@ -32,7 +32,7 @@ def contradictions(probes: list[dict], answers: list[object]) -> Iterator[str]:
 
 
 def first_packet(probe: dict, family: Family) -> FirstPacket:
-    """Return the first packet of a probe. The node takes its first address, or the one that it asks."""
+    """Return the first packet of a probe. The node uses its first address, or the address that it connects to."""
     source = probe["src"] or t.NODE_IP6 * (family is Family.IPV6) or t.NODE_IP
     own = (t.NODE_IP_2, "127.0.0.1", "::1")
     if probe["from"] == "host" and probe["dst"] in own:

@@ -1,8 +1,8 @@
 """A read-mostly Kubernetes API for conformance runs: list, get and watch of four resources from memory.
 
-It keeps to what a proxy needs (resource versions, watch events, label and field selectors) and takes events silently.
-Nothing is validated and no list is streamed: the cases' objects reach the proxy exactly as they were recorded, which
-the lab's API server, that fills in and refuses as a real one does, would not promise.
+It supports only what a proxy needs (resource versions, watch events, label and field selectors) and discards events. It
+validates nothing and streams no list: the cases' objects reach the proxy exactly as recorded, while the lab's API
+server adds defaults and refuses invalid objects.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class MiniAPI:
         self.closed = False
 
     async def replace(self, objects: dict[str, list[dict]]) -> None:
-        """Make the stored objects exactly these, and tell watches the differences."""
+        """Replace the stored objects by exactly these, and send the differences to watches."""
         async with self.changed:
             for resource in RESOURCES:
                 wanted = {(o["metadata"].get("namespace"), o["metadata"]["name"]): o for o in objects.get(resource, [])}
@@ -54,7 +54,7 @@ class MiniAPI:
         self.history.append((self.version, resource, kind, copy.deepcopy(body)))
 
     async def collection(self, request: web.Request) -> web.StreamResponse:
-        """List or watch."""
+        """Answer a list or watch."""
         resource = request.match_info["resource"]
         if resource not in RESOURCES:
             return failure(404, "NotFound", f"no {resource} here")
@@ -86,7 +86,7 @@ class MiniAPI:
         return response
 
     async def one(self, request: web.Request) -> web.Response:
-        """Get one object."""
+        """Answer a get of one object."""
         resource, key = request.match_info["resource"], (request.match_info.get("ns"), request.match_info["name"])
         body = self.objects.get(resource, {}).get(key)
         return failure(404, "NotFound", f"no {resource} {key[1]}") if body is None else web.json_response(body)
@@ -114,13 +114,13 @@ class MiniAPI:
 
 
 def content(body: dict) -> dict:
-    """What a change of is a change: everything but the version, and what is stored with the object."""
+    """Return the compared parts of an object: everything except the version and the stored metadata."""
     meta = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
     return {key: value for key, value in body.items() if key not in ("apiVersion", "kind")} | {"metadata": meta}
 
 
 def selected(body: dict, labels: str, fields: str) -> bool:
-    """Whether an object has the labels and fields that a client asked for."""
+    """Return whether an object has the labels and fields that a client selects."""
     return all(
         _has_label(body["metadata"].get("labels") or {}, term) for term in filter(None, labels.split(","))
     ) and all(_has_field(body, term) for term in filter(None, fields.split(",")))
@@ -148,7 +148,7 @@ def _has_field(body: dict, term: str) -> bool:
 
 
 def failure(code: int, reason: str, message: str) -> web.Response:
-    """A Status that says what is wrong."""
+    """Return a Status with an error message."""
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
     return web.json_response(body | {"message": message}, status=code)
 
@@ -159,5 +159,5 @@ async def version(_: web.Request) -> web.Response:
 
 
 async def accepted(request: web.Request) -> web.Response:
-    """Take an event and forget it."""
+    """Accept an event and discard it."""
     return web.json_response(await request.json() if request.can_read_body else {}, status=201)

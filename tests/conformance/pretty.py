@@ -1,4 +1,4 @@
-"""JSON for people: what fits on a line stands on one, so that a probe and an answer are a line each."""
+"""Readable JSON: a value that fits on a line is on one line, such as a probe or an answer."""
 
 import json
 

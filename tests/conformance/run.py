@@ -1,11 +1,11 @@
 """Run conformance cases against a proxy: real packets through a real kernel.
 
     python3 run.py --mode nftables --proxy 'kube-proxy --config {config}' cases/*.json      check
-    python3 run.py --mode nftables --proxy '...' --record cases/*.json                      write what is seen
+    python3 run.py --mode nftables --proxy '...' --record cases/*.json                      record the results
 
-`{config}` is the KubeProxyConfiguration file that the runner writes; it names a kubeconfig whose server is the
-runner's own small API. The proxy must serve /metrics at 127.0.0.1:10249 under kube-proxy's names: the runner
-waits on kubeproxy_sync_proxy_rules_last_timestamp_seconds. Exit status 1 when a probe saw something else.
+`{config}` is the KubeProxyConfiguration file that the runner writes; it names a kubeconfig whose server is the runner's
+own small API. The proxy must serve /metrics at 127.0.0.1:10249 under kube-proxy's names: the runner waits on
+kubeproxy_sync_proxy_rules_last_timestamp_seconds. Exit status 1 if a probe has another result.
 """
 
 import argparse
@@ -34,13 +34,13 @@ WORK = Path(tempfile.gettempdir(), "kubeproxy-conformance")
 API_PORT = 18001
 STICKY_TRIES = 12
 SETTLE = 0.5  # seconds in which nothing may be queued
-IDLE = 3.0  # seconds after which a family that did not sync is taken as not concerned
+IDLE = 3.0  # seconds after which a family without a sync counts as unaffected
 METRIC = "kubeproxy_sync_proxy_rules_{}_timestamp_seconds"
 LEFTOVERS = ("nft flush ruleset", "iptables-legacy -t nat -F", "iptables-legacy -t filter -F", "ipvsadm -C")
 
 
 class Agents:
-    """One helper process in each namespace, by the name that probes have for where they come from."""
+    """One helper process in each namespace, by the name that probes use for their origin."""
 
     def __init__(self) -> None:
         self._processes = {}
@@ -53,7 +53,7 @@ class Agents:
         time.sleep(0.5)
 
     def probe(self, request: dict) -> dict:
-        """Have a probe sent and return the agent's reply."""
+        """Send a probe through the agent and return the agent's reply."""
         process = self._processes[request["from"]]
         with self._locks[id(process)]:
             process.stdin.write(json.dumps(request) + "\n")
@@ -61,13 +61,13 @@ class Agents:
             return json.loads(process.stdout.readline())
 
     def stop(self) -> None:
-        """End all."""
+        """End all agents."""
         for process in self._processes.values():
             process.kill()
 
 
 def summary(probe: dict, reply: dict) -> object:
-    """What a reply comes to: who answered and whom they saw, whether they are one, or how the client was refused."""
+    """Summarise a reply: the endpoints and the sources that they saw, or how the client was refused."""
     if reply["endpoints"]:
         if probe.get("affinity"):
             return {"sticky": len(reply["endpoints"]) == 1}
@@ -76,7 +76,7 @@ def summary(probe: dict, reply: dict) -> object:
 
 
 def ask(agents: Agents, probe: dict, expected: object) -> object:
-    """Send a probe; return what it saw."""
+    """Send a probe; return its result."""
     if probe["what"] == "health":
         return health(probe)
     distinct = len(expected["endpoints"]) if isinstance(expected, dict) and "endpoints" in expected else None
@@ -85,7 +85,7 @@ def ask(agents: Agents, probe: dict, expected: object) -> object:
 
 
 def health(probe: dict) -> object:
-    """Ask a health check port; return the status and the count of local endpoints."""
+    """Query a health check port; return the status and the count of local endpoints."""
     curl = f"ip netns exec {t.EXT} curl -s -m 2 -o - -w '|%{{http_code}}' http://{probe['dst']}:{probe['port']}/"
     try:
         body, code = t.run(curl, must=False).rsplit("|", 1)
@@ -95,7 +95,7 @@ def health(probe: dict) -> object:
 
 
 def metric(name: str) -> dict[str, float]:
-    """The values of a metric by their labels."""
+    """Return the values of a metric by their labels."""
     try:
         with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=2) as page:
             text = page.read().decode()
@@ -108,7 +108,7 @@ def metric(name: str) -> dict[str, float]:
 async def synced(since: float, limit: float, proxy: subprocess.Popen) -> bool:
     """Wait until every address family was programmed after `since` and nothing is queued for SETTLE seconds.
 
-    A family that the change did not concern may stay as it was: after IDLE seconds without work that is accepted.
+    A family that the change does not affect may remain unchanged: after IDLE seconds without work this is accepted.
     """
     calm = None
     while time.time() - since < limit:
@@ -129,7 +129,7 @@ async def synced(since: float, limit: float, proxy: subprocess.Popen) -> bool:
 
 
 def write_config(mode: str, overrides: dict) -> Path:
-    """Write the proxy's configuration and its kubeconfig; return the path of the former."""
+    """Write the proxy's configuration and its kubeconfig; return the path of the configuration."""
     rest = dict(overrides)
     masquerade = {"minSyncPeriod": "1ms", "masqueradeAll": rest.pop("masqueradeAll", False)}
     config = {
@@ -159,7 +159,7 @@ def write_config(mode: str, overrides: dict) -> Path:
 
 
 def start(args: argparse.Namespace, case: dict) -> subprocess.Popen:
-    """Start the proxy in a session of its own, with its output in a file."""
+    """Start the proxy in a new session, with its output in a file."""
     for command in LEFTOVERS:
         if shutil.which(command.split()[0]):
             t.run(command, must=False)
@@ -179,7 +179,7 @@ def stop(proxy: subprocess.Popen) -> None:
 
 
 async def run_case(case: dict, args: argparse.Namespace, agents: Agents) -> int:
-    """Play a case; return how many probes saw what they should not. Raises RuntimeError."""
+    """Play a case; return the number of probes with unexpected results. Raises RuntimeError."""
     api = MiniAPI()
     await api.replace(case["steps"][0]["objects"])
     await api.start("127.0.0.1", API_PORT)
@@ -201,7 +201,7 @@ async def run_case(case: dict, args: argparse.Namespace, agents: Agents) -> int:
 
 
 async def run_step(step: dict, where: str, args: argparse.Namespace, agents: Agents) -> int:
-    """Send a step's probes, and record or compare what they see; return how many saw something else."""
+    """Send a step's probes, and record or compare their results; return the number of unexpected ones."""
     answers = step.setdefault("expected", {})
     expected = answers.get(args.mode) or answers.get(args.like or args.mode) or [None] * len(step["probes"])
     pairs = list(zip(step["probes"], expected, strict=True))
@@ -253,7 +253,7 @@ async def main(args: argparse.Namespace) -> int:
 
 
 def parsed() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", type=Path)
     parser.add_argument("--mode", default="nftables")

@@ -1,10 +1,10 @@
-"""Network namespaces that make one Kubernetes node with neighbours. Needs root, iproute2, veth and bridges.
+"""Network namespaces of one Kubernetes node and its neighbours. Needs root, iproute2, veth and bridges.
 
     ext  (192.168.100.1)──eth0─┐                ┌─cbr0── pods    (10.244.0.101-120, answer on any port of PORTS)
                                ├── node (SUT) ──┤
     remote (10.244.1.0/24) ─r0─┘                └─cbr0── client  (10.244.0.10)
 
-The proxy under test runs in `node`. Everything else only sends probes or answers them.
+The proxy under test runs in `node`. All other namespaces only send probes or answer them.
 """
 
 import shlex
@@ -33,7 +33,7 @@ REMOTE_SYSCTL = ["net.ipv6.ip_nonlocal_bind=1", "net.ipv4.ip_nonlocal_bind=1"]
 
 
 def run(command: str, *, must: bool = True) -> str:
-    """Run a command and return what it printed. Raises RuntimeError when it must not fail and does."""
+    """Run a command and return its output. Raises RuntimeError if it fails, unless it may."""
     done = subprocess.run(shlex.split(command), text=True, capture_output=True, check=False)
     if must and done.returncode:
         raise RuntimeError(f"{command}\n{done.stderr}")
@@ -52,7 +52,7 @@ def sysctl(namespace: str, settings: list[str]) -> None:
 
 
 def up() -> None:
-    """Make all namespaces, after removing what an earlier run left."""
+    """Create all namespaces, after removing those of an earlier run."""
     down()
     for namespace in (NODE, EXT, PODS, CLIENT, REMOTE):
         run(f"ip netns add {namespace}")
@@ -63,7 +63,7 @@ def up() -> None:
     for namespace, device in ((NODE, "eth0"), (NODE, "r0"), (NODE, "cbr0"), (EXT, "eth0"), (REMOTE, "eth0")):
         ip(namespace, f"link set {device} up")
     _routes()
-    # Pods of the other node: it answers on every address of their range.
+    # Pods of the other node: the namespace answers on every address of their range.
     ip(REMOTE, *(f"route add local {net} dev lo" for net in ("10.244.1.0/24", "10.244.2.0/24")))
     ip(REMOTE, *(f"-6 route add local {net} dev lo" for net in ("fd00:244:1::/64", "fd00:244:2::/64")))
     sysctl(REMOTE, REMOTE_SYSCTL)
@@ -95,7 +95,7 @@ def _routes() -> None:
         (REMOTE, "192.168.102.1", "fd00:102::1"),
         (EXT, NODE_IP, NODE_IP6),
     ):
-        # Outside, 172.31.0.0/24 is on the link as well, and the route over the node is the one that counts.
+        # Outside, 172.31.0.0/24 is also on the link, but the route through the node takes precedence.
         ip(namespace, *(f"route add {net} via {gateway}" for net in VIP_ROUTES), must=False)
         ip(namespace, *(f"-6 route add {net} via {gateway6}" for net in VIP_ROUTES6))
         if namespace != EXT:
@@ -105,7 +105,7 @@ def _routes() -> None:
 
 
 def down() -> None:
-    """Remove all namespaces and what runs in them."""
+    """Remove all namespaces and end their processes."""
     for namespace in (NODE, EXT, PODS, CLIENT, REMOTE):
         if pids := run(f"ip netns pids {namespace}", must=False).split():
             run(f"kill -9 {' '.join(pids)}", must=False)

@@ -1,4 +1,4 @@
-"""The alerts of deploy/alerts: Prometheus takes them, they fire when they should, and each is shown to."""
+"""The alerts of deploy/alerts: Prometheus accepts them, they fire in the right situations, and each is demonstrated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HAPPENED = {
     'kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv4",le="+Inf"}': " _ ",
     'kubeproxy_source_staleness_seconds{resource="services"}': r"\b[1-9]\d\.",
 }
-"""What is to be seen in the recording: a repair, counters that begin anew, and an API server that was not heard."""
+"""Events in the recording: a repair, counters that restart, and an API server that did not answer."""
 TESTS = ALERTS / "kube-proxy.rules.test.yaml"
 
 
@@ -57,7 +57,7 @@ def test_each_alert_has_a_severity_and_a_remedy() -> None:
 
 def test_they_ask_for_metrics_that_there_are() -> None:
     for rule in rules():
-        if "up{" in str(rule["expr"]):  # Prometheus' own, of each target
+        if "up{" in str(rule["expr"]):  # Prometheus' own metric, for each target
             continue
         asked = {name.removesuffix("_bucket") for name in re.findall(r"kubeproxy_\w+", str(rule["expr"]))}
         assert asked, rule
@@ -65,7 +65,7 @@ def test_they_ask_for_metrics_that_there_are() -> None:
 
 
 def test_none_fires_in_a_healthy_hour(tmp_path: Path) -> None:
-    """With the proxy replaced, the API server away for a while, and the table deleted once."""
+    """With a replaced proxy, an API server that was away for a while, and a table that was deleted once."""
     recorded = healthy_hour.series()
     asked = set(re.findall(r"kubeproxy_\w+", RULES.read_text()))
     assert asked == {name.partition("{")[0] for name in recorded if name != healthy_hour.UP}
@@ -73,7 +73,7 @@ def test_none_fires_in_a_healthy_hour(tmp_path: Path) -> None:
         assert re.search(happened, recorded[name]), name
     hour = [{"series": name, "values": values} for name, values in recorded.items()]
     expect_alerts(hour, [], 60, tmp_path, ever=True)
-    # And would fire, were it not healthy.
+    # The alerts would fire without the healthy metrics.
     worse = [one for one in hour if "kubeproxy_ready" not in one["series"]]
     worse.append({"series": "kubeproxy_ready", "values": "1x60 0x20 1x60"})
     expect_alerts(worse, ["KubeProxyNotReady"], 60, tmp_path, ever=True)

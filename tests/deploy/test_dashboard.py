@@ -1,6 +1,6 @@
-"""The dashboard, as far as it can be judged without Grafana: its form, and that Prometheus understands what it asks.
+"""Checks of the dashboard that need no Grafana: its form, and that Prometheus accepts its queries.
 
-That each panel has data of a real proxy is shown in tests/scenarios/test_alerts_fire.py.
+tests/scenarios/test_alerts_fire.py shows that a real proxy has data for each panel.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Json = dict[str, Any]
 PANELS: list[Json] = dashboard()["panels"]
 TYPES = {"row", "stat", "timeseries", "state-timeline", "table"}
 UNITS = {"short", "s", "ops", "reqps", "cps", "bytes", "percentunit"}
-"""Those of Grafana's units (its packages/grafana-data) that are used."""
+"""The used units of Grafana (its packages/grafana-data)."""
 NOT_OF_THE_PROXY = {"up", "process_resident_memory_bytes", "process_cpu_seconds_total"}
-"""Prometheus' own, and those that are put together in the source."""
+"""Metrics of Prometheus itself, and names that the source composes."""
 
 
 def test_the_import_lists_the_requirements_of_grafana() -> None:
     whole = dashboard()
-    assert whole["schemaVersion"] >= 36  # the first with data sources as objects
-    assert (whole["id"], whole["uid"], whole["title"]) == (None, "kube-proxy-py", "kube-proxy")  # Grafana numbers it
+    assert whole["schemaVersion"] >= 36  # the first version with data sources as objects
+    assert (whole["id"], whole["uid"], whole["title"]) == (None, "kube-proxy-py", "kube-proxy")  # Grafana assigns it
     names = [variable["name"] for variable in whole["templating"]["list"]]
     assert names == ["datasource", "job", "node"]
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(whole)))
@@ -39,11 +39,11 @@ def test_the_import_lists_the_requirements_of_grafana() -> None:
 
 
 NOT_IN_THE_MODELS = {"builtIn", "definition", "expr", "step", "titleFormat", "textFormat"}
-"""What Grafana writes into each dashboard itself, and what its source of Prometheus reads of a note."""
+"""Fields that Grafana adds to each dashboard, and fields of annotations that its Prometheus data source reads."""
 
 
 def test_grafanas_own_models_know_all_of_it() -> None:
-    """What they do not know of is lost on the way through them."""
+    """Fields that Grafana does not know are lost when it saves the dashboard."""
     plugins.register_default_plugins()
     kept = json.loads(json.dumps(Dashboard.from_json(dashboard()), cls=JSONEncoder))
     assert [path for path in lost(dashboard(), kept) if path.rpartition(".")[2] not in NOT_IN_THE_MODELS] == []
@@ -54,7 +54,7 @@ def test_grafanas_own_models_know_all_of_it() -> None:
 
 
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
-    """The paths of what was before, and is gone or another thing; empty values may go."""
+    """Return the paths of values that are missing or different afterwards; empty values may be missing."""
     if isinstance(before, dict) and isinstance(after, dict):
         return [
             where for key, value in before.items() if value for where in lost(value, after.get(key), f"{path}.{key}")
@@ -113,7 +113,7 @@ def test_what_is_asked_is_of_the_chosen_nodes_and_there() -> None:
 
 
 def test_lines_are_distinguished() -> None:
-    """What a sum keeps, a legend shows: else two lines have one name."""
+    """The legend shows all labels that a sum keeps: otherwise two lines have the same name."""
     for panel, expression, legend in questions():
         for names in re.findall(r"\bby \(([^)]*)\)", expression):
             kept = {name.strip() for name in names.split(",")} - {"le", "git_version"}

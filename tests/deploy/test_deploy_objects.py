@@ -1,4 +1,4 @@
-"""The objects of deploy/: right by Kubernetes' own schema, complete, least privileged, the same from the chart."""
+"""The objects of deploy/: valid by Kubernetes' own schema, complete, least privileged, and equal to the chart's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VALUES: dict[str, Json] = {mode: SET | {"mode": mode} for mode in MODES} | {
     "nftables-nonroot": SET | {"nonRoot": True},
     "kubeadm": KUBEADM,
 }
-"""The values of the chart that are meant to give what a folder gives."""
+"""The values with which the chart should render the objects of each folder."""
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 LINUX = {"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]}
 MORE_VALUES: dict[str, Json] = {
@@ -84,7 +84,7 @@ NAMES = [*(f"kustomize {name}" for name in FOLDERS), *(f"chart {name}" for name 
 
 
 def built(name: str) -> list[Json]:
-    """What a folder makes, or the chart with some values; a copy of the caller's own."""
+    """Return the objects of a folder, or of the chart with some values; each caller gets a copy."""
     maker, _, which = name.partition(" ")
     if maker == "chart":
         return from_chart((VALUES | MORE_VALUES)[which])
@@ -116,7 +116,7 @@ def test_the_chart_makes_the_same_as_the_folder(name: str) -> None:
         spec = objects["DaemonSet"]["spec"]["template"]["spec"]
         for container in [*spec["initContainers"], *spec["containers"]]:
             container.pop("imagePullPolicy", None)
-        if "ConfigMap" in objects:  # each has a hash of its own in the name
+        if "ConfigMap" in objects:  # each name contains a different hash
             config_map = objects["ConfigMap"]
             config_map["metadata"].pop("annotations", None)
             config_map["data"] = {key: yaml.safe_load(text) for key, text in config_map["data"].items()}
@@ -155,8 +155,8 @@ def test_names_lead_somewhere(objects: list[Json]) -> None:
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     for container in [*spec["initContainers"], *spec["containers"]]:
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-        runs = container in spec["containers"]  # and is asked by commands
-        # The kubelet lets every user write to an emptyDir, so the proxy needs a folder of its own in it for its socket.
+        runs = container in spec["containers"]  # and commands query it
+        # The kubelet lets every user write to an emptyDir, so the proxy needs a separate folder in it for its socket.
         socket = {str(Path(BY_NAME["control-socket"].default).parents[1])} if runs else set()
         assert mounts.keys() == {"/var/lib/kube-proxy", "/lib/modules", "/run/xtables.lock"} | socket
         assert set(mounts.values()) == volumes.keys() - (set() if runs else {"control"})
@@ -182,7 +182,7 @@ def test_configuration(objects: list[Json], tmp_path: Path) -> None:
         assert f"{mount}/token" in kubeconfig
         (tmp_path / "kubeconfig").write_text(kubeconfig.replace(f"{mount}/ca.crt", str(AUTHORITY)))
         assert load_cluster(str(tmp_path / "kubeconfig"), "").server.url == SET["apiServer"]
-        # What every one of them runs with, as the command reads it.
+        # The configuration that every one of them runs with, as the command reads it.
         (tmp_path / "config").write_text(config_map["data"]["config.conf"])
         options = build_options(parse(["--config", str(tmp_path / "config"), "--hostname-override", "node-a"]))
         assert options.config.hostname_override == "node-a"
@@ -265,7 +265,7 @@ def test_bad_values(values: Json, said: str) -> None:
 
 
 def test_a_changed_configuration_rolls_node_by_node() -> None:
-    """Pods of the DaemonSet's revision before keep their configuration: nobody restarts before it is its turn."""
+    """Pods of the previous revision of the DaemonSet keep their configuration: a pod restarts only in its turn."""
     names = set()
     changes: list[Json] = [{"config": {"nodePortAddresses": ["primary"]}}, {"mode": "ipvs"}, {"podLabels": {"a": "b"}}]
     for values in ({}, *changes):
@@ -302,7 +302,7 @@ def test_releases_do_not_collide() -> None:
         selectors = [one(objects, kind)["spec"]["selector"]["matchLabels"] for kind in ("DaemonSet", "PodMonitor")]
         assert selectors == [{"k8s-app": account["name"]}] * 2
         assert template["metadata"]["labels"]["k8s-app"] == account["name"]
-        assert re.search("kube-proxy", account["name"])  # the job's name, by which the alerts ask
+        assert re.search("kube-proxy", account["name"])  # the job's name, which the alerts use
         assert f"-l k8s-app={account['name']} " in str(one(objects, "PrometheusRule")["spec"])
     assert len(seen) == len(where) * len(objects)
 
@@ -375,7 +375,7 @@ def test_runbook_urls_follow_the_published_location() -> None:
 
 
 def test_no_alert_has_the_name_of_a_stock_one() -> None:
-    """kubernetes-mixin's, as kube-prometheus has them: both would fire under one name, for different reasons."""
+    """An alert of kubernetes-mixin, as in kube-prometheus: both would fire under one name, for different reasons."""
     text = (DEPLOY / "alerts/kube-proxy.rules.yaml").read_text()
     assert not {"KubeProxyDown", "KubeProxyUnreachable", "KubeProxyInstanceUnreachable"} & set(
         re.findall(r"alert: (\w+)", text)
@@ -383,7 +383,7 @@ def test_no_alert_has_the_name_of_a_stock_one() -> None:
 
 
 def test_the_alerts_are_those_of_the_rule_file() -> None:
-    """After a change: deploy/alerts/spread.py."""
+    """After a change run deploy/alerts/spread.py."""
     for path, text in runpy.run_path(str(DEPLOY / "alerts/spread.py"))["copies"]().items():
         assert path.read_text() == text
     rule = one(kustomize.build(DEPLOY / "kustomize/monitoring"), "PrometheusRule")
@@ -401,7 +401,7 @@ def test_a_monitor_finds_the_pods_and_their_port() -> None:
 
 
 def test_the_right_to_patch_nodes_is_granted_only_on_request(tmp_path: Path) -> None:
-    """As docs/beyond.md shows it: the component beside a mode's folder, and the chart's value."""
+    """As in docs/beyond.md: the component in addition to a mode's folder, and the chart's value."""
     shown = [line.strip() for _, line in document("docs/beyond.md").commands]
     text = "\n".join(line for line in shown if line.startswith(("resources:", "components:")))
     shutil.copytree(DEPLOY, tmp_path / "deploy")

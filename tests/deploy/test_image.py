@@ -1,4 +1,4 @@
-"""The Dockerfile, as far as it can be judged without building it, and the locks that it installs from."""
+"""Checks of the Dockerfile that need no build, and of the lock files that it installs from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(instruction, arguments), lines joined and comments left out."""
+    """Return (instruction, arguments), with joined lines and without comments."""
     lines = [line for line in DOCKERFILE.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     pairs = (line.partition(" ") for line in joined.splitlines() if line.strip())
@@ -46,7 +46,7 @@ def project() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", ["deploy/run.lock", "deploy/build.lock", "tools/demo.lock"])
 def test_locks_are_cut_from_the_lock(name: str) -> None:
-    """After a change of requirements.lock they are cut anew: the first lines of deploy/sublock.py say how."""
+    """They must be made again after a change of requirements.lock, as described in deploy/sublock.py."""
     names = [re.split(r"[<>=!~\[; ]", requirement)[0] for requirement in project()[name]]
     expected = sublock().cut(names, (ROOT / "requirements.lock").read_text())
     assert (ROOT / name).read_text() == expected
@@ -72,11 +72,11 @@ Types: deb
 URIs: http://mirror.example/debian-security
 Suites: bookworm-security
 """
-"""The list of sources in Debian's images: each has its archive at the image's time as a comment."""
+"""Return the list of sources in Debian's images: each has a comment with its archive at the image's time."""
 
 
 def prepared(folder: Path, sources: str, snapshot: str) -> tuple[int, str, bool]:
-    """The exit code of the command that sets the time of Debian's packages, the list, and whether old lists count."""
+    """Return the exit code of the command that sets the archive's time, the list, and whether old lists are valid."""
     (command,) = (rest for word, rest in instructions() if word == "RUN" and "SNAPSHOT" in rest)
     (folder / "sources.list.d").mkdir()
     (folder / "apt.conf.d").mkdir()
@@ -145,9 +145,9 @@ def test_labels() -> None:
 
 
 def test_no_processor_is_named() -> None:
-    """One recipe for amd64 and arm64: neither paths nor hashes nor packages of one of them."""
+    """One recipe for amd64 and arm64: no paths, hashes or packages of one of them."""
     assert not re.search(r"amd64|arm64|x86_64|aarch64|linux-gnu", DOCKERFILE)
-    # Not every processor's Debian has /lib64.
+    # Debian has /lib64 only on some processors.
     assert "cp -a /bin /sbin /lib /lib64" not in DOCKERFILE
 
 

@@ -1,4 +1,4 @@
-"""dist/kubectl-kubeproxy: one file that runs as a plugin and as its completion, from a folder of the user alone."""
+"""dist/kubectl-kubeproxy: one file that runs as a plugin and as its completion, from a folder of an ordinary user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAG = f"cp{sys.version_info[0]}{sys.version_info[1]}-{platform.machine()}"
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file, of wheels that are made of what is installed here."""
+    """The file, built from wheels of the installed packages."""
     folder = tmp_path_factory.mktemp("plugin")
     ours, theirs = folder / "kubeproxy-1-py3-none-any.whl", folder / "wheels" / TAG / "msgspec-1.whl"
     theirs.parent.mkdir(parents=True)
@@ -41,7 +41,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(program: Path, *words: str, home: Path, path: str = "") -> subprocess.CompletedProcess[str]:
     environment = {"HOME": str(home), "PATH": path or os.environ["PATH"]}
-    command = [sys.executable, "-S", str(program), *words]  # without what is installed
+    command = [sys.executable, "-S", str(program), *words]  # without the installed packages
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 

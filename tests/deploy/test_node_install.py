@@ -1,4 +1,4 @@
-"""The archive that installs a node: what it puts where, that it runs there, is replaced, and goes without a trace."""
+"""The archive that installs a node: its files, a run of the program, the upgrade, and the removal without leftovers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAG = f"cp{sys.version_info[0]}{sys.version_info[1]}-x86_64"
 
 
 def repacked(name: str, folder: Path) -> None:
-    """A wheel of what is installed here, so that no test needs a network."""
+    """Return a wheel of the installed packages, so that no test needs a network."""
     package = metadata.distribution(name)
     with zipfile.ZipFile(folder / f"{name}-{package.version}-cp3-cp3-linux.whl", "w") as wheel:
         for file in package.files or ():
@@ -51,7 +51,7 @@ def run(archive: Path, action: str, root: Path) -> subprocess.CompletedProcess[s
 
 
 def changed(archive: Path, folder: Path, **parts: bytes) -> Path:
-    """The same archive with other files in it; names have double underscores for dots."""
+    """Return the same archive with other files in it; names have double underscores for dots."""
     made = folder / "changed.pyz"
     wanted = {name.replace("__", "."): value for name, value in parts.items()}
     with zipfile.ZipFile(archive) as old, zipfile.ZipFile(made, "w") as new:
@@ -61,7 +61,7 @@ def changed(archive: Path, folder: Path, **parts: bytes) -> Path:
 
 
 def of_the_host(root: Path, *command: str) -> str:
-    """What a command says where the installed folder is /opt, as on a node; nothing else of this machine changes."""
+    """Return the output of a command with the installed folder as /opt, as on a node."""
     script = 'mount --bind "$1/opt" /opt; shift; exec "$@"'
     words = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "sh", str(root), *command]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60, cwd="/")
@@ -80,7 +80,7 @@ def test_a_node_has_all_of_it_and_nothing_afterwards(archive: Path, tmp_path: Pa
     assert of_the_host(tmp_path, own, "-I", "-m", "kubeproxy.cli", "--version").startswith("Kubernetes v1.36")
     loaded = "import msgspec, yaml, httptools, kubeproxy.program.app as app; print(app.__file__)"
     assert of_the_host(tmp_path, own, "-I", "-c", loaded).startswith("/opt/kube-proxy/current/lib/")
-    # A traceback and a profile name files that are there.
+    # A traceback and a profile name existing files.
     named = "import kubeproxy.program.app as app; print(app.run.__code__.co_filename)"
     assert Path(of_the_host(tmp_path, own, "-I", "-c", named).strip().replace("/opt", f"{tmp_path}/opt")).is_file()
     links = [path for path in tmp_path.rglob("*") if path.is_symlink() and not path.is_relative_to(tmp_path / "opt")]
@@ -99,7 +99,7 @@ def test_a_node_has_all_of_it_and_nothing_afterwards(archive: Path, tmp_path: Pa
 def test_a_newer_python_of_the_host_does_not_take_the_place_of_the_one_installed_for(
     archive: Path, tmp_path: Path
 ) -> None:
-    """A distribution's python3 is a link, which an upgrade turns to a Python that finds nothing here."""
+    """A distribution's python3 is a link, which an upgrade changes to a Python without these packages."""
     own = Path(sys.executable).resolve()
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python3").symlink_to(own)

@@ -33,7 +33,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository whose only commit is this working tree, at the tag of the release."""
+    """A repository whose only commit is this working tree, with the tag of the release."""
     folder = tmp_path_factory.mktemp("source")
     names = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     kept = [name for name in names if name and not name.startswith(("tests/", "docs/")) and (ROOT / name).exists()]
@@ -48,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stand-ins for the locked wheels, which need a network: their metadata, and a byte that differs by platform."""
+    """Substitutes for the locked wheels, which need a network: their metadata, and a byte that differs by platform."""
     folder = tmp_path_factory.mktemp("wheels")
     for platform in PLATFORMS:
         (folder / platform).mkdir()
@@ -64,7 +64,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(checkout: Path, wheels: Path, *words: str, umask: int = 0o022, **environment: str) -> Path:
-    """The folder that a call of deploy/release.py in a checkout fills. Raises CalledProcessError."""
+    """Return the folder that deploy/release.py fills in a checkout. Raises CalledProcessError."""
     out = checkout / "dist"
     command = [sys.executable, str(checkout / "deploy/release.py"), str(wheels), str(out), *words]
     cleaned = {name: text for name, text in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
@@ -84,7 +84,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_another_folder_gives_the_same_bytes(release: Path, source: Path, wheels: Path, tmp_path: Path) -> None:
-    """With another path, umask, time zone, language and seed of hashes, and other times of the files."""
+    """With another path, umask, time zone, language and seed of hashes, and other file times."""
     checkout = tmp_path / "elsewhere" / "with a longer name"
     git(source, "clone", "--quiet", str(source), str(checkout))
     for path in (*checkout.glob("src/**/*.py"), *checkout.glob("deploy/**/*")):

@@ -1,4 +1,4 @@
-"""The image's bill of materials: all that is installed, in its version, as SPDX 2.3 wants it; no build without."""
+"""The image's bill of materials: all installed packages, with their versions, as SPDX 2.3 requires."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_package_is_in_it(image: Path) -> None:
 
 
 def test_it_is_valid_spdx(image: Path) -> None:
-    """What chapters 6, 7 and 11 of SPDX 2.3 make mandatory; spdx-tools was content with it too."""
+    """The mandatory fields of chapters 6, 7 and 11 of SPDX 2.3; spdx-tools accepted the file too."""
     document = json.loads(made(image).stdout)
     assert (document["spdxVersion"], document["dataLicense"]) == ("SPDX-2.3", "CC0-1.0")
     assert document["SPDXID"] == "SPDXRef-DOCUMENT"

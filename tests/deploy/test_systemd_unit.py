@@ -1,4 +1,4 @@
-"""The systemd unit: what the proxy needs is not taken from it by what protects the host."""
+"""The systemd unit: its protection of the host leaves the proxy everything that it needs."""
 
 from support.places import ROOT
 
@@ -11,8 +11,8 @@ def settings():
 
 
 def test_the_modules_of_the_kernel_can_be_looked_up_but_not_loaded():
-    """ipvs mode looks for those that are built in under /lib/modules, which ProtectKernelModules= hides."""
+    """ipvs mode looks for built-in modules under /lib/modules, which ProtectKernelModules= hides."""
     found = settings()
     assert "ProtectKernelModules" not in found
     assert found["CapabilityBoundingSet"] == "CAP_NET_ADMIN"
-    assert found["SystemCallFilter"] == "@system-service"  # none of @module
+    assert found["SystemCallFilter"] == "@system-service"  # no call of @module

@@ -1,5 +1,5 @@
-"""What is in inside/ runs under the guest's kernel only: test_in_guest.py boots it and sets the variable. What is in
-machine/ runs in an emulated machine: make machine.
+"""Tests in inside/ run only under the guest's kernel: test_in_guest.py boots it and sets the variable. Tests in
+machine/ run in an emulated machine: make machine.
 """
 
 from __future__ import annotations

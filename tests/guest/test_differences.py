@@ -1,4 +1,4 @@
-"""run.py's output, as it is judged: what differs on purpose is counted, everything else is wrong."""
+"""The judgement of run.py's output: intended differences are counted, all others are failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boots the guest: runs the tests in inside/ there, and checks the runner itself."""
+"""Boots the guest, runs the tests of inside/ in it, and tests the runner itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ QUICK = ("the-mode-itself",)
 
 
 def part(name: str) -> Any:
-    """A parameter of the test below: begins early, and is slow unless it is one of QUICK."""
+    """Return a parameter of the test below: it begins early, and is slow unless it is one of QUICK."""
     slow = () if name in QUICK else (pytest.mark.slow("minutes of an emulated kernel"),)
     return pytest.param(name, marks=(pytest.mark.long(SECONDS[name]), *slow))
 
@@ -50,9 +50,10 @@ def part(name: str) -> Any:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [part(name) for name in PARTS])
 def test_what_needs_the_guests_kernel(name: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    """All of inside/ and scenarios in ipvs mode, a guest a part: without xdist (one CPU), writing nothing here.
+    """Run all of inside/ and the scenarios in ipvs mode, one guest per part: without xdist (one CPU), writing no files
+    here.
 
-    Of inside/ the tests that the expression of -m selects here.
+    The expression of -m also selects the tests of inside/.
     """
     monkeypatch.chdir(ROOT)
     plugins = ("xdist", "randomly", "cacheprovider", "cov")

@@ -1,4 +1,4 @@
-"""A network namespace for each test that asks for one."""
+"""A network namespace for each test that requests one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from support.own_network import own_network
 
 @pytest.fixture
 def netns() -> Iterator[None]:
-    """Give a test its own network namespace, alone with the real kernel."""
+    """Give a test a new network namespace of the real kernel."""
     with own_network():
         yield

@@ -1,4 +1,4 @@
-"""Listing addresses of a real kernel, and hearing of changes."""
+"""Listing the addresses of a real kernel, and notifications of changes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A capability that is permitted comes into effect and nothing else changes; those that are given up are gone."""
+"""A permitted capability becomes effective without other changes; dropped capabilities are gone."""
 
 import subprocess
 import sys
 
 import pytest
 
-# In a process of its own: gives up CAP_NET_ADMIN in the way that the test says, then asks for it.
+# Runs in a separate process: drops CAP_NET_ADMIN in the way that the test selects, then tries to use it.
 _PROGRAM = """
 import ctypes, struct, sys
 from kubeproxy.kernel.proc.capability import raise_net_admin
@@ -37,7 +37,7 @@ def test_it_comes_into_effect_only_where_permitted(kept, gained):
     assert effective_then == effective | gained
 
 
-# In a process of its own as well: what it may do before and after, and what a child of it may.
+# Runs in a separate process as well: prints the capabilities before and after, and those of a child.
 _KEEPS = """
 import os, subprocess, sys, threading, time
 from kubeproxy.errors import ApplyError

@@ -1,4 +1,4 @@
-"""--cleanup on a node that has lost the programs by which the rules were made."""
+"""--cleanup on a node without the programs that wrote the rules."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def tracked(namespace: str, body: Callable[[Conntrack], T]) -> T:
 
 
 class Node:
-    """A namespace with two endpoints that tell their address, and a Service in front of one of them."""
+    """A namespace with two endpoints that send their address, and a Service with one of them."""
 
     def __init__(self, name: str, stack: ExitStack) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class Node:
         self.servers = {a: self.socket(f, (a, 5353)) for f in (V4, V6) for a in f.endpoints}
 
     def socket(self, family: Family, address: tuple[str, int]) -> socket.socket:
-        """Make a UDP socket in the namespace."""
+        """Create a UDP socket in the namespace."""
         sock = inside(self.name, lambda: socket.socket(family.number, socket.SOCK_DGRAM))
         self._stack.callback(sock.close)
         sock.bind(address)
@@ -73,7 +73,7 @@ class Node:
         return sock
 
     def serve(self, family: Family, endpoint: str, extra: str = "policy accept") -> None:
-        """Send the Service and its NodePort to this endpoint, for new flows."""
+        """Translate the Service and its NodePort to this endpoint, for new flows."""
         target = f"[{endpoint}]:5353" if family is V6 else f"{endpoint}:5353"
         node = f"{family.name} daddr {family.node} udp dport 30053"
         run(
@@ -92,7 +92,7 @@ class Node:
         )
 
     def ask(self, client: socket.socket, address: str, port: int) -> str:
-        """Send a packet; return which endpoint got it."""
+        """Send a packet; return the endpoint that got it."""
         client.sendto(b"?", (address, port))
         for endpoint, server in self.servers.items():
             server.setblocking(False)
@@ -207,7 +207,7 @@ def test_a_flow_of_another_zone_is_deleted_in_its_zone(node: Node) -> None:
 
 
 def identities(flows: list[UdpFlow]) -> list[bytes]:
-    """Return what names each entry: its other attributes change from one reading to the next."""
+    """Return the identifying attributes of each entry: the others change from one reading to the next."""
     return [udp_flows._identity(flow.entry) for flow in flows]
 
 
@@ -220,7 +220,8 @@ def test_a_newer_flow_of_the_same_tuple_is_left_alone(node: Node) -> None:
     assert tracked(node.name, lambda tracking: tracking.delete(old)) == 0, "already gone is no error"
     node.ask(client, V4.vip, 53)
     (new,) = node.flows(V4)
-    # Its id is made from its address in memory, which may be the old one's: another id stands for the old flow.
+    # The kernel computes an entry's id from its address in memory, which may be that of the old entry: so use another
+    # id.
     mark = attribute(ID, b"")[2:4]
     at = new.entry.index(b"\x08\x00" + mark) + 4
     older = msgspec.structs.replace(new, entry=new.entry[:at] + b"\1\2\3\4" + new.entry[at + 4 :])
@@ -276,7 +277,7 @@ def test_a_kernel_that_deletes_whole_tuples_only_is_not_asked_again(
     node.serve(V4, V4.endpoints[0])
     node.ask(node.socket(V4, (V4.node, 40000)), V4.vip, 53)
     gone = [Translation(end(V4.vip, 53), end(V4.endpoints[0], 5353))]
-    monkeypatch.setattr(tracked_entries, "FILTER", tracked_entries.ZONE)  # which is of another size: refused as unknown
+    monkeypatch.setattr(tracked_entries, "FILTER", tracked_entries.ZONE)  # of another size: refused as unknown
 
     def twice(tracking: Conntrack) -> list[int | None]:
         first = tracking.forget(2, gone, 2)

@@ -1,4 +1,4 @@
-"""Kernel parameters in a network namespace of its own, where nf_conntrack_max is read-only."""
+"""Kernel parameters in a separate network namespace, where nf_conntrack_max is read-only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Packets on a real kernel: every endpoint gets its share, and no connection is lost, whatever the number of endpoints.
 
-The bounds are so wide that chance does not cross them in the life of the project; tests/unit/nftables/test_picking.py
-works out the exact shares.
+The bounds are so wide that a correct distribution never exceeds them in practice;
+tests/unit/backends/nftables/test_picking.py computes the exact shares.
 """
 
 import math
@@ -35,7 +35,7 @@ NAME = ("default", "web")
 
 @pytest.fixture
 def node(netns):
-    """Loopback up, with the addresses of a node and its client."""
+    """A network with loopback up, and the addresses of a node and its client."""
     ip("link", "set", "lo", "up")
     for family in Family:
         own(family, NODE[family], CLIENT[family])
@@ -47,10 +47,10 @@ def ip(*words):
 
 
 def own(family, *texts):
-    """Give loopback these addresses, and return when packets reach them.
+    """Give loopback these addresses, and wait until packets reach them.
 
-    The kernel adds the local route of an IPv6 address later, in a work queue, duplicate address detection or not:
-    until then what is sent there is answered with 'no route'.
+    The kernel adds the local route of an IPv6 address later, in a work queue, even without duplicate address detection:
+    until then packets to it fail with 'no route'.
     """
     for text in texts:
         ip("address", "replace", text, "dev", "lo", *(("nodad",) if family is V6 else ()))
@@ -78,7 +78,7 @@ def plans_of(family, globals_, count):
 
 
 class Pods:
-    """A socket for each endpoint, that counts what arrives."""
+    """A socket for each endpoint, which counts received packets."""
 
     def __init__(self, family, count, stack):
         self.kind = socket.AF_INET if family is V4 else socket.AF_INET6
@@ -96,7 +96,7 @@ class Pods:
             self.poll.register(pod, select.EPOLLIN)
 
     def send(self, target, first, number):
-        """Send so many packets, each from a port of its own: each is a connection of its own."""
+        """Send this number of packets, each from a different port: each is a separate connection."""
         for port in range(first, first + number):
             with socket.socket(self.kind, socket.SOCK_DGRAM) as client:
                 client.bind((self.client, port))
@@ -106,7 +106,7 @@ class Pods:
         self.drain()
 
     def drain(self):
-        """Take what has arrived; on loopback that is all that was sent."""
+        """Read the received packets; on loopback all sent packets have arrived."""
         while ready := self.poll.poll(0):
             for fd, _ in ready:
                 n, pod = self.sockets[fd]
@@ -115,7 +115,7 @@ class Pods:
 
 
 def assert_even(counts):
-    """Pearson's chi-squared, with a bound that chance crosses once in 10**8 runs at the most."""
+    """Return Pearson's chi-squared, and a bound that a correct distribution exceeds at most once in 10**8 runs."""
     expected = counts.total() / len(counts)
     freedom = len(counts) - 1
     distance = sum((seen - expected) ** 2 / expected for seen in counts.values())
@@ -145,7 +145,7 @@ def test_every_endpoint_gets_its_share(node, family, count, frontend):
 
 
 def test_shares_stay_even_while_the_number_of_endpoints_crosses_classes(node):
-    """The same Service up and down: slots that were freed, filled again and moved."""
+    """The same Service with more and fewer endpoints: slots are freed, filled again and moved."""
     globals_ = world_of(V4)
     with ExitStack() as stack:
         backend = NftablesBackend(KernelTable.open(V4), globals_)
@@ -158,4 +158,4 @@ def test_shares_stay_even_while_the_number_of_endpoints_crosses_classes(node):
                 pods.send((CLUSTER_IP[V4], PORT), 10_000 + step * 1_000, 1_000)
                 assert pods.counts.total() == 1_000
                 assert_even(pods.counts)
-    # A packet to an endpoint that is gone would have been lost, and one to a slot without endpoint refused.
+    # A packet to a removed endpoint would be lost, and a packet to a slot without endpoint refused.

@@ -1,4 +1,4 @@
-"""Chains that filter, read from a real kernel: which let new connections pass, in nf_tables and both iptables."""
+"""Filter chains of a real kernel: whether new connections pass them, in nf_tables and both variants of iptables."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ EARLY = PassingPacket("prerouting", -math.inf, -100, CLIENT, FRONT, 6, 30086, (F
         (False, "tcp flags & (fin|syn) == (fin|syn) drop;", ""),
         (False, "tcp flags & (fin|syn|rst|ack) != { syn, fin } drop;", ""),
         (False, "meta nfproto != { ipv4, ipv6 } drop;", ""),
-        (False, "tcp flags == syn drop;", ""),  # a client may ask for ECN
+        (False, "tcp flags == syn drop;", ""),  # a client may request ECN
         (False, "ip daddr 10.244.1.11 drop;", ""),
         (False, "ip daddr 10.244.1.10 udp dport 3000 drop;", ""),
         (False, "ip daddr 10.244.1.10 accept; drop;", ""),
@@ -150,7 +150,7 @@ EARLY = PassingPacket("prerouting", -math.inf, -100, CLIENT, FRONT, 6, 30086, (F
         (False, "ip daddr { 10.244.1.11, 10.244.1.12 } drop;", ""),
         (False, "iifname cbr0 drop;", ""),
         (False, "iif lo drop;", ""),
-        # Nothing is claimed: what else decides is not known here.
+        # No verdict: other conditions, which decide, are unknown here.
         (False, "ip daddr 10.244.1.10 limit rate 1/second drop;", ""),
         (False, "meta mark 7 jump inner; drop;", "chain inner { accept; }"),
         (False, "ct mark 0 drop;", ""),
@@ -206,7 +206,7 @@ def test_what_a_chain_surely_drops_of_answers(dropped, rules):
         ("ip daddr 10.244.1.11 tcp dport 80 drop", True),
         ("ip daddr 10.244.1.11 notrack", True),
         ("tcp dport 3000 accept; tcp sport 3000 accept; drop", True),
-        ("ip daddr 10.244.1.10 notrack", True),  # it is tracked already
+        ("ip daddr 10.244.1.10 notrack", True),  # it is already tracked
         ("ip daddr 10.244.1.10 meta mark 7 drop", False),
         ("ip daddr 10.244.1.10 ct state established drop", False),
         ("ip saddr 10.244.1.10 tcp sport 3000 drop", False),
@@ -278,7 +278,7 @@ def test_a_chain_sees_a_packet_between_two_priorities(priority, dropped, unorder
         (-300, "ip daddr 10.0.0.2 notrack", True, False),
         (-300, "ip daddr 10.0.0.2 tcp dport { 22, 30086 } notrack accept", True, False),
         (-200, "ip daddr 10.0.0.2 notrack", True, True),
-        (-150, "ip daddr 10.0.0.2 notrack", False, False),  # it is tracked already
+        (-150, "ip daddr 10.0.0.2 notrack", False, False),  # it is already tracked
         (-300, "ip daddr 10.0.0.3 notrack", False, False),
         (-300, "meta mark 7 notrack", False, False),
         (-300, "notrack drop", False, False),
@@ -462,7 +462,7 @@ def test_iptables_of_either_variant(variant):
 def test_a_kube_proxys_chains_are_seen_and_a_node_without_gets_none(variant):
     with own_network():
         assert chains.iptables_chains(chains.chains()) == []
-        assert chains.legacy_tables("ip") == []  # looking makes no table
+        assert chains.legacy_tables("ip") == []  # reading creates no table
         command = [f"iptables-{variant}-restore", "--noflush"]
         subprocess.run(command, input=go_rules(Family.IPV4), text=True, check=True, capture_output=True)
         known = chains.chains()
@@ -503,7 +503,7 @@ FIRST6 = FIRST._replace(source=b"\xfd" + bytes(14) + b"\2", destination=b"\xfd\1
 
 
 def translated(packet: PassingPacket = FIRST, *without: str, owns=lambda _: False) -> list[tuple[str, str, str]]:
-    """Return for each chain that may translate a packet its name, whether it is sure, and where it leads."""
+    """Return the name, certainty and destination of each chain that may translate a packet."""
     found = [one for each in firewalls(chains.chains(), frozenset(without), owns) for one in each.translations(packet)]
     return [
         (

@@ -1,6 +1,6 @@
-"""Firewalls as nodes have them: real connections through a router, beside what is claimed of their packets.
+"""Typical firewalls of nodes: real connections through a router, compared with the findings about their packets.
 
-A claim that a chain drops a connection must be true, and a connection that fails needs a claim or a note.
+A finding that a chain drops a connection must be true, and a failing connection needs a finding or a note.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ LINKS = (
     "-n {server} route add default via 10.244.1.1",
 )
 TIMEOUT = 0.3
-"""Seconds within which an answer comes that is not dropped."""
+"""Seconds within which an answer arrives unless it is dropped."""
 
 
 class Way(NamedTuple):
-    """The namespaces of a client and of the node between it and the server."""
+    """The namespaces of a client, and of the node between the client and the server."""
 
     client: str
     node: str
@@ -112,7 +112,7 @@ def connected(where: str, protocol: int) -> bool:
 
 
 def told(client: str | None, protocol: int) -> tuple[bool, bool]:
-    """Return whether it is claimed that the connection is stopped, and whether some chain is noted."""
+    """Return whether the findings say that the connection is stopped, and whether a chain is noted."""
     place = [socket.inet_aton(one) for one in (FRONT, "10.244.1.1")]
     source = socket.inet_aton(client) if client else None
     asked = packets.CheckedConnection(Packet(source, place[0], protocol, 30086), place)
@@ -139,7 +139,7 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
 def check(way: Way, wanted: str) -> None:
     """`wanted` has a letter for each of TCP and UDP from outside, TCP and UDP from the node.
 
-    `+`: passes, and nothing is claimed. `x`: it is claimed that it is stopped. `-`: stopped, and only noted.
+    `+`: passes, without a finding. `x`: stopped, with a finding. `-`: stopped, and only noted.
     """
     seen = ""
     for client, protocol in ((CLIENT, 6), (CLIENT, 17), (None, 6), (None, 17)):

@@ -1,4 +1,4 @@
-"""What ipvs mode sees of iptables rules without running a command, beside what iptables-save says."""
+"""The iptables rules that ipvs mode reads without running a command, compared with the output of iptables-save."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ COMMANDS = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
 
 
 def kernel(family: Family) -> NodeKernel:
-    """One that is asked for rules alone."""
+    """A backend that is used only for rules."""
     return NodeKernel(xtables.commands(COMMANDS[family]), scheduler_named("rr"), None, None, None, CounterMetric())
 
 
 def write_jumps(family: Family, without: int = -1) -> None:
-    """Put the jumps in place, but for one, and the chains that they lead to."""
+    """Write the jumps except one, and the chains that they lead to."""
     jumps = [jump for number, jump in enumerate(JUMPS) if number != without]
     text = ""
     for table in ("filter", "nat"):

@@ -1,6 +1,6 @@
-"""The engine before a kernel that another program keeps busy: the event loop goes on, by which health is answered.
+"""The engine on a kernel that another program keeps busy: the event loop, which answers health requests, continues.
 
-It is counted how often the loop has its turn during a long commit.
+The tests count the turns of the loop during a long commit.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from support.fake_kernel import FakeKernel
 from support.staged_engine import NODE, READY, V4, Notes, endpoints, service
 
 STRANGERS = 200_000
-"""Elements that another program loads at once, again and again: it holds the mutex of nf_tables for that long."""
+"""Elements that another program loads at once, repeatedly: it holds the mutex of nf_tables for that time."""
 LONG = 0.25
-"""Seconds of a commit that has waited for somebody; its own part is a millisecond, or some where it runs a program."""
+"""Duration in seconds of a commit that has waited for another program; without waiting it takes some milliseconds."""
 TURNS = 5
 TRIES = 5000
 LONG_COMMITS = 10
-"""Commits that have waited. On a busy machine a commit may also wait for a processor, as the event loop does then."""
+"""Number of commits that have waited. On a busy machine a commit may also wait for a CPU, like the event loop."""
 
 
 class SlowKernel(FakeKernel):
-    """A kernel of IPVS that does nothing before it is let."""
+    """A kernel with IPVS that blocks until the test releases it."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ class Ticks:
 
 @contextlib.asynccontextmanager
 async def running(backend):
-    """Run an engine with one Service, whose commits are then timed by the function that is returned: turns, seconds."""
+    """Run an engine with one Service; the returned function times a commit and returns turns and seconds."""
     notes = Notes()
     engine = Engine(Settings(node_name=NODE, families=(V4,)), [backend], notes, Pace(), lambda: {V4: []}, 0.0)
     task, ticks = asyncio.create_task(engine.run()), Ticks()
@@ -92,7 +92,7 @@ async def running(backend):
 
 
 def opened(mode):
-    """Return a backend; of iptables by the name of the variant."""
+    """Return a backend; for iptables by the name of the variant."""
     if mode in ("nft", "legacy"):
         return iptables_kernel.opened(mode)
     if mode == "ipvs":

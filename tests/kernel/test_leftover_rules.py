@@ -1,4 +1,4 @@
-"""The Go kube-proxy's iptables rules, as recorded, are removed from a real kernel; kubelet's stay."""
+"""The Go kube-proxy's iptables rules, as recorded, are removed from a real kernel; kubelet's rules remain."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_plan_for_ipvs_mode_writes_nothing(monkeypatch):
 
 
 def test_more_chains_than_one_restore_takes_are_removed(monkeypatch):
-    """iptables-nft takes a time that grows with the square of the chains in a restore: 10,000 Services took minutes."""
+    """The time of iptables-nft grows with the square of the chains in a restore: minutes for 10,000 Services."""
     monkeypatch.setattr(RuleWriter, "chains_at_once", 50)
     services = [f"KUBE-SVC-{number:016}" for number in range(200)]
     lines = ["*nat", *(f":{chain} - [0:0]" for chain in ("KUBE-SERVICES", *services)), "-A OUTPUT -j KUBE-SERVICES"]
@@ -90,7 +90,7 @@ def test_more_chains_than_one_restore_takes_are_removed(monkeypatch):
 
 
 def test_rules_are_not_listed_if_no_chain_is_to_be_removed(monkeypatch):
-    """iptables-nft-save begins again after each change of rules, and did not end beside twenty changes a second."""
+    """iptables-nft-save starts again after each change of rules, and did not end during twenty changes per second."""
     with own_network():
         restore("iptables-nft", go_rules(Family.IPV4))
         restore("iptables-nft", KUBELET)

@@ -22,11 +22,11 @@ from support.recorded_rules import HARMLESS, written
 PLAIN = "10.96.1.0"
 PACKETS = 150
 FEW = 10
-"""Packets where all have one outcome: the kernel limits the rate of errors."""
+"""Number of packets if all have the same outcome: the kernel limits the rate of errors."""
 ROUNDS = 8
-"""Rounds after which a client has met all of three endpoints, but for one case in 10^13."""
+"""Rounds after which a client has reached all of three endpoints, with an error of 1 in 10^13."""
 FAR = 0.15
-"""Shares of as many connections are as close as that to those of the rules: five standard deviations of 1/3."""
+"""Permitted difference of a measured share from that of the rules: five standard deviations of 1/3."""
 
 NFT = {
     "element": (r"\n.*10\.96\.1\.1 \. tcp \. 80 : goto service-.*", ""),
@@ -80,12 +80,12 @@ CONFIRMED = {
     "nftables": (3, 5, 7, 10, 13, 16, 21, 24, 28, 34, 38, 44, 52, 59, 66, 75, 83, 99, 112, 124),
     "iptables": (1, 3, 5, 9, 14, 18, 25, 33, 38, 43, 46, 54, 60, 68, 74, 81, 90, 100, 109, 123),
 }
-"""Numbers of random mutations with a witness that comes in from the world."""
+"""Numbers of random mutations whose witness arrives from the world."""
 CLIENTS = (
     *("198.51.100.7", "10.0.0.5", "192.168.100.1", "203.0.113.6", "10.244.0.200", ""),
     *("10.244.0.10", "10.244.0.11", "10.244.0.12", "10.244.0.13", "10.244.1.10", "10.244.1.11"),
 )
-"""Clients in and outside of the source ranges, a pod without Service, the node itself, and all endpoints."""
+"""Clients inside and outside of the source ranges, a pod without Service, the node itself, and all endpoints."""
 STICKY = {("10.96.1.9", 80), ("10.96.1.10", 80), ("203.0.113.4", 80), (NODE, 30094), (NODE, 30095)}
 NETWORKS = ("198.51", "10.244", "10.0")
 REST = ("10.96.99.99", "192.0.2.7", NODE)
@@ -93,7 +93,7 @@ REST = ("10.96.99.99", "192.0.2.7", NODE)
 
 
 def is_sendable(witness: Witness) -> bool:
-    """Return whether a packet comes in from the world, and endpoints keep all its clients, or none."""
+    """Return whether a packet arrives from the world, and whether endpoints keep all of its clients, or none."""
     kept = [{outcome.remembered for outcome, _ in side} for side in (witness.first, witness.second)]
     return bool(witness.packet.interface) and witness.packet.protocol in {6, 17} and all(len(each) < 2 for each in kept)
 
@@ -180,8 +180,10 @@ def packet_of(client: str, address: str, protocol: int, port: int) -> FirstPacke
 
 
 def check_same_endpoints(nodes: list[Node], clients: list[str], address: str, protocol: int, port: int) -> None:
-    """Check that each client reaches the same endpoints on both nodes. With affinity, each client, which is new to the
-    Service, reaches only one endpoint, and all clients together reach the same endpoints.
+    """Check that each client reaches the same endpoints on both nodes.
+
+    With affinity, each client, which is new to the Service, reaches only one endpoint, and all clients together reach
+    the same endpoints.
     """
     seen: list[dict[str, set[str]]] = [{}, {}]
     is_sticky = (address, port) in STICKY

@@ -1,4 +1,4 @@
-"""Sockets in a network namespace that is found by its address, opened by a child process without capabilities."""
+"""Sockets in a network namespace that is found by its address; a child process without capabilities opens them."""
 
 import json
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.namespaces import inside, namespace, run
 
-# In a process of its own: enters the namespace with an address, and connects from there.
+# Runs in a separate process: enters the namespace with an address, and connects from there.
 _PROGRAM = """
 import json, os, socket, sys
 from kubeproxy.errors import KubeProxyError

@@ -1,4 +1,4 @@
-"""nf_tables over netlink on a real kernel: large batches, refusals, large dumps, and what reads back."""
+"""nf_tables over netlink on a real kernel: large batches, refusals, large dumps, equality of read and written data."""
 
 import errno
 import subprocess
@@ -56,7 +56,7 @@ def keys(name, count=None):
 
 
 def whole(name, count):
-    """Return a dump without repetitions: while a hash table is resized, some are listed twice, others not at all."""
+    """Return a dump without repetitions: while a hash table is resized, some elements are listed twice."""
     for _ in range(200):
         dump = list(all_elements(Family.IPV4, TABLE, name))
         assert len(dump) == count
@@ -72,7 +72,7 @@ def refusal(link, parts):
     return caught.value
 
 
-# -- what is written and read --------------------------------------------------------------------------------------
+# -- writing and reading -------------------------------------------------------------------------------------------
 
 
 def test_elements_of_every_kind_read_back(link):
@@ -161,7 +161,7 @@ def test_a_refusal_anywhere_in_the_transaction_is_noticed(link, first):
 
 def test_another_value_for_a_key_is_refused(link):
     link.commit(add("pairs", [MAP.pack(address(1), address(2))]))
-    link.commit(add("pairs", [MAP.pack(address(1), address(2))]))  # the same again is no error
+    link.commit(add("pairs", [MAP.pack(address(1), address(2))]))  # a repetition is no error
     assert refusal(link, add("pairs", [MAP.pack(address(1), address(3))])).code == errno.EEXIST
 
 
@@ -174,7 +174,7 @@ def test_an_unknown_set_table_or_chain_is_refused(link):
 
 
 def test_many_refusals_in_one_transaction_are_one_error(link):
-    """Each message may be answered; the answers must not be taken for those of the next transaction."""
+    """Each message may be answered; these answers must not be taken for those of the next transaction."""
     bad = [part for n in range(2000) for part in delete("addresses", [SET.pack(address(n), b"")])]
     for _ in range(3):
         assert refusal(link, bad).code == errno.ENOENT
@@ -274,7 +274,7 @@ def test_a_missing_set_is_an_error(link):
 
 
 def test_a_transaction_above_the_send_buffer_is_an_error_that_names_the_limit(netns, monkeypatch):
-    """As in a user namespace, where a buffer has net.core.wmem_max at most."""
+    """As in a user namespace, where a buffer has at most net.core.wmem_max."""
     monkeypatch.setattr(
         "kubeproxy.kernel.netlink.protocol.grow_send_buffer", lambda opened, _: opened.setsockopt(1, 7, 100_000)
     )

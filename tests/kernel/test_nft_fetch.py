@@ -1,4 +1,4 @@
-"""Elements of a map by their keys, hundreds at once, beside what a dump says."""
+"""Elements of a map read by their keys, hundreds at once, compared with a dump."""
 
 import errno
 from contextlib import closing, contextmanager
@@ -91,7 +91,7 @@ def test_what_the_kernel_refuses_is_an_error_that_names_the_map():
     with a_map(element, 10) as fetcher:
         with pytest.raises(NetlinkError, match="cannot read elements of m: Invalid argument"):
             fetcher.fetch(IP, "t", "m", [bytes(64)])
-        assert len(fetcher.fetch(IP, "t", "m", keys(10))) == 10  # nothing is left of it
+        assert len(fetcher.fetch(IP, "t", "m", keys(10))) == 10  # no element of it remains
 
 
 def test_a_small_receive_buffer_takes_fewer_at_once(monkeypatch):

@@ -1,4 +1,4 @@
-"""What the kernel tells of other programs' nf_tables transactions, and how it shows that something was missed."""
+"""The kernel's announcements of other programs' nf_tables transactions, and how lost announcements are detected."""
 
 import threading
 from contextlib import closing, contextmanager
@@ -71,7 +71,7 @@ def test_foreign_changes_are_reported_with_family_name_and_program():
         assert here.heard(V6).nothing
         nft.run("delete table ip6 ours\n")
         assert here.heard(V6).rules
-        assert here.heard() == heard  # until it is looked at
+        assert here.heard() == heard  # until the table is inspected
         here.look()
         assert here.heard().nothing
 
@@ -118,7 +118,7 @@ def test_what_others_load_into_tables_of_theirs_is_not_received(monkeypatch):
         nft.run(f"add element ip theirs addresses {{ {elements} }}\n")
         assert here.heard().nothing
         assert here.others._announced.lost == 0
-        # Ours is anywhere in the transaction, so it may be anywhere in a buffer.
+        # Our transaction may be anywhere among the announcements, so it may be anywhere in a buffer.
         for at in range(60):
             some = [f"add element ip theirs addresses {{ 11.0.{at}.{n} }}" for n in range(60)]
             some.insert(at, f"add element ip ours addresses {{ 10.1.0.{at} }}")
@@ -130,7 +130,7 @@ def test_what_others_load_into_tables_of_theirs_is_not_received(monkeypatch):
 
 
 def test_where_a_filter_has_no_room_everything_is_received(monkeypatch):
-    monkeypatch.setattr(announcements, "_MOST_MESSAGES", 400)  # more instructions than the kernel takes
+    monkeypatch.setattr(announcements, "_MOST_MESSAGES", 400)  # more instructions than the kernel accepts
     with listening() as here:
         nft.run("add element ip theirs addresses { 10.0.0.1 }\n")
         here.commit("chain")
@@ -158,7 +158,7 @@ def test_a_commit_by_an_unknown_socket_is_reported():
 
 
 def ahead(here, transactions):
-    """The changes while so many transactions are counted that are not announced yet."""
+    """Return the changes while this number of counted transactions is not announced yet."""
     return here.others.changes(V4, lambda: here.link.generation() + transactions)
 
 
@@ -209,7 +209,7 @@ def test_own_changes_during_a_pause_are_not_missed():
 
 @contextmanager
 def recorded():
-    """What is announced meanwhile, to be announced once more: a list of messages."""
+    """A list of the messages announced in the meantime, to be announced once more."""
     messages = []
     with closing(Announcements.open("nf_tables", (GROUP,), 1 << 20)) as recorder:
         yield messages

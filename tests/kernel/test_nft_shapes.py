@@ -1,4 +1,4 @@
-"""What two tables have in common, and which change of a chain or a set shows."""
+"""The comparison of two tables: their common parts, and the visible changes of a chain or a set."""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""The kernel's tracing with real packets: which are marked, what is told of them, and that the mark goes."""
+"""The kernel's tracing with real packets: the traced packets, the reports about them, and the removal of the mark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's refusals to route packets, and the rules and routes that are named for them."""
+"""The kernel's refusals to route packets, and the rules and routes that findings name for them."""
 
 from __future__ import annotations
 

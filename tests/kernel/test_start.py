@@ -1,4 +1,4 @@
-"""A start that fails has not touched the host; one that is only to prepare it has."""
+"""A failed start leaves the host unchanged; a start that only prepares the host has changed it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANGLED = "apiVersion: v1\nkind: Config\nclusters: []\n"
 
 
 def started(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What became of a proxy that is given a few seconds, in a namespace."""
+    """Run a proxy for a few seconds in a namespace; return how it ended."""
     command = [sys.executable, "-m", "kubeproxy.cli", "--conntrack-tcp-timeout-close-wait=123s", *arguments]
     return inside(
         name, lambda: subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd="/")

@@ -1,4 +1,4 @@
-"""Reading and following tracked connections of a real kernel, those of some status and one in so many."""
+"""Reading and following tracked connections of a real kernel, selected by status, and one connection in several."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_beginnings_and_ends_of_some_are_announced(link):
 
 
 def flush(link: Netlink) -> None:
-    """Forget all connections, of both families."""
+    """Delete all connections, of both families."""
     for family in (2, 10):
         link.requests(1 << 8 | 2, [bytes([family, 0, 0, 0])], "a flush")
 

@@ -1,4 +1,4 @@
-"""Removing the unanswered connections to an endpoint: those to other endpoints and answered ones stay."""
+"""Removing the unanswered connections to an endpoint: answered ones and those to other endpoints remain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def key(endpoint: str, protocol: int = 6) -> bytes:
 
 
 def rules(ip: str, vip: str, endpoints: tuple[str, str]) -> str:
-    """Rules that translate ports 80 and 81, and drop all but the first SYN to the first endpoint."""
+    """Rules that translate ports 80 and 81, and drop all packets to the first endpoint except the first SYN."""
     first, second = (host_port(each, 3000) for each in endpoints)
     return f"""
 add table {ip} ground
@@ -56,7 +56,7 @@ def test_only_unanswered_connections_to_the_endpoints_are_removed(ip: str) -> No
             unanswered = stack.enter_context(Unanswered())
             assert unanswered.remove({key(endpoints[1]), key(endpoints[0], 17)}) == 0
             assert unanswered.remove({key(endpoints[0])}) == 3
-            for made in waiting:  # they repeat their SYNs
+            for made in waiting:  # the clients repeat their SYNs
                 made.close()
             unanswered.remove({key(endpoints[0])})
             link = stack.enter_context(Netlink.open())

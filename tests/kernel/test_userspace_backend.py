@@ -1,6 +1,6 @@
-"""Userspace mode's rules on a real kernel: redirects, what is noticed and repaired, and what must never loop.
+"""Userspace mode's rules on a real kernel: redirects, repairs of damage, and connections that must not loop.
 
-The test's thread is the node, in a network namespace of its own; a client is in another one.
+The test's thread is the node, in a separate network namespace; a client is in another one.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def plan(name: str, frontends, pool=(), action: Action = Action.CLUSTER, protoco
 
 
 class Node:
-    """The backend with its data path, and how it is told of Services."""
+    """The backend with its data path, and functions that change Services."""
 
     def __init__(self, made: Stage, family: Family, ports: range = range(0)) -> None:
         self.stage = made
@@ -116,7 +116,7 @@ class Node:
 
 
 def difference(backend: UserspaceBackend) -> ForeignChange | None:
-    """What an inspection says that has to read everything, as another program committed something."""
+    """Return the reason why an inspection has to read everything, because another program committed a transaction."""
     run("nft", "add table ip elsewhere; delete table ip elsewhere")
     return backend.inspect(Depth.THOROUGH)
 
@@ -132,7 +132,7 @@ def node(family: Family = V4, **fields) -> Iterator[tuple[Node, str]]:
             nodad = () if family is V4 else ("nodad",)
             run("ip", *where, "address", "add", f"{own[family]}/{bits}", "dev", "up0", *nodad)
         run("ip", "-n", client, "-6" if family is V6 else "-4", "route", "add", "default", "via", NODE[family])
-        # The node sends to Services by its default route, as nodes do; the rules take it from there.
+        # The node sends packets to Services by its default route; the rules redirect them.
         run("ip", "-6" if family is V6 else "-4", "route", "add", "default", "via", CLIENT[family])
         found = Node(made, family, **fields)
         found.resync()
@@ -141,7 +141,7 @@ def node(family: Family = V4, **fields) -> Iterator[tuple[Node, str]]:
 
 
 def outcome(address: str, port: int, protocol: int = TCP, source: str = "") -> str:
-    """What a client gets: what the endpoint says, or how it is turned away."""
+    """Return a client's result: the endpoint's answer, or the kind of refusal."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM if protocol == TCP else socket.SOCK_DGRAM) as sock:
         sock.settimeout(TIMEOUT)
@@ -149,7 +149,7 @@ def outcome(address: str, port: int, protocol: int = TCP, source: str = "") -> s
             sock.bind((source, 0))
         try:
             sock.connect((address, port))
-            with suppress(PermissionError):  # UDP that is rejected on its way out; recv tells how
+            with suppress(PermissionError):  # UDP that is rejected on its way out; recv returns the reason
                 sock.send(b"?")
             return sock.recv(100).decode()
         except OSError as error:
@@ -224,7 +224,7 @@ def test_a_service_that_waits_for_a_port_gets_the_next_free_one() -> None:
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """This process may open nothing more."""
+    """Make this process unable to open further descriptors."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
@@ -265,7 +265,7 @@ def test_traffic_of_others_and_of_the_node_is_carried(family: Family, protocol: 
 
 
 def test_an_interface_without_an_address_will_do() -> None:
-    """Those of pods often have none; a plain redirect would drop what comes in by it."""
+    """Interfaces of pods often have no address; a plain redirect would drop packets from them."""
     with node() as (made, client), answering(endpoint()) as server:
         run("ip", "link", "add", "pod0", "type", "veth", "peer", "name", "pod0", "netns", client)
         run("ip", "link", "set", "pod0", "up")
@@ -283,7 +283,7 @@ def test_an_endpoint_that_is_the_service_itself_does_not_loop() -> None:
     with node() as (made, client):
         itself = pack(VIP[V4]) + (80).to_bytes(2, "big")
         made.sync("web", plan("web", [frontend(VIP[V4], 80)], [itself]))
-        run("ip", "address", "add", f"{VIP[V4]}/32", "dev", "lo")  # so that the try fails at once
+        run("ip", "address", "add", f"{VIP[V4]}/32", "dev", "lo")  # so that the attempt fails at once
         assert inside(client, lambda: outcome(VIP[V4], 80)) == "ECONNRESET"
         until(lambda: made.stage.path.descriptors.used == 0, "one connection, not one after the other")
 
@@ -318,7 +318,7 @@ def test_connections_survive_a_resync_and_a_failed_sync(monkeypatch: pytest.Monk
 @examples(15)
 @given(histories(max_size=3))
 def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
-    """The kernel is asked what it made of each; its rules are those that were written."""
+    """The kernel lists the result of each; its rules are those that were written."""
     globals_, states = history
     (family,) = globals_.families
     with stage() as made:
@@ -433,7 +433,7 @@ def test_listeners_of_refused_syncs_are_closed_when_their_services_are_gone(monk
                 made.wanted = {("ns", name): (plan(name, [frontend("10.96.0.2", 80)], [server]),)}
                 with pytest.raises(ApplyError):
                     made.resync()
-        # The one that rules still lead to, and the one that is wanted now.
+        # The listener that rules still lead to, and the one that the Service needs now.
         assert {name.key.name for name in made.backend._listeners.names()} == {"web", "s9"}
         with answering(server):
             assert outcome(VIP[V4], 80) == "hello"

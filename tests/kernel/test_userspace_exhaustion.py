@@ -1,4 +1,4 @@
-"""Userspace mode when the system has no room: what comes then is turned away, and later all is as before."""
+"""Userspace mode without system resources: new connections are refused, and later everything works as before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.carrying import TCP, TIMEOUT, UDP, accept, connect, endpoint, nowhe
 
 
 class Epoll:
-    """An epoll that takes so many more sockets only, as at fs.epoll.max_user_watches."""
+    """An epoll with this limit of further sockets, as at fs.epoll.max_user_watches."""
 
     def __init__(self, real: select.epoll, room: int) -> None:
         self.real, self.room = real, room
@@ -81,7 +81,7 @@ def test_a_client_that_cannot_be_watched_is_turned_away(caplog):
 
 
 def test_what_is_lost_with_its_target_comes_to_no_other_one_without_descriptors(monkeypatch):
-    """All connections go through one pipe: another one in its place may not be had, and its numbers be another's."""
+    """All connections use one pipe: a replacement may be impossible, and its descriptors may be reused."""
 
     def refuse(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -114,7 +114,7 @@ def test_listeners_that_cannot_be_watched_are_opened_later():
 
 @pytest.mark.parametrize("protocol", [TCP, UDP])
 def test_listeners_that_are_gone_before_they_could_be_watched_stop_no_others(protocol):
-    """As when a Service is deleted before the system watches more sockets again."""
+    """As when a Service is deleted before the system can watch more sockets again."""
     with stage() as made, endpoint(protocol) as listening:
         limit = made.path.descriptors.limit
         with room(made, 0), pytest.raises(ApplyError, match="No space left"):
@@ -126,7 +126,7 @@ def test_listeners_that_are_gone_before_they_could_be_watched_stop_no_others(pro
 
 
 def test_a_datagram_without_room_for_a_session_costs_one_look():
-    """Not one for each endpoint: that is when there is no time for it."""
+    """Not one for each endpoint: there is no time for that in this situation."""
     pool = [nowhere()[:-2] + port.to_bytes(2, "big") for port in range(1, 301)]
     with stage(limit=1) as made, socket.socket(type=socket.SOCK_DGRAM) as client:
         client.connect(made.carry(pool, UDP))
@@ -146,7 +146,7 @@ def test_a_datagram_without_room_for_a_session_costs_one_look():
 
 @pytest.mark.parametrize("flooded", [TCP, UDP])
 def test_a_flood_of_one_protocol_leaves_room_for_the_other_one(flooded):
-    """From as many clients as it likes: connections and sessions share one limit of open files."""
+    """A client may have any number of addresses: connections and sessions share one limit of open files."""
     with (
         stage(limit=40, udp_idle=TIMEOUT) as made,
         endpoint() as listening,
@@ -168,7 +168,7 @@ def test_a_flood_of_one_protocol_leaves_room_for_the_other_one(flooded):
             if flooded == UDP:
                 datagram()
             else:
-                with suppress(ConnectionResetError):  # turned away before it was through with connecting
+                with suppress(ConnectionResetError):  # refused before its connect was complete
                     many.enter_context(connect(tcp))
         until(lambda: said, "it is too much")
         if flooded == UDP:
@@ -183,7 +183,7 @@ def test_a_flood_of_one_protocol_leaves_room_for_the_other_one(flooded):
 
 
 def test_ports_that_are_all_taken_are_looked_at_once(monkeypatch):
-    """Not once for each Service, which takes minutes when both are many."""
+    """Not once for each Service: with many Services and connections that takes minutes."""
     tried = []
 
     def taken(key, port):

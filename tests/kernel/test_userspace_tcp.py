@@ -1,4 +1,4 @@
-"""Userspace mode carries TCP: nothing lost or reordered, ends as ends, resets as resets, nobody waits for others."""
+"""Userspace mode relays TCP: data is neither lost nor reordered, ends and resets are passed on."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from support.carrying import (
 from support.effort import examples
 from support.namespaces import run
 
-BLOCK = random.Random(7).randbytes(1_000_003)  # of a prime length: what is moved about does not fit elsewhere
+BLOCK = random.Random(7).randbytes(1_000_003)  # A prime length, so that no buffer contains a whole number of them.
 sizes = st.lists(st.sampled_from([1, 2, 100, 1448, 4096, 65_535, 262_144, 700_001]), max_size=8)
 
 
 def pair(made: Stage, family: Family = Family.IPV4) -> tuple[socket.socket, socket.socket]:
-    """A client's connection and the endpoint's, through the proxy."""
+    """A client's connection and the endpoint's connection, through the proxy."""
     with endpoint(family=family) as listening:
         client = connect(made.carry([listening], family=family))
         return client, accept(listening)
@@ -52,7 +52,7 @@ def send(sock: socket.socket, chunks: list[int], at: int = 0) -> None:
 
 
 def text(at: int, size: int) -> bytes:
-    """What stands at a place of every stream."""
+    """Return the byte at a position of every stream."""
     at %= len(BLOCK)
     return (BLOCK + BLOCK)[at : at + size]
 
@@ -62,7 +62,7 @@ def sent(chunks: list[int]) -> bytes:
 
 
 def speak(sock: socket.socket, chunks: list[int], reading: int, got: list[tuple[bytes, bool]], waits: bool) -> None:
-    """Send all and end the stream, reading meanwhile; who waits sends the half of it when the other one has ended."""
+    """Send all bytes, end the stream, and read at the same time; with `waits`, send the rest after the peer's end."""
     half = len(chunks) // 2 if waits else len(chunks)
     with doing(lambda: got.append(received(sock, reading))):
         send(sock, chunks[:half])
@@ -110,7 +110,7 @@ def test_a_reset_is_carried_as_a_reset(up: list[int], down: list[int], from_clie
                 seen.append(received(other))
 
             def write() -> None:
-                with suppress(ConnectionResetError, BrokenPipeError):  # the reset came before all was sent
+                with suppress(ConnectionResetError, BrokenPipeError):  # the reset arrived before all was sent
                     send(other, theirs)
 
             with doing(read, write):
@@ -123,7 +123,7 @@ def test_a_reset_is_carried_as_a_reset(up: list[int], down: list[int], from_clie
 
 
 def other_saw_it_while_writing(chunks: list[int]) -> bool:
-    """The error of a reset is told once: to the thread that was writing, when there was one."""
+    """The kernel reports a reset once: to the thread that was writing, if any."""
     return bool(chunks)
 
 
@@ -203,7 +203,7 @@ def test_dead_endpoints_are_passed_over(loopback: Stage) -> None:
 @pytest.mark.parametrize("pool", ["one refuses", "none"])
 def test_without_a_living_endpoint_the_client_is_reset(loopback: Stage, pool: str, caplog) -> None:
     where = loopback.carry([nowhere()] if pool == "one refuses" else [])
-    with pytest.raises(ConnectionResetError), connect(where) as client:  # it may come before connect() returns
+    with pytest.raises(ConnectionResetError), connect(where) as client:  # it may arrive before connect() returns
         client.recv(1)
     why = "Connection refused" if pool == "one refuses" else "there is none"
     until(lambda: re.search(f"ns/web/TCP: a connection was reset, .*{why}", caplog.text), caplog.text)
@@ -211,7 +211,7 @@ def test_without_a_living_endpoint_the_client_is_reset(loopback: Stage, pool: st
 
 
 def test_a_slow_endpoint_is_tried_again_for_longer(loopback: Stage) -> None:
-    """A lost SYN is sent again after a second, which the third try waits for."""
+    """TCP repeats a lost SYN after a second, for which the third attempt waits."""
     with endpoint() as late:
         run("nft", "add table ip filter")
         run("nft", "add chain ip filter input { type filter hook input priority 0 ; }")
@@ -294,7 +294,7 @@ def test_connections_outlive_their_service_but_not_the_proxy() -> None:
 
 
 def test_a_killed_proxy_leaves_resets_behind() -> None:
-    """The kernel closes the sockets of a process that was killed; an ordinary end would look like a whole answer."""
+    """The kernel closes the sockets of a killed process; an ordinary end would look like a complete answer."""
     with endpoint() as listening:
         command = [sys.executable, "-m", "support.carrying", destination(listening).hex()]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:

@@ -1,4 +1,4 @@
-"""Userspace mode carries UDP: whole datagrams both ways, a session a client, gone when idle or when its endpoint is."""
+"""Userspace mode relays UDP: whole datagrams, a session per client, which ends when idle or with its endpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def client_of(where: tuple[str, int], source: str = "") -> socket.socket:
 
 
 def ask(client: socket.socket, server: socket.socket, datagram: bytes = b"?") -> tuple[str, int]:
-    """Send a datagram to the endpoint and have it sent back; return where it came from, as the endpoint saw it."""
+    """Send a datagram to the endpoint and back; return its source, as the endpoint saw it."""
     client.send(datagram)
     got, peer = server.recvfrom(1 << 16)
     assert got == datagram
@@ -152,14 +152,14 @@ def test_too_many_sessions_are_dropped_with_a_reason(caplog) -> None:
 
 
 def test_an_answer_that_takes_longer_than_the_idle_timeout_reaches_its_client() -> None:
-    """As that of a DNS server that asks others first, or any on a node where everything waits for a processor."""
+    """Like the answer of a DNS server that queries others first, or of any server on a busy node."""
     with stage(udp_idle=0.05) as made, endpoint(UDP) as server:
         where = made.carry([server], UDP)
         with client_of(where) as slow, client_of(where) as quick:
             slow.send(b"A")
             slow.send(b"AAAA")
             (first, peer), (second, _) = server.recvfrom(10), server.recvfrom(10)
-            ask(quick, server)  # later, so that it is idle later
+            ask(quick, server)  # later, so that it becomes idle later
             until(lambda: sessions(made) == 1, "the session that had its answer ends")
             server.sendto(first, peer)
             assert slow.recv(10) == b"A"
@@ -219,7 +219,7 @@ def test_what_an_endpoint_was_asked_before_it_went_it_may_answer() -> None:
 
 
 def test_a_service_that_is_made_anew_listens_where_its_clients_flows_still_lead() -> None:
-    """Until they are removed, which takes up to five seconds on a busy node, the kernel refused them."""
+    """Until the removal of the rules, which takes up to five seconds on a busy node, the kernel refused them."""
     with stage() as made, endpoint(UDP) as server:
         where = made.carry([server], UDP)
         with client_of(where) as client:
@@ -243,7 +243,7 @@ def test_former_ports_are_few(loopback: Stage, monkeypatch) -> None:
 
 
 def test_datagrams_that_come_while_the_relay_is_held_up_are_kept(loopback: Stage) -> None:
-    """A thousand questions in the moments in which the processor is another's."""
+    """A thousand requests in the moments in which another process has the CPU."""
     held = threading.Event()
     with endpoint(UDP) as server, client_of(loopback.carry([server], UDP)) as client:
         server.setsockopt(socket.SOL_SOCKET, udp._SO_RCVBUFFORCE, 1 << 22)

@@ -1,4 +1,4 @@
-"""The recording of the demo: what was said, when, in its colours; and the two files that the README shows are such."""
+"""The recording of the demo: its text, times and colours; and the two recorded files that the README shows."""
 
 from __future__ import annotations
 

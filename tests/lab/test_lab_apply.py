@@ -1,4 +1,4 @@
-"""Server-side apply: who owns which field, what a conflict is, and what goes when nobody names it any more."""
+"""Server-side apply: the owners of fields, conflicts, and the removal of fields that no manager applies any more."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ async def apply(client: Client, body: Json, manager: str = "one", more: str = ""
 
 
 def owners(obj: Json) -> dict[str, Json]:
-    """fieldsV1 by "manager operation"."""
+    """Return fieldsV1 by "manager operation"."""
     return {f"{e['manager']} {e['operation']}": e["fieldsV1"] for e in obj["metadata"].get("managedFields", [])}
 
 
-# paths
+# -- paths
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_paths_in_words() -> None:
     assert shown(cidr) == '.spec.podCIDRs[="10.0.0.0/24"]'
 
 
-# without a server: any history of appliers
+# without a server: any history of applies
 
 keys = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"), max_size=3)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["one", "two"]), keys), min_size=1, max_size=6))
 def test_any_history_of_forced_applies(history: list[tuple[str, dict[str, str]]]) -> None:
-    """What is there is what somebody's last apply names; the value is that of the last who named it."""
+    """The object has the fields of each manager's last apply; a field has the value of the last apply."""
     live: Json = {"metadata": {"name": "c"}}
     last: dict[str, dict[str, str]] = {}
     for name, data in history:
@@ -111,7 +111,7 @@ def test_any_history_of_forced_applies(history: list[tuple[str, dict[str, str]]]
         state = Owners(live["metadata"].get("managedFields") or [], "now")
         live = apply_to(live, {"data": data}, CONFIG_MAP, state, who, force=True)
         live["metadata"]["managedFields"] = state.entries()
-        # Whoever is overruled owns the key no more, and it stays when he leaves it out.
+        # A manager that another one overrides does not own the key any more; the key stays when the manager omits it.
         last = {n: {k: v for k, v in d.items() if n == name or data.get(k, v) == v} for n, d in last.items()}
         last[name] = data
         assert live.get("data", {}) == {k: v for d in last.values() for k, v in d.items()}
@@ -307,7 +307,7 @@ def test_yaml_is_read_as_kubernetes_does() -> None:
 
 
 def test_managed_fields_can_be_rewritten_and_given_up() -> None:
-    """As kubectl does with those of client-side apply, and as one does who wants none."""
+    """As kubectl does with the managers of client-side apply, and as a client does that wants no managed fields."""
 
     async def test(client: Client) -> None:
         path = f"{MAPS}/c?fieldManager=two"

@@ -51,7 +51,7 @@ def make_service(port: Any = 3000, families: tuple[str, ...] = ("IPv4",), **spec
 
 
 def apply(service: Json, existing: list[Json], pods: list[Json]) -> tuple[list[Json], int]:
-    """The slices after the planned writes, and how many writes they took."""
+    """Return the slices after the planned writes, and the number of writes."""
     writes = plan_writes(service, existing, wanted_endpoints(service, pods, ZONES))
     gone = {s["metadata"]["name"] for s in writes.delete}
     changed = {s["metadata"]["name"]: s for s in writes.update}
@@ -204,7 +204,7 @@ def test_first_free_address() -> None:
     assert first_free("192.0.2.0/30", ["192.0.2.1", "192.0.2.2"]) is None
 
 
-# all of them at work
+# all controllers together
 
 
 def run(test: Callable[[Rest], Any]) -> None:

@@ -1,4 +1,4 @@
-"""A port of this machine that leads into a namespace: both ways, with nobody there, and as long as it is open."""
+"""A port of this machine that leads into a namespace: both directions, without a listener, and until it is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API server over HTTP: watches, pages, faults, authentication, deletion, and what kubectl relies on."""
+"""The API server over HTTP: watches, pages, faults, authentication, deletion, and requirements of kubectl."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_failing_resetting_and_slow_answers() -> None:
         assert (await client.call("GET", ALL))[0] == 200
         client.server.faults.update({"reset": 1, "resources": []})
         with pytest.raises(aiohttp.ClientError):
-            # Not a GET, which the client would send again by itself.
+            # Not a GET, which the client would repeat by itself.
             await client.call("POST", SERVICES, service("a"))
         client.server.faults.delay = 0.05
         start = asyncio.get_running_loop().time()
@@ -271,7 +271,7 @@ def test_connections_that_were_just_accepted_are_dropped_too(turns: int) -> None
         links = [socket.create_connection(client.server.addresses[0][:2]) for _ in range(3)]
         for _ in range(turns):
             await asyncio.sleep(0)
-        gc.disable()  # which would close them at last
+        gc.disable()  # which would close them in the end
         try:
             await client.server.refuse()
             assert await asyncio.to_thread(lambda: [_heard(link) for link in links]) == [b""] * len(links)
@@ -436,7 +436,7 @@ def test_protobuf_body_of_kubectl_create() -> None:
     with_server(test)
 
 
-# what kubectl reads first
+# kubectl's first requests
 
 
 def test_health_and_one_group() -> None:

@@ -1,4 +1,4 @@
-"""ConfigMaps, Endpoints and Leases: what is filled in, what is refused, how they are shown, and as protobuf."""
+"""ConfigMaps, Endpoints and Leases: defaults, refusals, their form as a table, and as protobuf."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The lab by a real kubectl: apply both ways, explain by both versions of OpenAPI, validation, and what is shown.
+"""The lab with a real kubectl: both kinds of apply, explain by both versions of OpenAPI, validation, and output.
 
-What goes over the wire there is tested without it too: test_lab_apply.py, test_lab_openapi.py, test_lab_recordings.py.
+Tests without kubectl cover the same requests: test_lab_apply.py, test_lab_openapi.py, test_lab_recordings.py.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Done(NamedTuple):
 
 
 class Kubectl:
-    """kubectl against a server, with a home of its own."""
+    """A kubectl that connects to a server, with a separate home folder."""
 
     def __init__(self, client: Client, home: Path) -> None:
         self._program = os.environ.get("KUBECTL") or program("kubectl")
@@ -89,7 +89,7 @@ class Kubectl:
         return Done(process.returncode or 0, out.decode(), err.decode())
 
     async def ok(self, *arguments: str, text: str = "", **environment: str) -> str:
-        """What it printed; it must not fail."""
+        """Return its output; it must not fail."""
         done = await self(*arguments, text=text, **environment)
         assert done.status == 0, done.err
         return done.out
@@ -105,7 +105,7 @@ def by_kubectl(tmp_path: Path, test: Callable[[Kubectl], Awaitable[None]]) -> No
 PORTS = "jsonpath={range .spec.ports[*]}{.port}/{.protocol}>{.targetPort} {end}"
 
 
-# kubectl makes its patches from version 3 of OpenAPI where it can, or from version 2.
+# kubectl makes its patches from version 3 of OpenAPI if possible, or from version 2.
 @pytest.mark.parametrize("version", ["true", "false"], ids=["v3", "v2"])
 def test_apply_creates_changes_and_changes_nothing(tmp_path: Path, version: str) -> None:
     async def test(kubectl: Kubectl) -> None:

@@ -1,4 +1,4 @@
-"""OpenAPI of the lab: every kind that is served, in both versions, and version 2 in protobuf as kubectl reads it."""
+"""OpenAPI of the lab: every served kind in both versions, and version 2 in protobuf as kubectl reads it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_how_lists_and_maps_are_patched_and_applied() -> None:
     assert node["podCIDRs"]["x-kubernetes-list-type"] == "set"
 
 
-# the protobuf form, read by numbers of its own
+# the protobuf form, parsed by field numbers of the test
 
 
 def fields(raw: bytes) -> dict[int, list[bytes]]:
@@ -90,13 +90,13 @@ def fields(raw: bytes) -> dict[int, list[bytes]]:
 
 
 def named(raw: bytes, number: int) -> dict[str, bytes]:
-    """A map of gnostic: entries of name (1) and value (2)."""
+    """Return a map of gnostic: entries of name (1) and value (2)."""
     entries = [fields(entry) for entry in fields(raw).get(number, [])]
     return {entry[1][0].decode(): entry.get(2, [b""])[0] for entry in entries}
 
 
 def schema(raw: bytes) -> Json:
-    """A Schema as JSON."""
+    """Return a Schema as JSON."""
     found = fields(raw)
     result: Json = {name: found[number][0].decode() for number, name in ((1, "$ref"), (2, "format"), (4, "description"))
                     if number in found}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Patches as tables: what kubectl and others send, and what comes out."""
+"""Patches as tables: the patch of kubectl or another client, and the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions of the lab: what no server answered, and what only seems so."""
+"""Requests of the lab: without an answer, and with invalid answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.own_network import own_network
 
 
 def test_a_udp_question_leaves_from_a_port_that_is_free(monkeypatch) -> None:
-    """A proxy in userspace mode has thousands of ports of its node: one of them is no reason to be 'unreachable'."""
+    """A proxy in userspace mode uses thousands of ports of its node: a port in use is no reason for 'unreachable'."""
     with own_network():
         run("ip", "link", "set", "lo", "up")
         with socket.socket(type=socket.SOCK_DGRAM) as taken, socket.socket(type=socket.SOCK_DGRAM) as server:
@@ -25,7 +25,7 @@ def test_a_udp_question_leaves_from_a_port_that_is_free(monkeypatch) -> None:
 
 
 def test_a_tcp_question_ends_its_connection_by_reset() -> None:
-    """A server's TIME_WAIT would have a later connection of the same port send its SYN twice."""
+    """A server's TIME_WAIT would make a later connection from the same port send its SYN twice."""
     said = b'{"pod": "a1", "node": "node-a", "ip": "127.0.0.1", "port": 80, "client": "127.0.0.1"}'
     ends: list[str] = []
 

@@ -1,4 +1,4 @@
-"""RBAC and tokens of the lab's API server: who may do what, what a refusal says, how tokens end."""
+"""RBAC and tokens of the lab's API server: permissions, the text of refusals, the expiry of tokens."""
 
 from __future__ import annotations
 

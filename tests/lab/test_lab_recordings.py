@@ -1,7 +1,7 @@
 """The API server answers as a real kube-apiserver 1.36 did, exchange by exchange.
 
-The exchanges are replayed in the order in which they were recorded; values that a server makes up (uids, times,
-versions, allocated addresses and ports) are blanked on both sides.
+The exchanges are replayed in the order of the recording; values that a server generates (uids, times, versions,
+allocated addresses and ports) are blanked on both sides.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ DROPPED = {"storageVersionHash"}
 
 
 def blank(value: Any, key: str = "") -> Any:
-    """The value without what servers make up."""
+    """Return the value without the parts that servers generate."""
     if key in BLANKED:
         return f"<{key}>"
     if key in {"nodePort", "healthCheckNodePort"} and value:
@@ -149,7 +149,7 @@ def events(text: str) -> list[Any]:
 
 
 class Replay:
-    """What the server answered to each recorded request, by the name of the recording."""
+    """Return the server's answer to each recorded request, by the name of the recording."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, str, str]] = {}
@@ -218,7 +218,7 @@ def test_answer(replay: Replay, name: str) -> None:
     assert status == recording.status
     assert content_type == recording.content_type
     if "watch=1" in recording.path and status == 200:
-        # Ours may run on to the bookmark at the end of a shorter timeout.
+        # Our answer may continue up to the bookmark at the end of a shorter timeout.
         ours, theirs = events(text), events(recording.answer)
         assert ours[: len(theirs)] == theirs
         assert {e["type"] for e in ours[len(theirs) :]} <= {"BOOKMARK"}

@@ -1,4 +1,4 @@
-"""Services through the verbs: defaults, rules, allocation, and what updates may change."""
+"""Services through the verbs: defaults, rules, allocation, and the permitted changes of updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab's links carry packets as soon as they are there: no client waits for a lost question for a neighbour."""
+"""The lab's links carry packets as soon as they exist: no client waits for a lost neighbour solicitation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cluster() -> Iterator[Topology]:
 
 @pytest.fixture
 def late(cluster: Topology, monkeypatch: pytest.MonkeyPatch) -> Topology:
-    """A topology whose pods' links have one index at both ends: the kernel defers their carrier for up to a second."""
+    """A topology whose pods' links have the same index at both ends: the kernel reports their carrier late."""
 
     def veth_line(namespace: str, peer: str, peer_namespace: str) -> str:
         index = ETH0_INDEX + 1
@@ -44,7 +44,7 @@ def late(cluster: Topology, monkeypatch: pytest.MonkeyPatch) -> Topology:
 
 
 def carries(namespace: str, link: str) -> bool:
-    """Whether the kernel uses a link; unlike a netlink request, this question does not make the kernel do so."""
+    """Return whether the kernel uses a link; unlike a netlink request, this file does not make the kernel do so."""
 
     def flags() -> int:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:

@@ -1,4 +1,7 @@
-"""Histories that once failed, each as small as it was: `make prove` prints what it finds as a test for this file."""
+"""Histories that once failed, each in its smallest form:
+
+`make prove` prints a failing history as a test for this file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories of `make prove`: the same seed makes the same one, each step stands alone, what fails is made small."""
+"""Histories of `make prove`: a seed always makes the same history, steps are independent, failures are reduced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEEDS = [str(number) for number in range(30)]
 
 
 class Sound(Generator):
-    """Without what no API server should have."""
+    """Return the steps without objects that no API server should have."""
 
     def __init__(self, seed: str, mode: str) -> None:
         super().__init__(seed, mode)
@@ -188,7 +188,7 @@ def test_the_played_histories_are_reported_with_their_cost() -> None:
 
 
 def batch(*sequences: int) -> bytes:
-    """A transaction of so many messages, as nf_tables wants it: those before the last have no number."""
+    """Return a transaction of this number of messages in nf_tables' form: only the last one has a number."""
     edge, last = nfnetlink.GENERIC.pack(0, 0, 0), len(sequences) - 1
     inner = [
         protocol.message(nfnetlink.NEW_ELEMENT, protocol.NLM_F_ACK if n == last else 0, number, edge)

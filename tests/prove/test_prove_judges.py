@@ -1,4 +1,4 @@
-"""What judges are worth: a world in which all is well has no complaint, and each thing that is broken in it has one."""
+"""The judges: a correct world has no complaint, and each deliberate fault in it has one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def settled(world: World) -> AsyncIterator[judges.Scene]:
 
 
 async def met(world: World, scene: judges.Scene) -> list[str]:
-    """What packets meet, asked until every frontend of the small world was."""
+    """Send packets until every frontend of the small world was checked; return the differences."""
     found = []
     for seed in range(4):
         found += await packets.foretold(world, scene.facts, scene.planner, random.Random(seed))
@@ -102,7 +102,7 @@ async def test_all_is_well_and_what_is_broken_is_seen(monkeypatch) -> None:
 
 
 async def the_model_is_another(world: World, scene: judges.Scene) -> None:
-    """The packets, and the dump, are not those of another cluster."""
+    """The packets, and the dump, do not fit another cluster's objects."""
     assert await met(world, scene) == []
     plans = truth.plans(scene.planner)
     del plans["default", "s1"]
@@ -112,7 +112,7 @@ async def the_model_is_another(world: World, scene: judges.Scene) -> None:
 
 
 async def the_kernel_is_another(world: World, scene: judges.Scene) -> None:
-    """Where nobody repairs, packets meet something else, and the meaning of the rules differs from the objects."""
+    """Without repairs, packets have other outcomes, and the meaning of the rules differs from the objects."""
     assert await world.inside("node", lambda: meant.different(world)) == []
     await world.stop_traffic()
     await world.live.proxy.kill()

@@ -1,4 +1,4 @@
-"""The soak: what it judges, what it makes of a cluster, and a few seconds of a real one."""
+"""The soak: its verdicts, its changes of a cluster, and a few seconds of a real one."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from prove.soak import cluster, verdict
 
 
 def sampled(**last):
-    """Samples of an hour, flat but for these figures in the last ten minutes."""
+    """Return samples of an hour, constant except for these figures in the last ten minutes."""
     healthy = {"rss": 100.0, "descriptors": 20.0, "threads": 4.0, "parts": 1000.0, "lag": 2.0, "cpu": 0.8}
     return [healthy] * 300 + [healthy | last] * 60
 

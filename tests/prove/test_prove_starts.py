@@ -1,4 +1,4 @@
-"""Worlds that fail to start say so at once, and leave nothing behind."""
+"""Worlds that fail to start report it at once, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison with another kube-proxy, played with our own program as the other one."""
+"""The comparison with another kube-proxy, with our own program in its role."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The way back: what is counted of questions, and what is a fault of ours beside the Go kube-proxy's own. Pure."""
+"""The way back: the counts of requests, and our failures beyond the Go kube-proxy's own. Pure."""
 
 import itertools
 
@@ -11,7 +11,7 @@ FINE = Figures(1000, 0, 0.1)
 
 
 def step(before, after, **found):
-    """A step between programs as 'ours nftables', in which kinds of questions fared so."""
+    """Return a change between programs such as 'ours nftables', with the results of each kind of requests."""
     programs = (Program(*text.split()) for text in (before, after))
     kinds = {name.replace("_", " "): each for name, each in found.items()}
     return Step(*programs, dict.fromkeys(KINDS, FINE) | kinds, ["new TCP from pod: 3", "new UDP from pod: 2"])

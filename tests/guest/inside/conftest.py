@@ -1,4 +1,4 @@
-"""Each test here has a network namespace of its own, and the guest's kernel has the modules of ipvs mode loaded."""
+"""Each test here has a separate network namespace, and the guest's kernel has the modules of ipvs mode loaded."""
 
 from __future__ import annotations
 

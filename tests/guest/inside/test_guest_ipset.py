@@ -1,4 +1,4 @@
-"""Ip sets in the kernel: every type is read back as written, many entries at once, refusals that name the entry."""
+"""IP sets in the kernel: entries of every type are read as written, many at once; refusals name the entry."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_entries_are_read_back_as_written_and_as_ipset_prints_them(kind: SetKind
         assert {name: counts.kind for name, counts in sets.counts().items()} == {"KUBE-TEST": kind}
         assert sets.entries("KUBE-TEST") == set()
         sets.add("KUBE-TEST", entries)
-        sets.add("KUBE-TEST", entries)  # again is fine
+        sets.add("KUBE-TEST", entries)  # a repetition is no error
         assert sets.entries("KUBE-TEST") == set(entries)
         printed = subprocess.run(["ipset", "list", "KUBE-TEST"], capture_output=True, text=True, check=True).stdout
         assert set(printed.partition("Members:\n")[2].split()) == set(CASES[kind].values())

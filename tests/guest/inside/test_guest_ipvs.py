@@ -1,4 +1,4 @@
-"""Virtual and real servers in the kernel: what is written is read back, and a refusal names its object."""
+"""Virtual and real servers in the kernel: they are read as written, and a refusal names its object."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_refusal_names_its_object_and_stops_nothing_else() -> None:
 
 
 def test_thousands_at_once() -> None:
-    """More than one send, and more refusals than fit one."""
+    """More messages than fit into one send, and more refusals than fit into one answer."""
     wanted = {
         one.key: (one, {each.key: each for each in (real(f"10.244.{n % 256}.{m}", weight=m) for m in range(1, 5))})
         for n in range(500)

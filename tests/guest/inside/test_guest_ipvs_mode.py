@@ -1,4 +1,4 @@
-"""ipvs mode as a whole on a kernel with IPVS: start, restart, drift, cleanup, and real servers let go under traffic."""
+"""ipvs mode on a kernel with IPVS: start, restart, drift, cleanup, and real servers that are removed under traffic."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAME = ("default", "web")
 
 
 class Silent:
-    """Metrics that nobody wants to know."""
+    """Metrics that are discarded."""
 
     def __getattr__(self, name):
         return lambda *args, **kwargs: self
@@ -73,7 +73,7 @@ def wanted(family, pods, protocol="TCP", **spec):
 
 
 def each_second(backend):
-    """What the engine does each second."""
+    """The upkeep that the engine requests each second."""
     backend.upkeep()
     return backend.inspect(Depth.QUICK)
 
@@ -143,7 +143,7 @@ def test_a_scheduler_that_the_kernel_lacks_is_reported() -> None:
         assert kernel.servers() == []
 
 
-# All that the guest's kernel has; it lacks twos, the newest one.
+# All schedulers of the guest's kernel; it lacks twos, the newest one.
 @pytest.mark.parametrize(
     "name", ["rr", "wrr", "lc", "wlc", "sed", "nq", "sh", "mh", "dh", "lblc", "lblcr", "fo", "ovf"]
 )
@@ -207,7 +207,7 @@ def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
 
 @pytest.fixture
 def pods() -> Iterator[str]:
-    """A namespace with two pods, each answers with its address; the test's own namespace is the node."""
+    """A namespace with two pods, which answer with their address; the test's own namespace is the node."""
     with namespace() as name:
         run("ip", "link", "add", "pods", "type", "veth", "peer", "name", "eth0", "netns", name)
         run("ip", "addr", "add", "10.244.0.1/24", "dev", "pods")
@@ -302,10 +302,10 @@ def answer(client: socket.socket, expected: str) -> bool:
     return False
 
 
-# -- after the Go kube-proxy took over -------------------------------------------------------------------------------
+# -- after a take-over by the Go kube-proxy ------------------------------------------------------------------------
 
-# What its ipvs mode writes anew at each sync, and what its other modes and --cleanup remove (pkg/proxy/ipvs of v1.36,
-# iptablesChains and iptablesCleanupChains); nothing else of ours goes with it.
+# Chains that its ipvs mode rewrites at each sync, and that its other modes and --cleanup remove (pkg/proxy/ipvs of
+# v1.36, iptablesChains and iptablesCleanupChains); no other objects of ours are removed with them.
 GO_CHAINS = {
     "nat": ("KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ"),
     "filter": (
@@ -317,7 +317,7 @@ GO_SETS = {set_id for set_id in IpsetId if set_id not in (IpsetId.DROP, IpsetId.
 
 
 def go_writes() -> None:
-    """Empty the chains that the Go proxy declares."""
+    """Empty the chains that the Go kube-proxy declares."""
     text = ""
     for table, chains in GO_CHAINS.items():
         text += f"*{table}\n" + "".join(f":{chain} - [0:0]\n" for chain in chains) + "COMMIT\n"
@@ -325,7 +325,7 @@ def go_writes() -> None:
 
 
 def go_removes() -> None:
-    """Remove what leads to its chains, and the chains."""
+    """Remove the jumps to its chains, and the chains."""
     for table in xtables.tables(used_commands(V4).name):
         chains = [chain for chain in GO_CHAINS.get(table.name, ()) if chain in table.chains]
         outside = [rule for rule in table.rules if xtables.chain_of(rule) not in chains]

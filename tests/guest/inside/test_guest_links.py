@@ -29,7 +29,7 @@ def test_a_dummy_is_made_once_and_removed_once() -> None:
     assert link_index(NAME) is None
     index = ensure_dummy(NAME)
     assert (ensure_dummy(NAME), link_index(NAME)) == (index, index)
-    assert not link_addresses(NAME, socket.AF_INET6)  # not even a link-local one
+    assert not link_addresses(NAME, socket.AF_INET6)  # not even a link-local address
     assert delete_link(NAME)
     assert not delete_link(NAME)
 
@@ -44,7 +44,7 @@ def test_one_that_was_left_down_is_set_up() -> None:
 def test_many_addresses_come_and_go_in_both_families() -> None:
     index = ensure_dummy(NAME)
     add_addresses(index, FOUR | SIX)
-    add_addresses(index, FOUR | SIX)  # again is fine
+    add_addresses(index, FOUR | SIX)  # a repetition is no error
     assert link_addresses(NAME, socket.AF_INET) == FOUR
     assert link_addresses(NAME, socket.AF_INET6) == SIX
     assert {one.prefixlen for one in local_addresses(socket.AF_INET) if one.interface == NAME} == {32}

@@ -1,4 +1,4 @@
-"""Connections through virtual servers, from a client's network namespace over the node's to a pod's."""
+"""Connections through virtual servers, from a client's network namespace through the node's to a pod's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NET = {
 
 @pytest.fixture(scope="module")
 def node(modules: None) -> Iterator[tuple[str, str, str]]:
-    """Client, node, pods: joined by veth, in both families; the pods have .11 and .12."""
+    """Client, node and pods, joined by veth, in both families; the pods have .11 and .12."""
     with namespace() as client, namespace() as middle, namespace() as pods:
         run("ip", "-n", middle, "link", "add", "clients", "type", "veth", "peer", "name", "eth0", "netns", client)
         run("ip", "-n", middle, "link", "add", "pods", "type", "veth", "peer", "name", "eth0", "netns", pods)

@@ -1,4 +1,4 @@
-"""Fast forwarding on a kernel that has flowtables: who goes past the rules, who does not, and what ends it."""
+"""Fast forwarding on a kernel with flowtables: connections that bypass the rules, others, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each test by both variants of iptables, with a lock of its own."""
+"""Runs each test with both variants of iptables, with a separate lock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def lock_file(tmp_path, monkeypatch) -> Path:
-    """A lock of the test's own: other tests change legacy tables of other namespaces meanwhile."""
+    """A separate lock for the test: at the same time other tests change legacy tables of other namespaces."""
     path = tmp_path / "xtables.lock"
     monkeypatch.setenv("XTABLES_LOCKFILE", str(path))
     return path

@@ -1,4 +1,4 @@
-"""The audit and the real kernel, by both variants: how rules are printed, what harm is found and repaired."""
+"""The audit on the real kernel, by both variants: how rules are printed, and which damage is found and repaired."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ POD = f"KUBE-SEP-{chain_hashes(['default/atcp10.244.0.1:8080'])[0]}"
 
 
 def suspects(made: IptablesBackend) -> list:
-    """The chains that are not printed as was expected, before anybody asks the kernel how it prints them."""
+    """Return the chains that are printed otherwise than expected, before the kernel is asked for their printed form."""
     tables = {table: found.read(made._commands, table) for table in CANARY_TABLES}
     shared = found.shared_suspects(made._common(), tables)
     return [*shared, *found.own_suspects(made._contents, tables["nat"])]
 
 
 def conformance_plans(family: Family) -> dict:
-    """What all conformance cases come to, each step in a namespace of its own."""
+    """Yield the rules of all conformance cases, each step in a separate namespace."""
     plans_by_name = {}
     for path in sorted(CASES.glob("*.json")):
         for number, step in enumerate(case(path.stem)["steps"]):
@@ -89,7 +89,7 @@ def test_odd_names_and_ranges_are_printed_as_expected(variant):
     made = opened(variant)
     list(made.resync(wanted))
     assert suspects(made) == []
-    # A comment that iptables cuts off, and prints without quotes: what is printed of a copy decides.
+    # iptables truncates such a comment, and prints it without quotes: the printed form of a copy decides.
     name = "x" * 250
     wanted[name, name] = (structs.replace(plan, key=plan.key._replace(namespace=name, name=name)),)
     list(made.resync(wanted))
@@ -115,7 +115,7 @@ HARM = {
 
 
 def rested(made: IptablesBackend) -> None:
-    """Let the time pass in which no audit follows."""
+    """Let the time pass in which no audit follows a write."""
     made._audit._ended -= 1000.0
 
 
@@ -187,7 +187,7 @@ def test_what_others_do_to_chains_of_theirs_is_not_even_looked_at(netns):
 
 
 def test_one_family_uses_the_writes_of_the_other(netns):
-    """Both families' transactions count the same generation."""
+    """Transactions of both families increment the same generation."""
     four, six = opened("nft"), opened("nft", Family.IPV6)
     for made in (four, six):
         list(made.resync(state()) if made is four else made.resync({}))

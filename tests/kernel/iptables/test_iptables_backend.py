@@ -1,4 +1,4 @@
-"""The iptables backend and the real kernel, by both variants: what is written, kept, repaired, waited for."""
+"""The iptables backend on the real kernel, by both variants: writing and repairing rules, waiting for locks."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_lock_that_others_hold_delays(netns, lock_file):
 
 
 def test_another_program_changes_nothing_between_our_looks_at_a_table(netns, lock_file):
-    """What it changed there would be taken for ours, and stay."""
+    """Otherwise another program's change of the chain would be taken for the proxy's, and remain."""
     made, wanted = opened("legacy"), state()
     list(made.resync(wanted))
     free = []
@@ -201,7 +201,7 @@ def test_another_program_changes_nothing_between_our_looks_at_a_table(netns, loc
 
 
 def test_a_waiter_for_the_lock_during_our_write_is_noticed(netns, lock_file):
-    """Also if it leaves the table as large as it was."""
+    """Also if the change leaves the size of the table unchanged."""
     made, wanted = opened("legacy"), state()
     list(made.resync(wanted))
     run("iptables-legacy", "-t", "nat", "-A", "KUBE-SERVICES", "-p", "tcp", "--dport", "81", "-j", "RETURN")
@@ -225,7 +225,7 @@ def test_a_waiter_for_the_lock_during_our_write_is_noticed(netns, lock_file):
 
 
 def test_a_command_that_outlives_us_keeps_the_lock(netns, lock_file):
-    """As iptables-restore does whose proxy is killed: what it has read of the table must not change meanwhile."""
+    """Like an iptables-restore whose proxy is killed: the table that it has read must not change in the meantime."""
     lock = xtables_lock.lock()
     with lock.held(0.0):
         command = ["sh", "-c", "echo; read end"]
@@ -280,7 +280,7 @@ def test_a_lock_that_is_not_released_is_an_error_that_names_the_holder(netns, lo
 
 
 def test_a_start_waits_for_no_lock(netns, lock_file, monkeypatch):
-    """Another program may hold it for long, as the restore of a proxy that was killed: 8 s for 10,000 Services."""
+    """Another program may hold the lock for long, such as the restore of a killed proxy: 8 s for 10,000 Services."""
     legacy = xtables.variant_commands(Family.IPV4, "legacy")
     monkeypatch.setattr(mode, "_commands", lambda family: legacy)
     monkeypatch.setattr(xtables, "LOCK_TIMEOUT", 1)

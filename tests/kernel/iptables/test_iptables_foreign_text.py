@@ -1,4 +1,4 @@
-"""Whatever an object is called, iptables gets the same rules: texts of others end no comment, no line and no table."""
+"""For any names of objects, iptables gets the same rules: external texts end no comment, no line and no table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ words = st.one_of(
 
 
 def restored(variant: str, namespace: str, name: str, port: str, node: str):
-    """Write Services that carry these texts, each of a kind with other rules; return what the kernel has then."""
+    """Write Services that contain these texts, each with rules of another kind; return the kernel's rules."""
     state = {}
     for number, spec in enumerate(
         (
@@ -58,7 +58,7 @@ def restored(variant: str, namespace: str, name: str, port: str, node: str):
 
 
 def shape(tables) -> list[object]:
-    """What is there but for comments and for chains' names, which are hashes of the texts."""
+    """Return the rules without comments and without chains' names, which are hashes of the texts."""
     plain = re.compile(r'-m comment --comment (?:"[^"]*"|\S+)[ \n]|KUBE-(?:SVC|SVL|EXT|FW|SEP)-[A-Z2-7]{16}|--name \S+')
     return [(table, sorted(len(r) for r in c.values()), sorted(plain.sub("", r) for rs in c.values() for r in rs))
             for table, c in tables.items()]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A proxy that starts onto its rules, with the real kernel: nothing is written that is there, and what is not is."""
+"""A proxy that starts over its own rules, on the real kernel: it writes missing rules, and no existing ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.namespaces import run
 
 @pytest.fixture
 def restores(monkeypatch) -> list[int]:
-    """How many commits each restore had."""
+    """The number of commits of each restore."""
     found: list[int] = []
     run = IptablesBackend._run
 

@@ -1,4 +1,4 @@
-"""Rules that are written by netlink are those that iptables-nft-restore writes, as iptables-nft-save has them."""
+"""Rules written over netlink are the same as those of iptables-nft-restore, according to iptables-nft-save."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from support.own_network import own_network
 from support.random_plans import histories
 
 SKELETON = ("-m conntrack", "-m mark", "-I ")
-"""What is left to the command: rules of no Service."""
+"""The command still writes rules that belong to no Service."""
 
 
 class Refusing:
-    """Commands that do nothing themselves."""
+    """Commands without an effect."""
 
     uses_nft = True
 
@@ -47,7 +47,7 @@ def commands(family: Family) -> Commands:
 
 
 def inputs(world, family: Family, states) -> list[str]:
-    """What a sync of each state after the other gives to iptables-nft-restore."""
+    """Return the input of iptables-nft-restore for syncs of these states in turn."""
     made = fake_backend(world, family, uses_nft=True, options=OPTIONS)
     list(made.resync(states[0]))
     for before, after in pairwise(states):
@@ -121,7 +121,7 @@ def test_rules_of_others_are_not_guessed(line):
 
 
 def check_written_alike(text: str) -> None:
-    """Have the command write chains, and then netlink: what is saved stays the same."""
+    """Let the command write chains, and then netlink: iptables-nft-save prints the same."""
     commands(Family.IPV4).restore([text])
     wanted = saved(Family.IPV4)
     made = RuleWriter.open(Refusing(Family.IPV4))
@@ -181,7 +181,7 @@ def test_transactions_are_no_larger_than_the_buffer(netns, monkeypatch, caplog):
 def test_what_the_kernel_refuses_is_left_to_the_command(netns):
     text = "*nat\n:KUBE-SVC-A - [0:0]\n:KUBE-SEP-A - [0:0]\n-A KUBE-SVC-A -j KUBE-SEP-A\nCOMMIT\n"
     made = RuleWriter.open(commands(Family.IPV4))
-    made.prepared(text)()  # there is no table yet
+    made.prepared(text)()  # the table does not exist yet
     assert "-A KUBE-SVC-A -j KUBE-SEP-A" in saved(Family.IPV4)
     with pytest.raises(ApplyError, match="KUBE-SEP-B"):
         made.prepared(text.replace("-j KUBE-SEP-A", "-j KUBE-SEP-B"))()

@@ -1,4 +1,4 @@
-"""The ground of these tests is the real kernel, in a network namespace for each of them."""
+"""The ground of these tests is the real kernel, with a network namespace for each test."""
 
 import zlib
 from collections import defaultdict
@@ -9,23 +9,25 @@ from support.effort import all_but_one_are_slow
 from support.nftables_ground import KernelGround
 
 AGAIN = "test_nftables_on_the_kernel.py"
-"""Its tests run on the fake kernel with all their parameters; of the quick set a third run here, with one of them."""
+"""The tests of this module run on the fake kernel with all parameters. In the quick set a third of them runs here, with
+one parameter.
+"""
 
 
 @pytest.fixture(scope="session")
 def new_ground():
-    """Return what makes a ground, as a context manager."""
+    """Return a context manager that makes a ground."""
     return KernelGround.fresh
 
 
 @pytest.fixture
 def ground(new_ground):
-    """Return a ground of the test's own."""
+    """Return a separate ground for the test."""
     with new_ground() as made:
         yield made
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m decides
+@pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     variants: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:

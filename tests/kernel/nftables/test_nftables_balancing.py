@@ -1,4 +1,4 @@
-"""Shares of connections in the real kernel: 20,000 connections, counted where each went, beside what was asked for."""
+"""Shares of connections in the real kernel: 20,000 connections, counted by endpoint and compared with the weights."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from support.nftables_ground import KernelGround, ground_with_ways_out, ip, resy
 WEB = ("default", "web")
 CONNECTIONS = 20_000
 CHANCE = {1: 15.1, 2: 18.4, 4: 23.5, 9: 33.7, 19: 50.8}
-"""What chi-square stays below but once in 10,000 times, by degrees of freedom."""
+"""Limits of chi-square, by degrees of freedom; a correct distribution exceeds them once in 10,000 times."""
 SERVICE = {Family.IPV4: "10.96.0.1", Family.IPV6: "fd00:96::1"}
 PODS = {Family.IPV4: "10.244.0.{}", Family.IPV6: "fd00:244::{:x}"}
 
 
 def plans(globals_, *slices, affinity=0, **annotations):
-    """A UDP Service with slices, each a weight (None for none) and numbers of endpoints; those below 10 are here."""
+    """Return a UDP Service with slices of a weight (None for none) and endpoints; numbers below 10 are on this node."""
     (family,) = globals_.families
     config = SessionAffinityConfig(ClientIPConfig(affinity)) if affinity else None
     subject = service(
@@ -52,7 +52,7 @@ def plans(globals_, *slices, affinity=0, **annotations):
 
 
 def connect(family, count=CONNECTIONS, first=1024, source=""):
-    """Begin UDP connections, each from a port of its own: the kernel chooses at the first packet."""
+    """Begin UDP connections, each from a different port: the kernel selects an endpoint for the first packet."""
     for port in range(first, first + count):
         with socket.socket(family, socket.SOCK_DGRAM) as client:
             client.bind((source, port))
@@ -60,7 +60,7 @@ def connect(family, count=CONNECTIONS, first=1024, source=""):
 
 
 def counted(found):
-    """Connections by endpoint, as the kernel counted them since its elements were written."""
+    """Return connections by endpoint, as counted by the kernel since its elements were written."""
     (plan,) = found[WEB]
     with closing(KernelTable.open(plan.key.family)) as table:
         return Counter(
@@ -69,7 +69,7 @@ def counted(found):
 
 
 def fits(found, got):
-    """Check that connections went where the weights say, by chi-square."""
+    """Check by chi-square that connections are distributed according to the weights."""
     (plan,) = found[WEB]
     weights = plan.weights(Policy.CLUSTER) or (1,) * len(plan.cluster)
     assert set(got) <= set(plan.cluster)
@@ -105,7 +105,7 @@ def test_a_drained_endpoint_gets_no_connection_and_keeps_those_that_it_has():
         sync(backend, (WEB, drained[WEB]))
         connect(Family.IPV4, 200, first=5000)
         assert counted(drained).keys() == {drained[WEB][0].cluster[0]}
-        connect(Family.IPV4, 200)  # those that are there go on
+        connect(Family.IPV4, 200)  # existing connections continue
         after = tracked()
         assert {port: after[port] for port in before} == before
         assert {after[port] for port in after.keys() - before.keys()} == {address("10.244.0.10")}
@@ -114,7 +114,7 @@ def test_a_drained_endpoint_gets_no_connection_and_keeps_those_that_it_has():
 
 
 def tracked():
-    """The endpoint of each connection, by its client's port."""
+    """Return the endpoint of each connection, by its client's port."""
     with Conntrack() as conntrack:
         flows = conntrack.udp_flows(Family.IPV4, [target_of(address(SERVICE[Family.IPV4]), socket.IPPROTO_UDP, 80)])
         return {int.from_bytes(flow.client[-2:]): flow.server[:-2] for flow in flows}
@@ -157,14 +157,14 @@ def test_maglev_shares_as_weights_say():
         connect(Family.IPV4)
         (plan,) = found[WEB]
         got, weights = counted(found), plan.weights(Policy.CLUSTER)
-        # Ports of one client in turn are no sample of chance, so not by chi-square.
+        # Successive ports of one client are no random sample, so chi-square does not apply.
         for destination, weight in zip(plan.cluster, weights, strict=True):
             assert got[destination] == pytest.approx(CONNECTIONS * weight / sum(weights), rel=0.15)
 
 
 @pytest.mark.slow("tables of megabytes")
 def test_tables_of_many_services_cost_what_a_node_gives():
-    """Forty Services of sixteen ports had 2.6 million elements."""
+    """Forty Services with sixteen ports had 2.6 million elements."""
     globals_ = BALANCING.on(world(families=[Family.IPV4]), 1 << 16)
     ports = [ServicePort(port=number, name=f"p{number}") for number in range(1, 5)]
     planner, objects = Planner(globals_), []
@@ -197,7 +197,7 @@ def test_a_changed_weight_costs_the_slots_that_change_and_a_restart_nothing():
         backend = ground.start(globals_)
         resync(backend, before)
         assert ground.count("endpoints") == 20
-        assert sync(backend, (WEB, after[WEB])) <= 3  # one slot more, and another class
+        assert sync(backend, (WEB, after[WEB])) <= 3  # one slot more, in another class
         assert ground.count("endpoints") == 21
         again = ground.start(globals_)
         assert resync(again, after) == 0

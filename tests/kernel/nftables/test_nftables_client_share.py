@@ -1,4 +1,4 @@
-"""Session affinity in the real kernel while somebody has more addresses than the map of clients has room for."""
+"""Session affinity in the real kernel while one user has more addresses than the map of clients can contain."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SHARE, ROOM = 64, 256
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """A map of clients that a test can fill."""
+    """A map of clients whose size a test sets."""
     monkeypatch.setattr(affinity, "AFFINITY_SHARE", SHARE)
     monkeypatch.setattr(affinity, "AFFINITY_CLIENTS", ROOM)
 
 
 def plans(globals_):
-    """Two sticky UDP Services of three endpoints each."""
+    """Two Services with session affinity and three UDP endpoints each."""
     (family,) = globals_.families
     found = {}
     for name, where in (("flooded", FLOODED), ("other", OTHER)):
@@ -48,7 +48,7 @@ def plans(globals_):
 
 
 class Pods:
-    """The endpoints, which note who sends them something."""
+    """The endpoints, which record their clients."""
 
     def __init__(self, family, opened):
         self.family = family
@@ -60,11 +60,11 @@ class Pods:
             pod.setblocking(False)
 
     def chosen(self, to, source, port):
-        """Return which of them gets a connection of a client to a Service."""
+        """Send a client's datagram to a Service; return the endpoint that gets it."""
         with socket.socket(self.family, socket.SOCK_DGRAM) as client:
             client.setsockopt(*FREEBIND[self.family], 1)
             client.bind((source, port))
-            client.sendto(b"x", (to, 80))  # over loopback: it is there when this returns
+            client.sendto(b"x", (to, 80))  # over loopback: it has arrived when this returns
         (got,) = [number for number, pod in enumerate(self._sockets) if _received(pod)]
         return got
 
@@ -77,7 +77,7 @@ def _received(pod):
 
 
 def source(family, number):
-    """The address of a client."""
+    """Return the address of a client."""
     return SOURCES[family].format(128 + (number >> 8), number & 255)
 
 
@@ -91,7 +91,7 @@ def test_clients_of_one_service_leave_room_for_those_of_another(family):
             pods.chosen(FLOODED[family], source(family, n), 1024)
         for room in rooms([family]):  # none before Linux 6.16
             assert room.used == len(ground.packed(CLIENTS, family))
-        remembered = len(ground.packed(CLIENTS, family)) - 1  # an element is of no client
+        remembered = len(ground.packed(CLIENTS, family)) - 1  # one element is a placeholder without a client
         for n in range(8):
             client = source(family, 5000 + n)
             assert len({pods.chosen(OTHER[family], client, port) for port in range(2000, 2016)}) == 1

@@ -1,4 +1,4 @@
-"""Counters of connections: with real packets each is counted once, at the endpoint that got it, and nothing else is."""
+"""Counters of connections: each real connection is counted once, at the endpoint that got it, and nothing else is."""
 
 import re
 import socket
@@ -69,11 +69,11 @@ def test_each_connection_is_counted_once_where_it_went(family, protocol, make):
             ("a", pack(address) + (8080).to_bytes(2, "big")): count for address, count in got.items() if count
         }
         assert all(total.bytes >= 20 * total.connections for total in found.values())
-        ground.is_clean(backend, plans)  # counted or not, the elements are as they were
+        ground.is_clean(backend, plans)  # the elements are the same with and without counters
 
 
 def taken(stack, server, kind):
-    """How many clients a server has."""
+    """Return the number of clients of a server."""
     server.setblocking(False)
     seen = set()
     while True:

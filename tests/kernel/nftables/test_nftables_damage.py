@@ -1,4 +1,4 @@
-"""What other programs may leave in our table beside elements by key: it is noticed, repaired, and no reader fails."""
+"""Other programs' changes of the table that do not affect elements by key: noticed and repaired; no reader fails."""
 
 from contextlib import closing
 
@@ -69,7 +69,7 @@ def test_names_may_have_any_bytes(ground):
 
 
 def test_clients_that_source_ranges_let_in_are_let_in_while_a_table_is_replaced(ground):
-    """A set of ranges counts later than all else of a transaction: until then they are rules."""
+    """The kernel commits a set of ranges after the rest of a transaction: until then the rules are in effect."""
     plans = cluster("a", ingress=["198.51.100.1"], load_balancer_source_ranges=["172.16.0.0/24", "192.0.2.7/32"])
     ground.disturb("add table ip kube-proxy")
     backend, seen = ground.start(), []

@@ -1,4 +1,4 @@
-"""Tables that earlier versions of ours wrote, as `nft list table` showed them, are adopted with all that is in them.
+"""Tables of earlier versions, as recorded by `nft list table`, are adopted with all of their contents.
 
 The recordings are of 6956588 (2026-11-23), whose sets had other names, and of 7d69d8f (2026-11-25), which had a chain
 of session affinity for each number of endpoints, and a set of clients for each slot.
@@ -18,7 +18,7 @@ from support.nftables_plans import EVERYTHING, V4, plans_of, sticky
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "nftables"
 WORLD = RESETS.on(CONNECTION_COUNTERS.on(world(families=[V4]), True), True)
 CLIENTS = {"10.1.1.1": 0, "10.1.1.2": 1, "10.1.1.3": 2}
-"""Addresses of clients, and the slot that each stays with."""
+"""Addresses of clients, and the slot of each."""
 
 
 def services():
@@ -31,12 +31,12 @@ def services():
 
 
 def number(address):
-    """What today's sets have for a client."""
+    """Return the elements of the present version's sets for a client."""
     return int.from_bytes(client_number(bytes(map(int, address.split(".")))), "little")
 
 
 def adopted(ground, recording, clients):
-    """Load a table with clients, and have it adopted; return its contents before and after."""
+    """Load a table with clients, and let a backend adopt it; return its contents before and after."""
     ground.disturb(gzip.decompress((RECORDINGS / recording).read_bytes()).decode(), *clients)
     header, before = ground.header(), ground.contents()
     backend, plans = ground.start(WORLD), services()
@@ -52,7 +52,7 @@ def mapped(elements):
 
 
 def fresh():
-    """Contents and chains of a new table."""
+    """Return contents and chains of a new table."""
     with KernelGround.fresh() as other:
         resync(other.start(WORLD), services())
         return other.contents(), other.chains()
@@ -88,7 +88,7 @@ def test_clients_stay_with_their_endpoints(ground, recording, form):
     ]
     _, after = adopted(ground, recording, lines)
     slots = mapped(after["session-slots"])
-    first = {"10.1.1.1": 0, "10.1.1.2": 1, "10.1.1.3": 1}  # of two slots the lower one
+    first = {"10.1.1.1": 0, "10.1.1.2": 1, "10.1.1.3": 1}  # the lower one of two slots
     assert mapped(after["session-clients"]) == {
         f"{number(address)} . 0.0.0.4": slots[f"0.0.0.4 . {slot}"] for address, slot in first.items()
     }

@@ -1,4 +1,4 @@
-"""Interface names, the only texts of others in rules, are read as names or refused."""
+"""Names of interfaces, the only external texts in rules, are parsed as names or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nft lists of our table is a ruleset like any other."""
+"""nft's listing of the proxy's table is a valid ruleset."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sets that a newer nft made crash older ones that read them; this program reads and writes beside them."""
+"""Sets of a newer nft make older versions of nft crash; this program still reads and writes its own table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend's tests on the fake kernel, once more on the real one: what holds there holds here."""
+"""Runs the backend's tests for the fake kernel on the real one."""
 
 from unit.backends.nftables.test_nftables_adoption import *  # noqa: F403
 from unit.backends.nftables.test_nftables_affinity import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Clients of what nobody serves are told so; with IPv4 at once, however many they are."""
+"""Clients of a Service without endpoints are refused; with IPv4 at once, for any number of clients."""
 
 import errno
 import socket
@@ -18,13 +18,13 @@ CLIENT = {V4: "192.0.2.9", V6: "2001:db8::9"}
 ELSEWHERE = {V4: "198.51.100.", V6: "2001:db8:1::"}
 SERVICE = {V4: "10.96.0.1", V6: "fd00:96::1"}
 PORTS = [ServicePort(port=80, name="tcp", node_port=30080), ServicePort(port=53, name="udp", protocol="UDP")]
-CLIENTS = 30  # more than the kernel sends ICMP errors to, in one go
+CLIENTS = 30  # more than the number of ICMP errors that the kernel sends in one burst
 TIMEOUT = 60.0
 
 
 @pytest.fixture
 def client(ground):
-    """The name of a client's namespace; its way to Services is by this one, the node's."""
+    """The name of a client's namespace; it reaches Services through this one, the node's."""
     with namespace() as name:
         run("ip", "link", "set", "lo", "up")
         run("ip", "link", "add", "name", "up0", "type", "veth", "peer", "name", "up0", "netns", name)
@@ -49,7 +49,7 @@ def outcome(address, port, kind=socket.SOCK_STREAM):
         sock.settimeout(TIMEOUT)
         try:
             sock.connect((address, port))
-            with suppress(PermissionError):  # rejected on its way out; recv tells how
+            with suppress(PermissionError):  # The packet was rejected on its way out; recv returns the reason.
                 sock.send(b"?")
             return sock.recv(10)
         except OSError as error:
@@ -57,20 +57,20 @@ def outcome(address, port, kind=socket.SOCK_STREAM):
 
 
 def repeated():
-    """How many SYNs this network had to send again."""
+    """Return the number of SYNs that this network had to repeat."""
     names, values = [line.split() for line in Path("/proc/thread-self/net/netstat").read_text().splitlines()[:2]]
     return int(values[names.index("TCPSynRetrans")])
 
 
 def refusals(address, port):
-    """How many of many clients are refused, and how many SYNs that took beyond one each."""
+    """Return the number of refused clients, and the number of SYNs beyond one each."""
     before = repeated()
     found = [outcome(address, port) for _ in range(CLIENTS)]
     return found.count("ECONNREFUSED"), repeated() - before
 
 
 def without_endpoints(ground, family):
-    """A Service that nobody serves; where its TCP clients go, and where its UDP clients."""
+    """A Service without endpoints; the destinations of its TCP clients, and of its UDP clients."""
     globals_ = world(families=[family])
     resync(ground.start(globals_), {("default", "a"): plans_of("a", 1, 0, globals_, PORTS)})
     return ((SERVICE[family], 80), (SERVICE[family], 81), (NODE[family], 30080)), (SERVICE[family], 53)

@@ -1,4 +1,5 @@
-"""The Go kube-proxy's first transactions on our table: the kernel takes them, and none of our rules acts afterwards.
+"""The Go kube-proxy's first transactions on our table: the kernel accepts them, and afterwards no rule of ours has an
+effect.
 
 The lines are those of setupNFTables and syncProxyRules in pkg/proxy/nftables/proxier.go of v1.36.
 """
@@ -24,7 +25,7 @@ MAPS = {
 
 
 def first_transaction(sets):
-    """Yield the lines that take a table over in which these sets are; NodePorts answer on all addresses."""
+    """Yield the lines that take over a table with these sets; NodePorts answer on all addresses."""
     yield f'add table {NAME} {{ comment "rules for kube-proxy" ; }}'
     for chain, hook in BASE_CHAINS.items():
         yield f"add chain {NAME} {chain}"
@@ -56,7 +57,7 @@ def test_the_go_kube_proxy_takes_our_table_over(ground, reset):
     ground.disturb(*first_transaction(sets))
     rules = {name: lines for name, lines in ground.chains().items() if name in EMPTIED}
     assert all(not [line for line in lines if not line.startswith("type ")] for lines in rules.values())
-    ground.disturb(f"flush map {NAME} service-ips")  # a later one
+    ground.disturb(f"flush map {NAME} service-ips")  # of a later version
     again = ground.start(globals_)
     resync(again, plans)
     ground.is_clean(again, plans)
@@ -64,7 +65,7 @@ def test_the_go_kube_proxy_takes_our_table_over(ground, reset):
 
 
 def test_a_table_with_chains_of_the_go_kube_proxy_is_replaced(ground):
-    """Comparing it would cost more than writing ours: seconds at 5,000 Services."""
+    """A comparison would take longer than writing the table: seconds at 5,000 Services."""
     plans = {("default", "a"): plans_of("a", 2, 2), ("default", "b"): sticky("b", 1, 3)}
     resync(ground.start(), plans)
     ours = ground.contents()

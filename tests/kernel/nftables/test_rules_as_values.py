@@ -1,4 +1,4 @@
-"""Our rules as values: what nft makes of the same text, what it lists of them, and what the kernel gives back."""
+"""Our rules as values, compared with the rules that nft compiles and lists, and with those that the kernel returns."""
 
 import re
 import socket
@@ -35,7 +35,7 @@ STICKY = [
 
 
 def worlds(family):
-    """Globals in which each of our rules is written."""
+    """Globals under which each of our rules is written."""
     ours = [
         FamilyGlobals(Detector("network", NETWORKS[family][0]), nodeport_ips=None, loopback=Loopback.REFUSED),
         FamilyGlobals(Detector("network", NETWORKS[family][1]), loopback=Loopback.RELAYED),
@@ -48,7 +48,7 @@ def worlds(family):
 
 
 def texts(family):
-    """Each text that we load, with the name of its table."""
+    """Yield each text that the backend loads, with the name of its table."""
     landing = socket.inet_pton(family, "10.9.9.9" if family is Family.IPV4 else "fd00::9")
     for world in worlds(family):
         yield skeleton(Ruleset(family, world), STICKY), TABLE
@@ -58,7 +58,7 @@ def texts(family):
 
 
 def written(text):
-    """The rules of a text, by chain."""
+    """Return the rules of a text, by chain."""
     found = {}
     for chain, rule in re.findall(r"^add rule ip6? \S+ (\S+) (.*)$", text, re.MULTILINE):
         found.setdefault(chain, []).append(rule)
@@ -66,7 +66,7 @@ def written(text):
 
 
 def dumped(family, table):
-    """The rules that the kernel has, by chain, with the sets that belong to them."""
+    """Return the kernel's rules by chain, with their anonymous sets."""
     found = {}
     with closing(Netlink.open()) as link:
         for rule in nfnetlink.rules(family, table, link):
@@ -83,7 +83,7 @@ def with_set(expression, family, table, link):
 
 
 def simplified(rule):
-    """A compiled rule in the form of `dumped`; without what nft 1.0.6 writes where it changes nothing."""
+    """Return a compiled rule in the form of `dumped`; without superfluous expressions of nft 1.0.6."""
     found = []
     for each in placed(rule):
         if isinstance(each, expressions.Byteorder) and each.length < each.size:
@@ -97,7 +97,7 @@ def simplified(rule):
 
 
 def placed(rule):
-    """The rule with registers behind the key of an update counted from the first of them, as 1000, 1001 and so on.
+    """Return a rule whose registers after the key of an update are renumbered as 1000, 1001 and so on.
 
     nft 1.0.6 leaves the rest of a whole register between them and the key, nft 1.1.3 does not.
     """
@@ -112,12 +112,12 @@ def _placed(expression, start):
 
 
 def slot(register):
-    """The place of a register in units of 4 bytes."""
+    """Return the position of a register in units of 4 bytes."""
     return register - 8 if register >= 8 else 4 * (register - 1)
 
 
 def clobbered(rule):
-    """Whether nft 1.0.6 loads the data of an element over the end of its key, of more than 16 bytes."""
+    """Return whether nft 1.0.6 loads the data of an element over the end of its key, if that has more than 16 bytes."""
     update = next((each for each in rule if isinstance(each, expressions.Update)), None)
     return update is not None and update.data == 2 and sum(getattr(each, "length", 0) == 16 for each in rule) > 1
 
@@ -152,7 +152,7 @@ def test_rules_are_listed_as_nft_lists_them(family):
 
 
 def unordered(line):
-    """A listed rule with the elements of its own set in order: the kernel has them in none."""
+    """Return a listed rule with the elements of its anonymous set in order, because the kernel has no order."""
     head, brace, rest = line.partition("{ ")
     return head, sorted(rest.removesuffix(" }").split(", ")) if brace else []
 
@@ -192,7 +192,7 @@ def test_the_table_of_userspace_mode_comes_back(family):
 
 
 def notes(family):
-    """What the kernel has of each set, and what nft notes of it for itself; without handles and counts."""
+    """Return the kernel's data about each set, including nft's userdata; without handles and counts."""
     found = {}
     request = nfnetlink.GENERIC.pack(family, 0, 0) + text_attribute(nfta.SET_TABLE, TABLE)
     with closing(Netlink.open()) as link:
