@@ -1,6 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both set up what they need; the demo needs less.
 PY := .venv/bin/python
-# The cases and their runner: a set that several checkouts share if there is one, else this repository's.
+# The folder of the conformance cases and their runner.
 CONFORMANCE ?= tests/conformance
 KINDS ?= nftables iptables-nft iptables-legacy userspace
 WHAT ?=
@@ -22,17 +22,17 @@ test: setup
 	@tools/check-host
 	@tools/test
 
-# Unit tests alone, under any Python of 3.11 to 3.14: PYTHON=python3.13 make unit. No root, if their programs are installed.
+# Unit tests alone, under any Python of 3.11 to 3.14: PYTHON=python3.13 make unit. Needs no root if the required programs are installed.
 unit:
 	@tools/setup unit
 	@tools/test unit
 
-# With what is marked slow, every scenario in each of its modes, and ten times the examples of Hypothesis.
+# All tests: also slow ones, every scenario in each of its modes, and ten times the examples of Hypothesis.
 test-all: setup
 	@tools/check-host
 	@tools/test all
 
-# New inputs for the readers of others' bytes: for one TARGET or all of them, so many MINUTES each.
+# Fuzzes the parsers of external bytes: one TARGET or all of them, for MINUTES each.
 fuzz: setup
 	@tools/fuzz $(or $(MINUTES),1) $(TARGET)
 
@@ -46,20 +46,20 @@ conformance: setup
 	@tools/check-host
 	@$(PY) tools/conformance $(CONFORMANCE) $(KINDS)
 
-# In guests, since few kernels have IPVS; expectations are those of iptables mode. GUESTS run side by side.
+# In guests, because few kernels have IPVS; expectations are those of iptables mode. GUESTS is the number of parallel guests.
 conformance-ipvs: setup
 	@tools/check-host
 	@$(PY) -m support.guest.conformance --guests $(GUESTS) $(CONFORMANCE)
 
-# What needs flowtables, under Debian's kernel in an emulated machine: minutes, so no part of `make test`.
+# Tests that need flowtables, under Debian's kernel in an emulated machine: minutes, so not in `make test`.
 machine: setup
 	@tools/check-host
 	@tools/guest-kernel
 	@$(PY) -m support.guest.machine $(PY) -m pytest --color=no -pno:xdist -pno:randomly -pno:cacheprovider -pno:cov \
 		--noconftest tests/guest/machine
 
-# The kernels, nft, iptables and Python of other Debians: docs/support.md has the table.
-# An hour or more for each of ROWS with a kernel of Debian.
+# Tests with the kernels, nft, iptables and Python of other Debians: docs/support.md has the table.
+# Each of ROWS with a kernel of Debian takes an hour or more.
 matrix: setup
 	@tools/check-host
 	@$(PY) -m support.guest.matrix run $(ROWS) $(WITH)
@@ -68,7 +68,7 @@ bench: setup
 	@tools/check-host
 	@$(PY) -m bench $(WHAT)
 
-# Random histories of a cluster, judged by a model: docs/reliability.md says what the variables are.
+# Random histories of a cluster, judged by a model: docs/reliability.md describes the variables.
 prove: setup
 	@tools/check-host
 	@$(PY) -m compileall -q src lab prove tests/support
@@ -76,22 +76,22 @@ prove: setup
 		$(if $(HISTORIES),--histories $(HISTORIES)) $(if $(WORLDS),--worlds $(WORLDS)) $(if $(MODE),--mode $(MODE)) \
 		$(if $(MUTATION),--mutation "$(MUTATION)") $(if $(CRASHES),--crashes $(CRASHES)) $(if $(REFUSALS),--refusals $(REFUSALS))
 
-# One proxy for SOAK minutes, while everything changes and connections are open all the time: docs/reliability.md.
+# Runs one proxy for SOAK minutes with continuous changes and open connections: docs/reliability.md.
 soak: setup
 	@tools/check-host
 	@$(PY) -m prove.soak --minutes $(SOAK) $(if $(MODE),--mode $(MODE)) $(if $(SEED),--seed $(SEED)) $(WITH)
 
-# From our proxy to the Go one and back, under traffic; PEER is its path: docs/migrate.md.
+# Replaces our proxy by the Go kube-proxy (its path is PEER) and back, under traffic: docs/migrate.md.
 wayback: setup
 	@tools/check-host
 	@$(PY) -m prove.wayback --peer "$(PEER)" $(WITH)
 
-# The Go kube-proxy's rules and ours for the same objects, compared for all packets: docs/proof.md.
+# Compares the Go kube-proxy's rules and ours for the same objects, for all packets: docs/proof.md.
 switch: setup
 	@tools/check-host
 	@$(PY) -m prove.switch --peer "$(PEER)" $(WITH)
 
-# Upstream's end-to-end tests on two real nodes, with ours or the Go kube-proxy: docs/conformance.md says how.
+# Upstream's end-to-end tests on two real nodes, with ours or the Go kube-proxy: docs/conformance.md.
 e2e: setup
 	@tools/check-host
 	@$(PY) -m e2e run --kubernetes "$(KUBERNETES)" $(if $(PROXY),--proxy $(PROXY)) $(if $(MODE),--mode $(MODE)) \
@@ -103,15 +103,15 @@ disrupt: setup
 	@$(PY) -m e2e disrupt --kubernetes "$(KUBERNETES)" $(if $(PROXY),--proxy $(PROXY)) $(if $(MODE),--mode $(MODE)) \
 		$(if $(FOCUS),--focus '$(FOCUS)') $(if $(PREVIOUS),--previous $(PREVIOUS))
 
-# On a node: /opt/kube-proxy, /usr/local/bin/kube-proxy, a systemd unit, manual pages and completion. Nothing of the tests.
+# Installs on a node: /opt/kube-proxy, /usr/local/bin/kube-proxy, a systemd unit, manual pages and completion. No tests.
 node:
 	@tools/node
 
-# The same as one file for other nodes, dist/kube-proxy.pyz.
+# Builds the same as one file for other nodes, dist/kube-proxy.pyz.
 dist:
 	@tools/dist
 
-# All files of a release with their checksums, the same bytes for the same commit: docs/install.md. TAG refuses other versions.
+# Builds all files of a release with checksums; a commit always gives the same bytes: docs/install.md. TAG refuses other versions.
 release:
 	@tools/dist --all $(if $(TAG),--tag $(TAG))
 
