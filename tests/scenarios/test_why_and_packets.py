@@ -163,7 +163,7 @@ async def test_a_chain_of_the_same_priority_may_come_first(live: Live) -> None:
     await live.expect(front, {"pod": "b1"})
     async with changed(live, table("ip", "prerouting -100", f"ip daddr {front.address} drop")):
         await fails(live, "pod", front, True)
-        await answer(live, "pod", front, 2, "unless another program's rules come first (?)", "chain c: may drop what")
+        await answer(live, "pod", front, 2, "unless rules of table ip", "chain c: may drop what")
     await fails(live, "pod", front, False)
 
 
@@ -410,7 +410,7 @@ async def test_without_a_proxy_the_rules_that_remain_decide(bare: Live) -> None:
     await asked(2, f"{now} (?)", "  ?  until a kube-proxy runs, ", f"{now}: the objects have no endpoint {b1}")
     bare.endpoints("kept", "")
     await bare.expect(front, {"pod": "a1 b1"}, "tcp")
-    await asked(2, "by a reset; until a kube-proxy runs, ", f"no endpoint {a1} or {b1}")
+    await asked(2, "takes new connections (x); until a kube-proxy runs, ", f"no endpoint {a1} or {b1}")
     bare.endpoints("kept", "a1 b1")
     await bare.run(proxy_command(), "--cleanup")
     await asked(2, f"; until a kube-proxy runs, no rule in the kernel translates {where} (?)")

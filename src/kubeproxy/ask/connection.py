@@ -44,6 +44,12 @@ _OPEN: Final = (
     strangers.PRESENT,
     *_FOREIGN,
 )  # checks whose failure makes the whole answer unknown
+_DOUBTS: Final = {
+    "arrival": "unless its packets arrive by another interface",
+    "source": "unless answers to another source do not return",
+    "routes": "unless a next hop is silent",
+    "mark": "unless another program's mark leads it astray",
+}
 
 
 class Explanation(Struct, frozen=True):
@@ -94,6 +100,17 @@ class Explanation(Struct, frozen=True):
         """Whether rules in the kernel decide until a kube-proxy runs."""
         return self._leaves_open("leftovers") or self._leaves_open(strangers.PRESENT)
 
+    def _doubts(self) -> Iterator[str]:
+        """Yield the reasons, for the heading, why the answer is unknown."""
+        if self._leaves_open("endpoints"):
+            failed = all(one.failed for one in self.probes)
+            one = "no endpoint accepted a connection from" if failed else "an endpoint did not answer"
+            yield f"but {one} this node"
+        yield from (text for about, text in _DOUBTS.items() if self._leaves_open(about))
+        first = [one.table for one in self.findings if one.severity is Severity.UNKNOWN and one.about in _FOREIGN]
+        if first:
+            yield f"unless rules of {' or '.join(dict.fromkeys(first))} come first"
+
     @property
     def heading(self) -> str:
         """The answer in one line."""
@@ -124,14 +141,7 @@ class Explanation(Struct, frozen=True):
             cause = self._cause(Effect.LOSES)
             more = f", but {lost:.1%} of the connections do not get through{': ' * bool(cause)}{cause} (x)"
         if self.why.elsewhere is None and self.answer == "unknown":
-            failed = all(one.failed for one in self.probes)
-            one = "no endpoint accepted a connection from" if failed else "an endpoint did not answer"
-            more += f", but {one} this node (?)" * self._leaves_open("endpoints")
-            more += ", unless its packets arrive by another interface (?)" * self._leaves_open("arrival")
-            more += ", unless answers to another source do not return (?)" * self._leaves_open("source")
-            more += ", unless a next hop is silent (?)" * self._leaves_open("routes")
-            more += ", unless another program's mark leads it astray (?)" * self._leaves_open("mark")
-            more += ", unless another program's rules come first (?)" * any(map(self._leaves_open, _FOREIGN))
+            more += "".join(f", {doubt} (?)" for doubt in self._doubts())
         refused = self.why.outcome == Outcome.REFUSED.value
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
         more += ", unless another kube-proxy's rules take it first (x)" * taken

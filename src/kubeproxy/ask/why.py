@@ -110,11 +110,13 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     def heading_with(self, decision: str) -> str:
         """Return the answer in one line; a non-empty `text` replaces the decision of this node."""
         asked = f"{self.source} -> {self.destination}"
-        seen = self.outcome if self.forwarded else f"{self.outcome}, the client sees {self.client_sees}"
+        seen = "kube-proxy does not handle it" if self.outcome == Outcome.NOT_OURS.value else self.outcome
+        seen += f", the client sees {self.client_sees}" * (not self.forwarded)
         if self.elsewhere is not None:
             node = self.elsewhere.node or "another node"
             return f"{asked}: decided on {node}, where the {self.elsewhere.end} is; here it would be: {seen}"
-        return f"{asked}: {decision or seen}"
+        cause = next((f": {step.text} (x)" for step in self.steps if not step.passes), "")
+        return f"{asked}: {decision or seen + cause}"
 
     @property
     def next(self) -> str:

@@ -85,7 +85,8 @@ class WhyAnswer(_Answer):
     def add(self, finding: Diagnosis) -> None:
         """Add a finding of this plugin. An error makes the answer no; any other finding makes it unknown."""
         self.findings.insert(0, finding.row())
-        self.heading += f", but {finding.what} ({finding.severity.mark})"
+        connection, _, decision = self.heading.partition(": ")
+        self.heading = f"{connection}: {finding.what} ({finding.severity.mark}); {decision}"
         self.answer = "no" if finding.is_wrong or self.answer == "no" else "unknown"
         self.fixes.insert(0, finding.fix)
 

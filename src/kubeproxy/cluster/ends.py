@@ -50,7 +50,11 @@ class Delivery(Struct):
     def fixes(self) -> list[str]:
         """The fixes on the endpoint's node."""
         if self.judged is not None:
-            return [f"on {self.reply.node}: {fix}" for fix in self.judged.fixes]
+            probes = {one.fix for one in self.judged.diagnoses if one.about == "endpoints"}
+            return [
+                fix.replace("this node", self.reply.node) if fix in probes else f"on {self.reply.node}: {fix}"
+                for fix in self.judged.fixes
+            ]
         return [_api_fix(self.reply.node)] if self.answer is not None and self.listed else []
 
     @property
@@ -72,7 +76,7 @@ class Delivery(Struct):
             return f"{lacks}, which the API server has: its objects are outdated, so it could not check the delivery"
         if answer.answer == "yes":
             return f"{node} delivers to {end}"
-        return f"{node} {'does not' if answer.answer == 'no' else 'may not'} deliver to {end}: {self.cause}"
+        return f"{node} {'does not' if answer.answer == 'no' else 'perhaps does not'} deliver to {end}: {self.cause}"
 
     @property
     def severity(self) -> Severity:
@@ -173,7 +177,7 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
         if answer.answer == "yes" or not deliveries:
             yield f"{decision}, and {carried}" if fine else decision
         else:
-            yield f"on {node}, {decision.replace('this node', node)}"
+            yield f"on {node}, " * (node not in decision) + decision.replace("this node", node)
             if fine and not answer.cause(probes=False):
                 yield f"{carried}: see the network between the nodes"
     kinds = groupby(sorted(deliveries, key=_kind), key=_kind)

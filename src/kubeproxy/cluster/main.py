@@ -1,11 +1,11 @@
 """kubectl kubeproxy: questions to all kube-proxies of a cluster, from a machine with kubectl and a kubeconfig.
 
 CLIENT is pod/NAME, NAMESPACE/NAME, node/NAME or an address; TARGET is svc/NAME:PORT, NAMESPACE/NAME:PORT,
-node/NAME:PORT or ADDRESS:PORT, with /udp or /sctp after it unless it is TCP; NAME is svc/NAME or NAMESPACE/NAME. `why`
-runs on the client's node; for a client outside of the cluster, it runs on the node with the address TARGET, or else on
-all nodes. `trace` follows packets on the client's node, and on the endpoint's node if they leave unanswered. The exit
-code is the worst of the nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a Service, 2 if a node gives
-no answer.
+pod/NAME:PORT, node/NAME:PORT or ADDRESS:PORT, with /udp or /sctp after it unless it is TCP; NAME is svc/NAME or
+NAMESPACE/NAME. `why` runs on the client's node; for a client outside of the cluster, it runs on the node with the
+address TARGET, or else on all nodes. `trace` follows packets on the client's node, and on the endpoint's node if they
+leave unanswered. The exit code is the worst of the nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a
+Service, 2 if a node gives no answer.
 
   kubectl kubeproxy why pod/client svc/web:80 -n shop
   kubectl kubeproxy trace pod/client svc/web:80 -n shop
@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     why, trace, verify, flows = (commands.choices[name] for name in ("why", "trace", "verify", "flows"))
     for one in (why, trace):
         one.add_argument("client", metavar="CLIENT", help="pod/NAME, NAMESPACE/NAME, node/NAME, or an address")
-        target = "svc/NAME:PORT, NAMESPACE/NAME:PORT, or ADDRESS:PORT[/PROTOCOL]"
+        target = "svc/NAME:PORT, NAMESPACE/NAME:PORT, node/NAME:PORT, pod/NAME:PORT, or ADDRESS:PORT[/PROTOCOL]"
         one.add_argument("target", metavar="TARGET", help=target)
     listening = "how long each trace waits for packets (default 10)"
     trace.add_argument("--seconds", type=float, metavar="N", default=10.0, help=listening)

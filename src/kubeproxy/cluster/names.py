@@ -246,8 +246,13 @@ def named(line: str, known: Mapping[str, str]) -> str:
     if not known:
         return line
     ones = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
-    place = rf"\"[^\"]*\"|`[^`]*`|(?<![\w.:/])\[?({ones})\]?(:\d+(/\w+)?)?(?![\w:]|\.\d|/\d)"
-    return re.sub(place, lambda found: f"{found[0]} ({known[found[1]]})" if found[1] else found[0], line)
+    place = rf"\"[^\"]*\"|`[^`]*`|(?<![\w.:/])\[?({ones})\]?(:\d+(/\w+)?)?(?!\w|:\w|\.\d|/\w)"
+
+    def with_name(found: re.Match[str]) -> str:
+        is_longer = bool(found[1] and found[2]) and ":" in found[1] and "]" not in found[0]  # another IPv6 address
+        return f"{found[0]} ({known[found[1]]})" if found[1] and not is_longer else found[0]
+
+    return re.sub(place, with_name, line)
 
 
 def _address(text: str) -> tuple[str, str] | None:

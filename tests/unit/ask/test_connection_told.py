@@ -245,6 +245,22 @@ def test_the_first_line_names_the_cause_of_lost_first_packets_and_outdated_objec
     assert told.heading.endswith(f"the client sees , but the objects may be outdated: {outdated} (x)")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "decision"),
+    [("refused", "refused"), ("not ours", "kube-proxy does not handle it")],
+)
+def test_the_first_line_of_what_is_not_forwarded_has_the_reason(outcome, decision):
+    steps = AnswerStep(True, "it is the cluster IP"), AnswerStep(False, "no endpoint takes new connections")
+    told = Explanation(replace(why(outcome), steps=steps, client_sees="a reset"))
+    assert told.heading.endswith(f": {decision}, the client sees a reset: no endpoint takes new connections (x)")
+
+
+def test_the_first_line_names_the_table_of_rules_that_may_come_first():
+    drops = strangers.dropping(one._replace(unordered=True) for one in DROPS)
+    told = Explanation(why(), tuple(around(Checkup(list(drops), []))))
+    assert told.heading.endswith(": kube-proxy forwards it, unless rules of table inet fw come first (?)")
+
+
 def test_rules_of_another_proxy_may_take_what_this_one_has_not():
     told = Explanation(why("dropped"), tuple(around(Checkup(list(STALE), []))))
     assert (told.answer, told.heading.endswith(", unless another kube-proxy's rules take it first (x)")) == ("no", True)
@@ -337,7 +353,9 @@ def test_an_answer_from_old_objects_has_their_age(monkeypatch):
     (found,) = told.findings
     assert (told.answer, found.severity.mark, "the state known 8 minutes ago" in found.text) == ("no", "x", True)
     outdated = "the API server cannot be reached at h: refused"
-    assert told.heading.endswith(f"not ours, the client sees , but the objects may be outdated: {outdated} (x)")
+    assert told.heading.endswith(
+        f"does not handle it, the client sees , but the objects may be outdated: {outdated} (x)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ THERE = "10.244.1.8:3000 (50.0% of the connections)"
             near("unknown", NEAR_DOUBT),
             far("unknown", NEAR_DOUBT),
             UNKNOWN,
-            f"node-b may not deliver to {THERE}: TCP from node-b to 10.244.1.8:3000: no answer within 1 s (?)",
+            f"node-b perhaps does not deliver to {THERE}: TCP from node-b to 10.244.1.8:3000: no answer within 1 s (?)",
         ),
         (
             near("no", DROPS, heading=f"{SERVICE}: it does not get through: {GUARD} (x)"),
@@ -151,6 +151,15 @@ def test_fixes_of_the_endpoints_node_take_the_place_of_those_of_probes(cluster: 
     cluster.node("node-b", **far("no", DROPS))
     _, text = ask()
     assert [line for line in text.splitlines() if line.startswith("Fix")] == ["Fix: on node-b: mend firewall"]
+
+
+def test_the_fix_of_a_probe_from_the_endpoints_node_is_not_for_that_node(cluster: StandIn, ask: Ask):
+    probe = NEAR_DOUBT | {"fix": "connect from the client; this node does not reach it"}
+    cluster.node("node-a", **near("unknown", NEAR_DOUBT))
+    cluster.node("node-b", **far("no", DROPS, probe))
+    _, text = ask()
+    fixes = [line for line in text.splitlines() if line.startswith("Fix")]
+    assert fixes == ["Fix: on node-b: mend firewall", "Fix: connect from the client; node-b does not reach it"]
 
 
 def test_the_next_step_is_a_command_of_the_plugin_with_the_same_options(cluster: StandIn, ask: Ask):
@@ -256,7 +265,7 @@ def test_a_clients_node_with_outdated_endpoints_is_named_and_not_the_endpoints_n
     listed(cluster, "10.244.0.9", "10.244.2.5")
     status, text = ask()
     late = f"the proxy of node-a has outdated objects: the API server does not have {THERE} as an endpoint"
-    assert (status, text.splitlines()[1]) == (NO, f"{SERVICE}: on node-a, kube-proxy forwards it, but {late} (x)")
+    assert (status, text.splitlines()[1]) == (NO, f"{SERVICE}: {late} (x); kube-proxy forwards it")
     assert f"  x  {late}: if the endpoints have just changed, ask again\n" in text
     assert f"-  the proxy of node-b does not have {THERE} as an endpoint, and the API server no longer has it" in text
     assert (
@@ -316,5 +325,5 @@ def test_a_udp_reply_that_only_the_endpoints_node_got_is_a_doubt(cluster: StandI
         cluster.node(name, **made | {"out": json.dumps(answer)})
     status, text = ask()
     cause = MAY_DROP["what"] if note else "see the network between the nodes"
-    line = f"node-b may not deliver to {THERE}: node-a got no UDP reply, and node-b got one: {cause} (?)"
+    line = f"node-b perhaps does not deliver to {THERE}: node-a got no UDP reply, and node-b got one: {cause} (?)"
     assert (status, text.splitlines()[1]) == (UNKNOWN, f"{FORWARDED}; {line}")
