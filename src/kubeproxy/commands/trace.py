@@ -53,7 +53,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="the client's address, or node")
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
     parser.add_argument("--seconds", type=seconds, metavar="N", default=10.0, help="seconds to wait (default 10)")
-    parser.add_argument("--packets", type=int, metavar="N", default=0, help="packets to follow (4), or to send (1)")
+    parser.add_argument(
+        "--packets", type=int, metavar="N", default=0, help="packets to follow (4), or first packets to send (1)"
+    )
     group = parser.add_mutually_exclusive_group()
     for flag, sending, text in (
         ("--send", Sending.ALWAYS, "end with an error if the command cannot send"),

@@ -332,6 +332,13 @@ def test_this_nodes_own_icmp_error_means_that_it_could_not_reach_the_endpoint():
     )
 
 
+@pytest.mark.parametrize(("protocol", "flags"), [(1, 0x0501), (58, 0x8900)])
+def test_a_redirect_is_no_answer(protocol, flags):
+    redirect = [unreachable()[0]._replace(headers=unreachable()[0].headers._replace(protocol=protocol, flags=flags))]
+    found, made = told(marked(1), redirect, served=[("10.244.0.1:80", True)])
+    assert ([one.direction for one in found], made.passed) == (["request"], True)
+
+
 def test_an_unreachable_destination_of_leftover_rules_is_reported_as_their_choice():
     gone = ("10.244.0.99", 3000)
     served = [("10.244.0.99:3000", False)]

@@ -32,6 +32,8 @@ _REASONS = {
     **dict.fromkeys(((1, 0x0B00), (58, 0x0300)), "hop limit exceeded"),
 }
 """Names of ICMP errors, keyed by protocol, and by type and code."""
+_REDIRECTS = frozenset({(1, 5), (58, 137)})
+"""ICMP redirects, by protocol and type: a router names a shorter way, and forwards the packet all the same."""
 _NEAR = 16  # maximum number of earlier packets among which the packet of a step is searched
 RuleKey = tuple[int, str, str, int]  # identifies a rule: family of its table, table, chain, handle
 
@@ -116,7 +118,8 @@ def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str, late: C
         elif step.packet in places:
             packets[places[step.packet]][-1].steps.append(step)
     marked = (runs for runs in packets if _marks(runs, own_table) and runs[0].steps[0].packet not in late)
-    return [_journey(runs, ruleset, own_table) for runs in marked]
+    kept = (runs for runs in marked if (runs[0].headers.protocol, runs[0].headers.flags >> 8) not in _REDIRECTS)
+    return [_journey(runs, ruleset, own_table) for runs in kept]
 
 
 def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:

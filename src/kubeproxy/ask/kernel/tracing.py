@@ -147,18 +147,18 @@ def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
         end = time.monotonic() + limits.seconds
         next_at = time.monotonic() if opening is not None else float("inf")
         enough = limits.packets or (1 if opening is not None else _PACKETS)
-        enough_at = float("inf")
+        enough_at, unsent = float("inf"), enough if opening is not None else 0
         while (now := time.monotonic()) < (until := min(end, enough_at) + _SETTLE * bool(requests)):
             if len(steps) >= MOST_STEPS:
                 break
-            if opening is not None and next_at <= now < end and len(requests) < enough:
+            if opening is not None and next_at <= now < end and unsent:
                 stack.callback(_send(packet, opening).close)
-                next_at = now + 1.0 if enough > 1 else float("inf")
+                unsent, enough, next_at = unsent - 1, len(requests) + 1, now + 1.0  # later packets follow the first one
             for step in traces.steps(min(now + _LOOK, until)):
                 steps.append(step)
                 if step.table == mark.table and step.handle and step.chain.startswith(trace.REQUESTS):
                     (requests if now < min(end, enough_at) or step.packet in requests else late).add(step.packet)
-                    if len(requests) >= enough:
+                    if len(requests) >= enough and not unsent:
                         enough_at = min(enough_at, time.monotonic())
                 if len(steps) >= MOST_STEPS:
                     break
