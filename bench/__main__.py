@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     try:
         if "gate" in given.what:
-            from bench import gate  # noqa: PLC0415 - the benchmarks load what they need themselves
+            from bench import gate  # noqa: PLC0415 - each benchmark imports its own requirements
 
             with progress("gate", err) as tell:
                 return gate.check(Run(True, tell), out)

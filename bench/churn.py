@@ -52,7 +52,7 @@ COLUMNS = (
 
 
 class _Lags:
-    """Stores lags in constant memory, so that they do not look like a leak."""
+    """Stores lags in constant memory, so that the stored lags are not taken for a leak of the proxy."""
 
     def __init__(self, room: int) -> None:
         self._values = array.array("d", [1.0]) * room
@@ -81,7 +81,7 @@ async def _churn(size: objects.Size, rate: int, seconds: float, neighbour: bool)
     await _fill(engine, size)
     beside = asyncio.create_task(_commit_beside()) if neighbour else None
     reader, writer = os.pipe()
-    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 20)  # as much as a socket holds
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 20)  # the size of a socket's buffer
     feeder = Companion("bench.feeder", str(writer), inherit=(writer,))
     os.close(writer)
     _connect(engine, reader)

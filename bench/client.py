@@ -107,7 +107,8 @@ def knock(target: tuple[str, int], rate: int, seconds: float, patience: float) -
     """Begin connections at a rate for some seconds; return the numbers of failed and of late connections, and the
     longest time.
 
-    A connection fails if it is refused, or is not made within `patience` seconds; half a second is late.
+    A connection fails if it is refused, or not established within `patience` seconds; after half a second it counts as
+    late.
     """
     selector, began, waiting = selectors.DefaultSelector(), time.perf_counter(), dict[socket.socket, float]()
     begun, failed, taken = 0, 0, list[float]()
@@ -134,9 +135,10 @@ def knock(target: tuple[str, int], rate: int, seconds: float, patience: float) -
 
 
 def alternating(groups: list[list[str]], ports: list[int], count: int) -> list[list[float]]:
-    """Return the seconds to open connections to several groups of addresses, in turn one to each group.
+    """Return the seconds to open connections to several groups of addresses, one to each group in turn.
 
-    The address in a group is random, so that each of many endpoints is used as rarely as by clients of a Service.
+    The address in a group is random, so that each of many endpoints gets as few connections as from a Service's
+    clients.
     """
     choose = random.Random(1).choice
     turns = [

@@ -1,5 +1,5 @@
 """ejection: connections that fail or are late when one of three endpoints vanishes or its process dies, with and
-without --eject-failing-endpoints; and what the flag costs while nothing fails.
+without --eject-failing-endpoints; and the cost of the flag while no endpoint fails.
 
 The engine, the ejector and the backend of the proxy run in the process of the measurement, among 10,000 Services.
 """

@@ -2,7 +2,7 @@
 
 Engine, nftables backend and health server in one process, as in a proxy, with 1,000 Services of which one changes each
 50 ms. It measures a quiet run, then a run with the attack. The figures are the longest time for which the event loop
-was held, and the delay of a change of another Service until it is in the kernel, from its due time, so that waiting is
+was blocked, and the delay of another Service's change: from its due time until it is in the kernel, so waiting is
 included. While another program loads elements, the kernel itself delays transactions: this limit is measured before the
 attack."""
 

@@ -1,4 +1,4 @@
-"""Sequences of steps that aim at faults which random steps rarely meet. Their objects have separate names and
+"""Sequences of steps that trigger faults which random steps rarely trigger. Their objects have separate names and
 addresses, so no random step changes them.
 
 Every second history of a world begins with one of these sequences, in turn. Only the steps of the sequence check the

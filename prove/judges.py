@@ -184,8 +184,8 @@ def _other_plans(scene: Scene) -> list[str]:
 
 
 def _node_differs(world: World, facts: Facts) -> list[str]:
-    """Return what the proxy has not received of the Node, the ServiceCIDRs and the node's addresses. Runs on the
-    node."""
+    """Return the differences of the Node, the ServiceCIDRs and the node's addresses that the proxy has not received.
+    Runs on the node."""
     record = world.store.get("nodes", ("", "node-a"))
     if record is None:
         return []
@@ -338,7 +338,10 @@ def _pages(plans: truth.Plans) -> list[str]:
         status, body = _page(path, HEALTH_PORT)
         if status != 200:
             wrong.append(f"{path} says {status} while everything is programmed: {body[:300]}")
-    wrong += [f"pending while nothing is: {line}" for line in _PENDING.findall(_page("/metrics", METRICS_PORT)[1])]
+    wrong += [
+        f"/metrics reports pending changes while nothing is pending: {line}"
+        for line in _PENDING.findall(_page("/metrics", METRICS_PORT)[1])
+    ]
     _, text = _page("/debug/state", METRICS_PORT)
     found = {(s["namespace"], s["name"]): s["state"] for s in json.loads(text)["services"]}
     return wrong + [

@@ -178,7 +178,7 @@ class Objects:
         service["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "other"} if foreign else {}
 
     def _swap(self) -> None:
-        """Exchange addresses and ports of two existing Services, as seen by a watcher that missed what was between."""
+        """Exchange addresses and ports of two existing Services, for a watcher that missed the steps in between."""
         if len(self.services) < 2:
             return
         first, second = self._two()

@@ -1,4 +1,4 @@
-"""The resources that the server knows: names, scope, verbs, subresources and selectable fields.
+"""The resources that the server supports: names, scope, verbs, subresources and selectable fields.
 
 Contains only a table and its lookups. Source: the discovery of a real kube-apiserver 1.36.
 """

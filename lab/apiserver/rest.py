@@ -113,7 +113,7 @@ class Rest:
         dry_run: bool = False,
         writer: Writer | None = None,
     ) -> Record:
-        """Create an object from a body; returns what was stored."""
+        """Create an object from a body; return the stored object."""
         write = Write(resource, "", writer, paths_of(obj, kind_of(resource))) if writer else None
         if resource.group == "events.k8s.io":
             obj = to_core(obj)

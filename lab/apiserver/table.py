@@ -28,7 +28,7 @@ _DURATIONS = (
     (8 * 86400, 86400, 3600, "dh"),
     (730 * 86400, 86400, 86400, "d"),
 )
-"""(below so many seconds, the unit, the smaller unit, their letters)."""
+"""Rows of (upper limit in seconds, unit, smaller unit, letters of both units)."""
 
 
 def human_duration(seconds: float) -> str:

@@ -54,7 +54,7 @@ class Scheduler(Controller):
     """Writes spec.nodeName."""
 
     def start(self) -> None:
-        """Follow pods, and also nodes, for pods without a node."""
+        """Subscribe to pods, and to nodes, because a new node may fit a waiting pod."""
         self.follow("pods", self.mark)
         self.follow("nodes", lambda _key: self._mark_waiting())
 

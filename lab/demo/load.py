@@ -190,7 +190,7 @@ def connect(record: Record) -> None:
 
 
 def main() -> None:
-    """Send requests as the arguments say."""
+    """Send requests with these arguments."""
     record = Record()
     if sys.argv[1] == "udp":
         flood(record, int(sys.argv[2]))

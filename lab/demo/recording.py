@@ -1,4 +1,4 @@
-"""Records the demo as it plays: python -m lab.demo.recording FOLDER writes demo.cast and demo.svg.
+"""Records a run of the demo: python -m lab.demo.recording FOLDER writes demo.cast and demo.svg.
 
 demo.cast is an asciinema recording, version 2, in the demo's own time. demo.svg shows the same output part by part,
 slowed down to reading speed; with the setting for reduced motion a browser shows only the end.

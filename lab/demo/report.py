@@ -116,7 +116,7 @@ class Report:
             self.literal(line)
 
     def outcome(self, ledger: Ledger, seconds: float) -> None:
-        """Print the end: the names of the failed checks, or a line that all checks hold."""
+        """Print the end: the names of the failed checks, or one sentence that all checks hold."""
         self._line(Text(""))
         wrong, number = ledger.wrong, len(ledger.checks)
         for check in wrong:

@@ -1,4 +1,4 @@
-"""The page in a browser, with a fake proxy that a test controls: its views, its keys, and what it must not execute."""
+"""The page in a browser, with a fake proxy that a test controls: views, keys, and scripts that it must not run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A read-mostly Kubernetes API for conformance runs: list, get and watch of four resources from memory.
 
-It supports only what a proxy needs (resource versions, watch events, label and field selectors) and discards events. It
-validates nothing and streams no list: the cases' objects reach the proxy exactly as recorded, while the lab's API
-server adds defaults and refuses invalid objects.
+It supports only the requirements of a proxy (resource versions, watch events, label and field selectors) and discards
+events. It validates nothing and streams no list: the cases' objects reach the proxy exactly as recorded, while the
+lab's API server adds defaults and refuses invalid objects.
 """
 
 import asyncio

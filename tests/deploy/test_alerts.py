@@ -73,7 +73,7 @@ def test_none_fires_in_a_healthy_hour(tmp_path: Path) -> None:
         assert re.search(happened, recorded[name]), name
     hour = [{"series": name, "values": values} for name, values in recorded.items()]
     expect_alerts(hour, [], 60, tmp_path, ever=True)
-    # The alerts would fire without the healthy metrics.
+    # The check can fail: if the proxy is not ready for ten minutes, its alert fires.
     worse = [one for one in hour if "kubeproxy_ready" not in one["series"]]
     worse.append({"series": "kubeproxy_ready", "values": "1x60 0x20 1x60"})
     expect_alerts(worse, ["KubeProxyNotReady"], 60, tmp_path, ever=True)

@@ -1,4 +1,4 @@
-"""The files of a release: the same bytes in two folders, one version in all of them, and checksums that hold."""
+"""The files of a release: the same bytes in two folders, one version in all of them, and correct checksums."""
 
 from __future__ import annotations
 

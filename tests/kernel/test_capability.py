@@ -1,4 +1,4 @@
-"""A permitted capability becomes effective without other changes; dropped capabilities are gone."""
+"""A permitted capability becomes effective without other changes; dropped capabilities have no effect any more."""
 
 import subprocess
 import sys

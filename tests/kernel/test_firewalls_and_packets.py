@@ -112,7 +112,7 @@ def connected(where: str, protocol: int) -> bool:
 
 
 def told(client: str | None, protocol: int) -> tuple[bool, bool]:
-    """Return whether the findings say that the connection is stopped, and whether a chain is noted."""
+    """Return whether the findings say that the connection is stopped, and whether a note names a chain."""
     place = [socket.inet_aton(one) for one in (FRONT, "10.244.1.1")]
     source = socket.inet_aton(client) if client else None
     asked = packets.CheckedConnection(Packet(source, place[0], protocol, 30086), place)

@@ -187,7 +187,7 @@ async def test_affinity_comes_and_goes_with_the_field(sticky: Live) -> None:
 
 ENDPOINTS = "a1 a2 b1 b2"
 CHANGES = {"nothing": ENDPOINTS, "another-comes": "a1 a2 a3 b1 b2", "another-goes": "a2 b1 b2"}
-"""The endpoints after a restart, by the change during the restart."""
+"""Changes of endpoints while no proxy runs, and the expected endpoints after its start."""
 
 
 @modes("nftables", "iptables-nft", "ipvs")

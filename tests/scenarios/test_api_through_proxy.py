@@ -18,7 +18,7 @@ PASSWORD = "secret-word"
 
 
 class Relay:
-    """An HTTP proxy on the node's loopback that connects each CONNECT to the API server, whatever it names."""
+    """An HTTP proxy on the node's loopback that connects each CONNECT to the API server, for any host name."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace

@@ -119,7 +119,7 @@ async def answers(live: Live, front: Front, where: str) -> None:
 
 
 async def refuses(live: Live) -> None:
-    """A refusal reaches the client; the clients that follow within a second are served. A UDP client, too."""
+    """A refused client gets the refusal; clients of the next second, also UDP clients, reach another endpoint."""
     front = live.front("web")
     await fail(live, "a2", *REFUSED)
     began = time.monotonic()
@@ -148,7 +148,7 @@ async def affinity(live: Live) -> None:
 
 
 async def half(live: Live) -> None:
-    """If more than half of the endpoints fail, none is ejected, and an event says so."""
+    """If more than half of the endpoints fail, none is ejected, and an event reports this."""
     serve(live, "most", "a3 a4 b2")
     front = live.front("most")
     await live.programmed(front, "a3 a4 b2")

@@ -53,7 +53,7 @@ async def test_nftables_to_iptables_and_back(bare: Live, variant: str) -> None:
 @pytest.mark.slow("three modes one after the other")
 @pytest.mark.parametrize("others", ["iptables-nft", "userspace"])
 async def test_affinity_holds_in_each_mode_that_takes_over(bare: Live, others: str) -> None:
-    """A client may get another endpoint once: a mode does not know the clients of the previous mode."""
+    """A client may get another endpoint once: a mode cannot read the affinity entries of the previous mode."""
     bare.service("sticky", "a1 a2 b1", sessionAffinity="ClientIP", **DUAL)
     front = bare.front("sticky")
     await bare.start()

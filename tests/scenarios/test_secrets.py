@@ -1,4 +1,4 @@
-"""No secret appears in the proxy's logs, answers or requests, whatever fails."""
+"""No secret appears in the proxy's logs, answers or requests, in any kind of failure."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def doing(*work: Callable[[], None]) -> Iterator[None]:
 
 
 def until(holds: Callable[[], object], what: str) -> None:
-    """Wait until something holds."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + TIMEOUT
     while not holds():
         assert time.monotonic() < deadline, what

@@ -26,7 +26,7 @@ Chains = dict[tuple[str, str], list[str]]
 
 
 class FakeTables:
-    """Chains with their rules, by table and name. Refuses what iptables refuses."""
+    """Chains with their rules, by table and name. Refuses the same changes as iptables."""
 
     def __init__(self) -> None:
         self.chains: Chains = {(table, chain): [] for table, names in BUILT_IN.items() for chain in names}

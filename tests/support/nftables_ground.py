@@ -48,7 +48,7 @@ def sync(backend, *changes):
 class Ground(ABC):
     """A kernel, and the functions with which tests examine it.
 
-    Callbacks run when a backend does what their name says.
+    A backend's action calls the callback of the same name.
     """
 
     counts = True

@@ -72,7 +72,7 @@ READY = (*LISTS, node())
 
 
 class FakeBackend:
-    """A backend that stores its input like a kernel; it refuses changes if a test says so."""
+    """A backend that stores its input like a kernel; a test can make it refuse changes."""
 
     abilities = Abilities()
 

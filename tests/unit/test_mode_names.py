@@ -1,4 +1,4 @@
-"""Only backends/, config/ and features/ name a proxy mode. All other rooms ask the Mode."""
+"""Only backends/, config/ and features/ name a proxy mode. All other packages use the properties of the Mode."""
 
 from __future__ import annotations
 

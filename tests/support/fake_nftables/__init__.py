@@ -1,5 +1,5 @@
-"""A simulation of nf_tables: executes the transactions of nftables mode, refuses what the kernel refuses, routes
-packets.
+"""A simulation of nf_tables: executes the transactions of nftables mode, refuses the same messages as the kernel,
+routes packets.
 
 It reads the same netlink bytes and the same nft text as the kernel, so the tests cover the whole backend:
 

@@ -71,7 +71,7 @@ Step = Callable[[Table, int, State], Ways]
 
 _TOKENS = re.compile(r'"[^"]*"|[{},]|!=|==|[^\s{},]+')
 _FEW = 256
-"""Up to this number of slots each is looked up; for more slots the map is searched."""
+"""Up to this number of slots the code looks up each slot; for more slots it searches the map."""
 
 
 @cache

@@ -41,7 +41,7 @@ SLOW: Final = ("env", "PATIENCE=2.5", "JOBS=1", "KUBEPROXY_GUEST=1")
 HERE: Final = "this-machine"
 """The kernel of a row without an emulated machine: for nft, iptables and Python of the row's Debian."""
 LACKING: Final = ("ipvs", "fast forwarding")
-"""Checks that need what this machine's kernel may lack."""
+"""Checks whose requirements this machine's kernel may lack."""
 _ENTER: Final = """
 cd "$1"
 mount --bind . . && cd "$1"

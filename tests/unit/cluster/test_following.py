@@ -60,7 +60,7 @@ NOTHING = trace("no packet of this flow arrived", None)
 
 
 def followed(*answers: dict[str, Json | str], client: str = "10.244.0.7", node: str = "node-b"):
-    """Follow with these answers, or problems, by node, for each time that traces are asked for; and these flows."""
+    """Follow a connection with these answers, or problems, by node for each round of traces; and with these flows."""
     left, flows = list(answers), []
 
     def ask(each, packets):

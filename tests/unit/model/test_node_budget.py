@@ -255,7 +255,7 @@ def test_an_address_of_a_large_service_that_is_gone_is_its_heirs_at_once():
 
 
 def test_an_address_that_a_large_service_gave_away_does_not_wait_for_its_turn():
-    """Otherwise its new Service would refuse connections for the whole delay, without another claimant."""
+    """Otherwise its new Service, the only claimant, would refuse connections for the whole delay."""
     address = "203.0.113.1"
     many = [hashing(f"noisy-{n:02}", created=n, algorithm="maglev-4093") for n in range(1, 20)]
     changed = hashing("former", created=50, algorithm="maglev-4093")

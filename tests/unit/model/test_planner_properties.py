@@ -1,4 +1,4 @@
-"""Properties of the planner: incremental equals full, order and repetition do not matter, nothing raises."""
+"""Properties of the planner: incremental equals full compilation, independence of order and repetition, no errors."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What a user who may only write Services can take from other Services, in objects that the API server accepts.
+"""Attacks on other Services by a user who may only write Services, with objects that the API server accepts.
 
 See docs/security.md.
 """

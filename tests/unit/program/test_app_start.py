@@ -109,7 +109,7 @@ def test_what_was_opened_is_closed_when_the_start_fails(steps):
 
 
 def chosen(monkeypatch, mode, lacking):
-    """Choose a mode on a node that lacks what these modes need; return its name."""
+    """Choose a mode on a node that lacks a requirement of these modes; return the mode's name."""
 
     def able(options):
         name = options.config.active_mode

@@ -107,7 +107,7 @@ def test_an_unspecified_bind_address_asks_for_no_family(address, monkeypatch):
 def test_cluster_cidrs_of_the_wrong_family():
     with pytest.raises(ConfigError, match=r"clusterCIDR: fd00::/8 has no IPv4 network, but this node has IPv4 only"):
         host.check_families(Settings("n", (V4,), cluster_cidrs=("fd00::/8",)))
-    host.check_families(Settings("n", (V4,), "NodeCIDR", cluster_cidrs=("fd00::/8",)))  # it has no effect then
+    host.check_families(Settings("n", (V4,), "NodeCIDR", cluster_cidrs=("fd00::/8",)))  # the address has no effect then
 
 
 def node(addresses, *cidrs):

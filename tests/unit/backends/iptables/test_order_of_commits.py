@@ -51,7 +51,7 @@ def packets(plans, family: Family) -> set[Packet]:
 
 
 def fate(tables: FakeTables, table: str, chain: str, packet: Packet) -> str:
-    """Return what a chain does with a packet: 'dnat', 'refused' or ''."""
+    """Return the action of a chain on a packet: 'dnat', 'refused' or ''."""
     for rule in tables.chains.get((table, chain), ()):
         target, matches = matched(words_of(rule)[2:], packet)
         if not matches or target in {"KUBE-MARK-MASQ", ""}:
