@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from kubeproxy.kernel.route import default_gateway
 from kubeproxy.kernel.routing_policy import RoutedPacket, refusal, routing_tables
 from kubeproxy.model.addresses import family_of, pack
 from support.own_network import own_network
@@ -85,3 +86,16 @@ def test_a_packet_without_a_route_and_one_of_another_network():
         assert refused_by(other) == ""
         assert refusal(other) in {errno.EXDEV, errno.EINVAL}
         assert refusal(packet(4)) == 0
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_gateway_of_the_default_route_is_known_unless_another_route_is_longer(version: int) -> None:
+    near, net = ("10.1.0.9", "10.9.0.0/16") if version == 4 else ("fd00:1::9", "fd00:9::/32")
+    end = pack(net.partition("/")[0])
+    with own_network():
+        setup()
+        assert default_gateway(end) is None
+        subprocess.run(["ip", f"-{version}", "route", "add", "default", "via", near], check=True)
+        assert default_gateway(end) == pack(near)
+        subprocess.run(["ip", f"-{version}", "route", "add", net, "via", near], check=True)
+        assert default_gateway(end) is None

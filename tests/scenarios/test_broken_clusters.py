@@ -12,7 +12,7 @@ from lab.netns import run_in
 from support.answers import valid
 from support.live import Live
 from support.modes import MODES
-from support.three_nodes import ThreeNodes, ip
+from support.three_nodes import NODES, ThreeNodes, ip
 from support.tracked_flows import LEAKING, fill, flush, limit
 
 OUTSIDE = "192.168.100.50"
@@ -134,6 +134,28 @@ async def test_a_silent_next_hop(nodes: ThreeNodes, at: str) -> None:
     assert status in {1, 2}, text
     assert f"is silent: nothing answers ARP for {hop}" in first(text), text
     assert f"see `ip route get {pods[:-3]}`" in text
+
+
+async def test_a_missing_route_to_the_pods_of_another_node(nodes: ThreeNodes) -> None:
+    """The default route hides it: the kernel sends the packets to a gateway that does not know the pods."""
+    nodes.live.service("unrouted", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/unrouted:tcp")
+    route, gateway = ("10.244.1.0/24", "via", ip(nodes, "neighbour")), NODES["node-c"].ip
+    await nodes.run("node-a", "ip", "route", "del", *route)
+    await nodes.run("node-a", "ip", "route", "replace", "default", "via", gateway)
+    await nodes.drop("node-c", "forward", f"ip daddr {ip(nodes, 'b1')}")
+    try:
+        status, text = await nodes.ask("why", "pod/a1", "svc/unrouted:tcp")
+    finally:
+        await nodes.admit("node-c")
+        await nodes.run("node-a", "ip", "route", "replace", "default", "via", "192.168.100.1")
+        await nodes.run("node-a", "ip", "route", "add", *route)
+    note = f"packets to {ip(nodes, 'b1')}:3000 on node-b leave by the default route, to {gateway}"
+    assert status != 0, text
+    assert f"node-b delivers it: see the network between the nodes: {note} (-)" in first(text)
+    assert f"  -  {note}: normal where that gateway routes" in text
+    _, text = await nodes.ask("why", "pod/a1", "svc/unrouted:tcp")
+    assert "leave by the default route" not in text
 
 
 async def test_the_wrong_mode(nodes: ThreeNodes) -> None:

@@ -211,6 +211,10 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
             kernel = _untranslated(kernel, *checkup.all_translations(way, rules))
+        reached = {one.address for one in probes if not (one.failed or one.unanswered)}
+        away = {one.address: one.node for one in why.endpoints if one.node not in {"", explained.world.node_name}}
+        unreached = {address: where for address, where in away.items() if address not in reached}
+        around.look("default route", lambda: routes.by_default(way, unreached))
         misnamed = list(_misnamed(node, facts, why))
         why = replace(why, fixes=() if misnamed else why.fixes)
         findings += [*misnamed, *kernel, *_hairpin(way, why), *_around(around)]

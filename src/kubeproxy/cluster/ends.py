@@ -179,7 +179,8 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
         else:
             yield f"on {node}, " * (node not in decision) + decision.replace("this node", node)
             if fine and not answer.cause(probes=False):
-                yield f"{carried}: see the network between the nodes"
+                routes = (one for one in answer.diagnoses if one.about == "routes" and one.severity is Severity.NOTE)
+                yield ": ".join((carried, "see the network between the nodes", *(f"{one.what} (-)" for one in routes)))
     kinds = groupby(sorted(deliveries, key=_kind), key=_kind)
     for several in (list(group) for (severity, *_), group in kinds if severity < Severity.NOTE):
         one = several[0]

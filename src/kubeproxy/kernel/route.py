@@ -352,9 +352,26 @@ def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     return text, bool(state) and hop == destination
 
 
-def ask_route(destination: bytes, more: bytes, *, has_source: bool) -> list[tuple[bytes, int, int]]:
+@nl.understood("a route")
+def default_gateway(destination: bytes) -> bytes | None:
+    """Return the gateway of the default route if this node's packets to a destination leave by that route, else None.
+    Raises NetlinkError."""
+    try:
+        places = ask_route(destination, b"", has_source=False, flags=_MATCHED)
+    except nl.NetlinkError as error:
+        if error.code in _NO_ROUTE:
+            return None
+        raise
+    found = [place for place in places if not _ROUTE_HEAD.unpack_from(place[0], place[1] - _ROUTE_HEAD.size)[1]]
+    return nl.parts(*found[0]).get(_GATEWAY) if found else None
+
+
+_MATCHED: Final = 0x2000  # RTM_F_FIB_MATCH: the answer contains the network of the route, and not the destination
+
+
+def ask_route(destination: bytes, more: bytes, *, has_source: bool, flags: int = 0) -> list[tuple[bytes, int, int]]:
     """Return (buffer, start, end) of the attributes of a route; `more` are packed attributes. Raises NetlinkError."""
     bits = 8 * len(destination)
-    head = _ROUTE_HEAD.pack(family_of(destination), bits, bits * has_source, 0, 0, 0, 0, 0, 0)
+    head = _ROUTE_HEAD.pack(family_of(destination), bits, bits * has_source, 0, 0, 0, 0, 0, flags)
     with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
         return netlink.ask(_GET_ROUTE, head + nl.attribute(_TO, destination) + more, "a route", _ROUTE_HEAD.size)

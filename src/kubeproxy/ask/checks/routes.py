@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from math import inf
@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
 from kubeproxy.ask.checks.settings import FORWARDING_OF, Setting, changed_back, filtered_ways
 from kubeproxy.ask.checks.strangers import PICKED_AGAIN
-from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, Harm, Severity
+from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, Harm, Severity, end_of
 from kubeproxy.kernel.netlink.protocol import NetlinkError
-from kubeproxy.kernel.route import local_addresses, silent_neighbour, way_out
+from kubeproxy.kernel.route import default_gateway, local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
 from kubeproxy.meaning.firewall import MASQUERADED, Firewall, PassingPacket, SourceTranslation
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, family_of, is_loopback, place_text, unpack, within
-from kubeproxy.model.world import used_pod_networks
+from kubeproxy.model.world import pod_cidrs, used_pod_networks
 
 _FORWARDING = FORWARDING_OF[Family.IPV4]
 _FROM_LOOPBACK = "net/ipv4/conf/all/route_localnet"
@@ -86,6 +86,19 @@ def unanswered(node: CheckedNode) -> Iterator[Diagnosis]:
                 fix=f"see `ip route get {end}`: correct the route, or have that next hop answer",
                 harm=node.harm(node.ends_at(packet.destination) or node.ends_at(packet.source or b"") or [None]),
             )
+
+
+def by_default(node: CheckedNode, away: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """Note endpoints on other nodes to which packets leave by the default route, if this Node has a podCIDR. `away`
+    contains the endpoints with their nodes. Raises NetlinkError."""
+    found: dict[bytes, list[str]] = {}
+    for address, where in away.items() if away and node.facts and pod_cidrs(node.facts.node) else ():
+        if gateway := default_gateway(end_of(address)[0]):
+            found.setdefault(gateway, []).append(f"{address} on {where}")
+    for gateway, ends in found.items():
+        what = f"packets to {', '.join(ends)} leave by the default route, to {unpack(gateway)}"
+        why = "normal where that gateway routes the pods' addresses; else the route to that node's podCIDR is missing"
+        yield Diagnosis(Severity.NOTE, "routes", what, why)
 
 
 def misled(node: CheckedNode) -> Iterator[Diagnosis]:
