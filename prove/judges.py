@@ -28,7 +28,7 @@ from kubeproxy.control.client import Client
 from kubeproxy.errors import ApplyError, KubeProxyError
 from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack
-from kubeproxy.model.addresses import Family, unpack
+from kubeproxy.model.addresses import PORT_BYTES, Family, unpack
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
@@ -273,9 +273,12 @@ async def _no_stale_flows(world: World, scene: Scene, family: Family) -> list[st
     serving: dict[bytes, set[bytes]] = {}
     for (_, name), plans in truth.plans(scene.planner).items():
         for plan in plans:
-            judged = plan.key.protocol == UDP and plan.key.family is family and name != STEADY
-            for frontend in plan.frontends if judged else ():
-                serving.setdefault(target_of(frontend.address, UDP, frontend.port), set()).update(plan.serving)
+            fronts = plan.all_frontends if plan.key.family is family and name != STEADY else ()
+            for frontend in (each for each in fronts if each.protocol == UDP):
+                for port in {frontend.port, frontend.last_port, *packets.ANSWERED}:
+                    if frontend.port <= port <= frontend.last_port:
+                        served = plan.at_port(frontend, PORT_BYTES[port]).serving
+                        serving.setdefault(target_of(frontend.address, UDP, port), set()).update(served)
 
     def check() -> list[str]:
         with Conntrack() as tracking:

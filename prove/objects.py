@@ -30,6 +30,11 @@ RANGES = (
 UNREADABLE = ("10.0.0.0/99",)
 """Source ranges that no API server accepts."""
 WEIGHTS = ("node-a=0", "node-b=0", "node-a=50", "node-a=50,node-b=25", "node-a=1,node-b=100", "=", "node-a=101")
+PORT_RANGES = (
+    *("2990-3010/tcp", "3000-3001/udp", "3001-4000/tcp,70-90/udp", "2990-3000/tcp, 3001-3010/tcp,3000-3000/udp"),
+    *("81-3000/tcp,81-3000/udp", "1-79/sctp,x/tcp,3010-3000/udp", "1-65535/tcp,3000/udp"),
+)
+"""Ranges of ports about those on which pods answer; several Services have them at one external IP."""
 ROOM = 60
 """Limits of addresses, and of simultaneous Services."""
 _STATES: tuple[Json, ...] = (
@@ -119,6 +124,7 @@ class Objects:
             self._other_ingress,
             self._other_ranges,
             self._other_weights,
+            self._other_port_ranges,
             self._other_labels,
         ]
 
@@ -170,8 +176,15 @@ class Objects:
         service["spec"]["loadBalancerSourceRanges"] = self.random.sample(self.ranges, self.random.choice((0, 1, 2)))
 
     def _other_weights(self, service: Json) -> None:
-        found = self.random.choice((None, *WEIGHTS))
-        service["metadata"]["annotations"] = {"kube-proxy-py/weights": found} if found else {}
+        self._annotate(service, "kube-proxy-py/weights", self.random.choice((None, *WEIGHTS)))
+
+    def _other_port_ranges(self, service: Json) -> None:
+        self._annotate(service, "kube-proxy-py/port-ranges", self.random.choice((None, *PORT_RANGES)))
+
+    @staticmethod
+    def _annotate(service: Json, name: str, text: str | None) -> None:
+        annotations = service["metadata"].pop("annotations", {}) | {name: text}
+        service["metadata"]["annotations"] = {key: value for key, value in annotations.items() if value}
 
     def _other_labels(self, service: Json) -> None:
         foreign = self.random.random() < 0.5

@@ -24,6 +24,8 @@ WAITS = 2
 DROPPED = 0.15
 """Seconds without an answer after which a packet counts as dropped; answers take a few milliseconds."""
 PLACES = ("pod", "node", "outside")
+ANSWERED = (3000, 3001)
+"""The ports on which pods answer."""
 _JUDGED = {Outcome.FORWARDED, Outcome.REFUSED, Outcome.DROPPED}
 
 
@@ -46,7 +48,7 @@ async def foretold(world: World, facts: Facts, planner: Planner, chance: random.
 def _sample(world: World, planner: Planner, chance: random.Random) -> Iterator[tuple[str, str, Packet]]:
     """Yield random places, protocols and packets to frontends."""
     plans = [plan for found in truth.plans(planner).values() for plan in found]
-    fronts = [(plan, frontend) for plan in plans for frontend in plan.frontends]
+    fronts = [(plan, frontend) for plan in plans for frontend in plan.all_frontends]
     for plan, frontend in chance.sample(fronts, min(SAMPLES, len(fronts))):
         place, family = chance.choice(PLACES), plan.key.family.label
         protocol = PROTOCOL_NAMES[frontend.protocol].lower()
@@ -54,13 +56,15 @@ def _sample(world: World, planner: Planner, chance: random.Random) -> Iterator[t
         source = None if place == "node" else pack(world.live.ips[place][family])
         if protocol != "sctp" and destination is not None:
             interface = {"pod": "cbr0", "outside": "eth0"}.get(place, "")
-            yield place, protocol, Packet(source, destination, frontend.protocol, frontend.port, interface)
+            answering = [port for port in ANSWERED if frontend.port <= port <= frontend.last_port]
+            port = chance.choice(answering or [frontend.port, frontend.last_port])
+            yield place, protocol, Packet(source, destination, frontend.protocol, port, interface)
 
 
 def _answerable(pods: Container[bytes | None], predicted: Predicted) -> bool:
     """Return whether every endpoint is a pod that answers with its name."""
     return predicted.outcome in _JUDGED and all(
-        choice.destination[:-2] in pods and int.from_bytes(choice.destination[-2:], "big") in {3000, 3001}
+        choice.destination[:-2] in pods and int.from_bytes(choice.destination[-2:], "big") in ANSWERED
         for choice in predicted.choices
     )
 

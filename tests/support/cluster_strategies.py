@@ -65,6 +65,8 @@ service_annotations = st.none() | st.builds(
     | pick(f"{HERE}=0", f"{THERE}=0", f"{HERE}=50, {THERE}=0", f"{HERE}=101", "=", f"{HERE}=1,")
     | pick("zone:z1=0", f"zone:z1=0,zone:z2=50,{HERE}=20", "zone:=1"),
     eject=st.none() | pick("on", "off", "yes"),
+    port_ranges=st.none()
+    | pick("70-90/tcp", "79-79/udp,82-90/tcp", "80/tcp,90-89/tcp", "1-79/tcp, 60-70/TCP", "x/sctp"),
 )
 
 

@@ -77,7 +77,9 @@ def endpoints(draw, family: Family):
     return found
 
 
-RANGES = (None, None, None, "10000-20000/udp", "10000-10999/tcp,1-79/sctp")
+RANGES = (None, "{0}0000-{0}9999/udp", "{0}0000-{0}0999/tcp,{0}-{0}/sctp,{0}1000-{0}9999/TCP")
+"""Ranges of ports, of which each Service has its own."""
+SHARED = 200  # the number of an external address that several Services have
 ALGORITHMS = (*[None] * 30, "maglev-251")
 WEIGHTS = (None, None, None, f"{HERE}=0", f"{THERE}=50", f"{HERE}=50,{THERE}=25")
 
@@ -88,24 +90,26 @@ def subjects(draw, family: Family, number: int):
     where = ADDRESSES[family]
     affinity = draw(st.sampled_from([None, None, 30, 10800]))
     names = draw(st.sampled_from([["a"], ["a", "b"]]))
+    ranges = draw(st.sampled_from(RANGES))
+    external = st.sampled_from([[], [number], [SHARED], [SHARED], [number, SHARED]])
     return service(
         f"s{number}",
         where.cluster.format(number),
         annotations=Annotations(
             weights=draw(st.sampled_from(WEIGHTS)),
             algorithm=draw(st.sampled_from(ALGORITHMS)),
-            port_ranges=draw(st.sampled_from(RANGES)),
+            port_ranges=ranges.format(number) if ranges else None,
         ),
         ports=[
             ServicePort(
-                port=80 + i,
+                port=80 + 10 * number + i,
                 name=name,
                 protocol=draw(st.sampled_from(["TCP", "UDP", "SCTP"])),
                 node_port=draw(st.sampled_from([None, 30000 + 10 * number + i])),
             )
             for i, name in enumerate(names)
         ],
-        external_ips=draw(st.sampled_from([[], [where.external.format(number)]])),
+        external_ips=[where.external.format(each) for each in draw(external)],
         ingress=draw(st.sampled_from([[], [where.balancer.format(number)]])),
         load_balancer_source_ranges=draw(st.lists(st.sampled_from(where.ranges), max_size=2)),
         session_affinity="ClientIP" if affinity else None,

@@ -34,6 +34,7 @@ def test_incremental_equals_resync(new_ground, history, data):
             names = data.draw(st.permutations(sorted(earlier.keys() | later.keys())))
             changes = [(name, later.get(name, ())) for name in names if earlier.get(name) != later.get(name)]
             sync(backend, *changes)
+            assert ground.difference(backend) is None
         incremental = ground.contents(family)
         ground.is_clean(backend, states[-1])
     with new_ground() as ground:
