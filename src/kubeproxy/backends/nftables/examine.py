@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kubeproxy.backends.nftables import audit
 from kubeproxy.backends.nftables.affinity import client_number
-from kubeproxy.backends.nftables.found import numbers, recall
+from kubeproxy.backends.nftables.found import numbers, overlapping, recall
 from kubeproxy.backends.nftables.gone import GONE, endpoint_key
 from kubeproxy.backends.nftables.layout import (
     CLIENTS,
@@ -60,6 +60,7 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, endpoint_id, pack,
 from kubeproxy.model.claims import ranges_of
 from kubeproxy.model.plan import (
     FamilyGlobals,
+    FrontendKind,
     Globals,
     Loopback,
     Policy,
@@ -160,10 +161,8 @@ class NftablesExaminer(Examiner):
             keys.pop(name, None)
         found: Elements = {name: {} for name in self._layout.shapes}
         found |= {name: dict(self._view.lookup(name, asked)) for name, asked in keys.items()}
-        places = {key[: len(key) // 2 - 4] for key in self._range_keys(plans)}
         for name in found.keys() & INTERVALS:
-            elements = self._view.elements(name).items()
-            found[name] = {key: data for key, data in elements if key[: len(key) // 2 - 4] in places}
+            found[name] = self._ranges_of(name, plans)
         self._read_pools(found)
         lists = {*found[SetId.FIREWALL_LISTS].values(), *found.get(SetId.FIREWALL_RANGES, {}).values()}
         if restricted or lists:
@@ -171,6 +170,15 @@ class NftablesExaminer(Examiner):
             spans = self._view.elements(SetId.FIREWALL_ALLOW)
             found[SetId.FIREWALL_ALLOW] = {key: b"" for key in spans if key[: self.family.address_size] in lists}
         return found
+
+    def _ranges_of(self, name: str, plans: Plans) -> dict[bytes, bytes]:
+        """Return the ranges at cluster IPs of these Services, and with their ports: other Services may have ranges at
+        other addresses."""
+        own, size = [*self._range_keys(plans)], self.family.address_size
+        spans = [span for its in plans.values() for span in ranges_of(its, self.family)]
+        cluster_ips = {span.address for span in spans if span.kind is FrontendKind.CLUSTER}
+        found = self._view.elements(name).items()
+        return {k: data for k, data in found if k[:size] in cluster_ips or any(overlapping(k, each) for each in own)}
 
     def _read_pools(self, found: Elements) -> None:
         """Add the pools with session affinity, under the pool numbers found in the kernel for their frontends."""

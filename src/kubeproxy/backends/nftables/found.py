@@ -208,7 +208,7 @@ class FoundElements:
         for name in desired.elements.keys() & INTERVALS:
             # The same is true for ranges of ports. Other Services may have ranges at the same address.
             spans = desired.elements[name]
-            for key in [key for key in self.left[name] if any(_overlap(key, span) for span in spans)]:
+            for key in [key for key in self.left[name] if any(overlapping(key, span) for span in spans)]:
                 present.setdefault(name, {})[key] = self.left[name].pop(key)
         return diff(present, wanted)
 
@@ -306,7 +306,7 @@ class FoundElements:
                     asking.append((frontend, min(most, end + max(1, end >> 3)), most))
 
 
-def _overlap(one: bytes, other: bytes) -> bool:
+def overlapping(one: bytes, other: bytes) -> bool:
     """Return whether two intervals have a value in common; each is its first value and its last value."""
     half = len(one) // 2
     return one[:half] <= other[half:] and other[:half] <= one[half:]

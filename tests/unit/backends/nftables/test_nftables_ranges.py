@@ -174,3 +174,14 @@ def test_services_with_separate_ranges_at_an_address_are_neither_a_difference_no
     backend = ground.start()
     assert not resync(backend, services)
     ground.is_clean(backend, services)
+    for name, plans in services.items():
+        assert some(ground, {name: plans}) == []
+
+
+def test_a_range_that_covers_ports_of_a_service_is_found_by_a_look_at_this_service(ground):
+    services = {A: shared("10000-20000/tcp", "a", 1), B: shared("20001-30000/tcp", "b", 2)}
+    resync(ground.start(), services)
+    ground.disturb("add element ip kube-proxy unserved-ranges { 203.0.113.1 . tcp . 19999-20001 }")
+    for name, plans in services.items():
+        (finding,) = some(ground, {name: plans})
+        assert (finding.kind, finding.what) == (Kind.EXTRA, "203.0.113.1, ports 19999-20001/TCP")
