@@ -22,7 +22,7 @@ from bench.worker import BenchmarkFailed
 DEFAULT = ("sync", "change", "churn", "start", "e2e", "path", "firstpacket", "counters")
 OTHER_MODES = ("iptables", "ipvs", "userspace", "lasting")  # half an hour more
 SEEING = ("seeing", "page")
-BEYOND = ("resets", "ejection", "balancing", "flowtable", "udp", "restart", "large", "resident", "hostile")
+BEYOND = ("resets", "ejection", "unfounded", "balancing", "flowtable", "udp", "restart", "large", "resident", "hostile")
 ALL = DEFAULT + OTHER_MODES + SEEING + BEYOND
 WIDTH = 190  # columns of a table when the output is no terminal
 

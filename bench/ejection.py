@@ -1,5 +1,5 @@
 """ejection: connections that fail or are late when one of three endpoints vanishes or its process dies, with and
-without --eject-failing-endpoints; and the cost of the flag while no endpoint fails.
+without --eject-failing-endpoints; and the cost of the flag while no endpoint fails, and under a flood of suspects.
 
 The engine, the ejector and the backend of the proxy run in the process of the measurement, among 10,000 Services.
 """
@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from bench import objects, path, proxy
+from bench import objects, path, proxy, unsteady
 from bench.charts import Chart
+from bench.companion import Companion
 from bench.figures import ratio, spreads
 from bench.network import Network
 from bench.pods import PORT
@@ -35,6 +36,7 @@ COLUMNS = (
     Column("delayed", "delayed", 0),
     Column("longest s", "longest", 2),
     Column("ejected after s", "after", 2),
+    Column("ejected", "ejected", 0),
     Column("connections", "count", 0),
     Column("proxy CPU %", "cpu", 2),
     Column("connect p50 us", "service_p50", 1),
@@ -42,13 +44,16 @@ COLUMNS = (
 )
 
 
-def measure(kind: str, fault: str, rate: int, seconds: float) -> dict[str, float]:
-    """Measure one fault: counts of connections, and seconds."""
-    return asyncio.run(_measured(kind, fault, rate, seconds))
+def measure(
+    kind: str, fault: str, rate: int, seconds: float, before: float = BEFORE, *, flood: bool = False
+) -> dict[str, float]:
+    """Measure one fault after some seconds: counts of connections, and seconds."""
+    return asyncio.run(_measured(kind, fault, rate, seconds, before, flood))
 
 
-async def _measured(kind: str, fault: str, rate: int, seconds: float) -> dict[str, float]:
+async def _measured(kind: str, fault: str, rate: int, seconds: float, before: float, flood: bool) -> dict[str, float]:
     network, ejected = Network(), list[float]()
+    network.pods.ask("nft", text=_fault(f"ip saddr {unsteady.DROPPED} drop"))
     settings = EJECTION.on(proxy.SETTINGS, "always" if kind == "with" else "never")
     engine, backends = proxy.engine_of(settings, proxy.Listener(lambda _: ejected.append(time.monotonic())))
     readers = [read for each in backends if (read := each.abilities.suspects) is not None]
@@ -57,18 +62,21 @@ async def _measured(kind: str, fault: str, rate: int, seconds: float) -> dict[st
         network.pods.ask("accept")
         engine.arrive(_lists())
         await engine.ready.wait()
-        await asyncio.sleep(1)
+        if flood:
+            await asyncio.to_thread(_flood, network)
+        await asyncio.sleep(3)
         ejected.clear()
         cpu = time.process_time()
         target: dict[str, Any] = {"address": objects.cluster_ip(OTHERS.services), "port": 80}
         network.client.tell("knock", **target, rate=rate, limit=seconds, patience=PATIENCE)
-        await asyncio.sleep(BEFORE)
+        await asyncio.sleep(before)
         spent = time.process_time() - cpu
-        network.pods.ask("nft", text=_fault(FAULTS[fault]))
+        if fault:
+            network.pods.ask("nft", text=_fault(f"ip daddr {_endpoints()[0]} tcp dport {PORT} {FAULTS[fault]}"))
         began = time.monotonic()
         found: dict[str, float] = await asyncio.to_thread(network.client.answer)
         after = ejected[0] - began if ejected else 0.0
-        return {**found, "after": after, "cpu": 100 * spent / BEFORE}
+        return {**found, "after": after, "cpu": 100 * spent / before, "ejected": len(engine.planner.ejections.failures)}
     finally:
         for task in work:
             task.cancel()
@@ -96,9 +104,14 @@ def _endpoints() -> list[str]:
     return objects.endpoints_of(OTHERS.services * OTHERS.endpoints, 3)
 
 
-def _fault(verdict: str) -> str:
-    """Return rules by which an endpoint drops or refuses all packets."""
-    rule = f"ip daddr {_endpoints()[0]} tcp dport {PORT} {verdict}"
+def _flood(network: Network) -> None:
+    """Have a client that all endpoints drop send SYNs to all Services until this process ends."""
+    network.client.ask("configure", lines=[f"address add {unsteady.DROPPED}/24 dev eth0"])
+    Companion("bench.unsteady", str(network.client.pid), "scan", str(OTHERS.services))
+
+
+def _fault(rule: str) -> str:
+    """Return rules by which endpoints drop or refuse packets."""
     chain = "add table ip fault\nadd chain ip fault input { type filter hook input priority 0 ; }\n"
     return f"{chain}add rule ip fault input {rule}\n"
 
@@ -107,9 +120,12 @@ def run(with_: Run) -> Report:
     """Measure both kinds in turns: each fault, and connections while nothing fails."""
     rate, seconds, count = (200, 8.0, 1) if with_.quick else (500, 12.0, 3)
     rows = []
-    for fault in FAULTS:
-        arguments: dict[str, Any] = {"fault": fault, "rate": rate, "seconds": seconds}
-        rows += _rows(with_, count, fault, lambda kind, what: with_.measure(what, measure, kind=kind, **arguments))  # noqa: B023 - called at once
+    cases: dict[str, dict[str, Any]] = {each: {"fault": each, "rate": rate, "seconds": seconds} for each in FAULTS}
+    cases["5,000 a second"] = {"fault": "", "rate": 5000, "seconds": 2.5 * seconds, "before": 2.5 * seconds}
+    cases["flood of suspects"] = {"fault": "vanishes", "rate": rate, "seconds": 2 * seconds, "before": seconds}
+    cases["flood of suspects"]["flood"] = True
+    for case, arguments in cases.items():
+        rows += _rows(with_, count, case, lambda kind, what: with_.measure(what, measure, kind=kind, **arguments))  # noqa: B023 - called at once
     connecting: dict[str, Any] = {"size": "10kx10", "rounds": 4, "connections": 1000, "seconds": 0.2}
     rows += _rows(
         with_,
@@ -118,6 +134,7 @@ def run(with_: Run) -> Report:
         lambda kind, what: with_.measure(what, path.measure, **connecting, ejects=kind == "with"),
     )
     notes = (
+        f"flood of suspects: a client that all endpoints drop sends {unsteady.SCANS} SYNs a second to all Services.",
         f"{rate} connections a second for {seconds:.0f} s; one of three endpoints fails after {BEFORE:.0f} s.",
         f"failed: not connected within {PATIENCE:.0f} s, or refused; delayed: connected after 0.5 s or more.",
     )
@@ -129,7 +146,7 @@ def _rows(with_: Run, count: int, case: str, once: Callable[[str, str], dict[str
     rows = []
     for kind in KINDS:
         figures: dict[str, Value] = {**spreads(runs[kind])}
-        if kind == "with" and "failed" in figures:
+        if kind == "with" and all(one.get("failed") for one in runs["without"]):
             figures["ratio"] = ratio(*([one["failed"] for one in runs[each]] for each in ("with", "without")))
         rows.append(Row(f"{case}, {kind}", figures))
     return rows

@@ -66,6 +66,13 @@ def enter_new_namespace() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
+def enter_namespace(path: str) -> None:
+    """Move this thread, and what it starts from here on, into an existing network namespace."""
+    with open(path) as place:
+        if _libc.setns(place.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {path}")
+
+
 @contextmanager
 def another_namespace() -> Iterator[None]:
     """Run the body in a new network namespace, and return to the previous one."""

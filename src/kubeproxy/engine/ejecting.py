@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import random
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from kubeproxy.engine.engine import Engine
-from kubeproxy.engine.pacing import to_its_end
+from kubeproxy.engine.pacing import TokenBucket, to_its_end
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack.unanswered import Unanswered
 from kubeproxy.kernel.netlink.protocol import errno_text
@@ -22,18 +24,21 @@ from kubeproxy.model.addresses import Family, family_of, unpack
 
 log = logging.getLogger("kubeproxy.ejection")
 
-PERIOD: Final = 0.2  # seconds between two readings of the kernel's suspects
+PERIOD: Final = 0.1  # seconds between two readings of the kernel's suspects
 IDLE: Final = 1.0  # seconds between two checks whether a Service ejects endpoints
-TIMEOUT: Final = 0.5  # seconds: an endpoint that does not accept a connection in this time fails
+CONFIRMING: Final = (0.1, 0.1, 0.1)
+"""Seconds after each connection to a suspect; it fails if it accepts none of them in their sum. Packets may be lost."""
+RETURNING: Final = (0.5, 0.5)  # the same for an endpoint that fails: nothing is urgent, and a slow one may return
 REMOVALS: Final = 1.0
 """Seconds between removals of connections to the same endpoints: the kernel reads its whole table for a removal. If
 more than half of the endpoints fail, none is ejected, and a client's next SYN may reach an endpoint that answers.
 """
-AT_ONCE: Final = 64  # maximum number of attempts at the same time
+AT_ONCE: Final = 128  # maximum number of attempts at the same time
+RATE: Final = 50  # attempts a second beyond these, so that a flood of suspects costs little; their order is random
 
 REFUSALS: Final = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EHOSTDOWN})
 """Errors of an attempt that show a failing endpoint. All others, such as a lack of ports, are errors of this node."""
-
+_UNCONNECTED: Final = frozenset({b"\2", b"\7"})  # TCP_SYN_SENT, TCP_CLOSE
 _RECEIVE_ERRORS: Final = {Family.IPV4: (socket.IPPROTO_IP, 11), Family.IPV6: (socket.IPPROTO_IPV6, 25)}
 """The options IP_RECVERR and IPV6_RECVERR, with which a UDP socket gets every ICMP error."""
 
@@ -47,6 +52,7 @@ class Ejector:
         self._readers = readers
         self._suspects: set[bytes] = set()
         self._trying: set[bytes] = set()
+        self._budget = TokenBucket(RATE, AT_ONCE)
         self._removed: set[bytes] = set()
         self._removes_at = 0.0
 
@@ -62,21 +68,26 @@ class Ejector:
     async def _look(self, unanswered: Unanswered, attempts: asyncio.TaskGroup) -> None:
         """Read the suspects once; begin attempts, and remove unanswered connections to endpoints that fail."""
         now = time.monotonic()
-        try:
-            self._suspects = await to_its_end(self._read)
-            stuck = {key for key in self._suspects & self._ejections.failures.keys() if self._is_committed(key)}
-            if stuck and (now >= self._removes_at or stuck - self._removed):
-                self._removed, self._removes_at = stuck, now + REMOVALS
+        self._read()
+        stuck = {key for key in self._suspects & self._ejections.failures.keys() if self._is_committed(key)}
+        if stuck and (now >= self._removes_at or stuck - self._removed):
+            self._removed, self._removes_at = stuck, now + REMOVALS
+            try:
                 await to_its_end(unanswered.remove, stuck)
-        except ApplyError as error:
-            log.debug("Cannot look for failing endpoints error=%r", str(error))
-        for key in self._ejections.due(self._suspects, now):
-            if key not in self._trying and len(self._trying) < AT_ONCE:
+            except ApplyError as error:
+                log.debug("Cannot remove connections to failing endpoints error=%r", str(error))
+        for key in self._ejections.due(random.sample(list(self._suspects), len(self._suspects)), now):
+            if key not in self._trying and len(self._trying) < AT_ONCE and self._budget.take():
                 self._trying.add(key)
                 attempts.create_task(self._try(key))
 
-    def _read(self) -> set[bytes]:
-        return {key for read in self._readers for key in read()}
+    def _read(self) -> None:
+        """Read the suspects. The kernel bounds their number, and needs no lock that another program could hold."""
+        try:
+            self._suspects = {key for read in self._readers for key in read()}
+        except ApplyError as error:
+            self._suspects = set()
+            log.debug("Cannot read the suspects error=%r", str(error))
 
     def _is_committed(self, key: bytes) -> bool:
         """Return whether the kernel has the plans that follow from an endpoint's failure."""
@@ -85,10 +96,13 @@ class Ejector:
 
     async def _try(self, key: bytes) -> None:
         """Connect to an endpoint, and record the result. A suspect that answered a client in the meantime is none."""
-        reason = await attempt(key)
+        now = time.monotonic()  # of the beginning, so that pauses do not become longer by the attempts
+        reason = await attempt(key, RETURNING if key in self._ejections.failures else CONFIRMING)
         self._trying.discard(key)
-        now, is_failing = time.monotonic(), key in self._ejections.failures
-        if reason and (is_failing or key in self._suspects):
+        if reason and key not in self._ejections.failures:
+            self._read()
+            reason = reason if key in self._suspects else ""
+        if reason:
             changed = self._ejections.failed(key, reason, now, time.time())
         else:
             changed = self._ejections.answered(key, now)
@@ -96,25 +110,28 @@ class Ejector:
             self._engine.plan_again(changed)
 
 
-async def attempt(key: bytes) -> str:
-    """Connect to an endpoint; return the reason if it fails, '' otherwise.
+async def attempt(key: bytes, pauses: Sequence[float]) -> str:
+    """Connect to an endpoint, again after each pause but the last; return the reason if it fails, '' otherwise.
 
-    A UDP endpoint gets an empty datagram, and fails only if an ICMP error arrives: it need not answer.
+    A UDP endpoint gets an empty datagram, and fails only if an ICMP error arrives: it need not answer. At the end the
+    kernel decides: if the machine is busy, a connection may be made before this process notices.
     """
     address, is_udp = key[:-3], key[-3] == socket.IPPROTO_UDP
-    family = family_of(address)
-    loop = asyncio.get_running_loop()
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM if is_udp else socket.SOCK_STREAM) as made:
-            made.setblocking(False)
-            async with asyncio.timeout(TIMEOUT):
-                await loop.sock_connect(made, (unpack(address), int.from_bytes(key[-2:], "big")))
-                if is_udp:
-                    made.setsockopt(*_RECEIVE_ERRORS[family], 1)
-                    made.send(b"")
-                    await loop.sock_recv(made, 1)
-    except TimeoutError:
-        return "" if is_udp else f"no answer within {TIMEOUT} s"
-    except OSError as error:
-        return errno_text(error.errno or 0).lower() if error.errno in REFUSALS else ""
-    return ""
+    family, loop, made = family_of(address), asyncio.get_running_loop(), list[socket.socket]()
+    with ExitStack() as stack:
+        try:
+            for pause in (sum(pauses),) if is_udp else pauses:
+                made.append(socket.socket(family, socket.SOCK_DGRAM if is_udp else socket.SOCK_STREAM))
+                stack.enter_context(made[-1]).setblocking(False)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await loop.sock_connect(made[-1], (unpack(address), int.from_bytes(key[-2:], "big")))
+                        if is_udp:
+                            made[-1].setsockopt(*_RECEIVE_ERRORS[family], 1)
+                            made[-1].send(b"")
+                            await loop.sock_recv(made[-1], 1)
+                        return ""
+        except OSError as error:
+            return errno_text(error.errno or 0).lower() if error.errno in REFUSALS else ""
+        states = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) for one in made if not is_udp]
+        return f"no answer within {sum(pauses):.1f} s" if states and _UNCONNECTED.issuperset(states) else ""

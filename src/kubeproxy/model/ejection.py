@@ -24,7 +24,9 @@ FIRST: Final = 1.0  # seconds from an ejection to the first attempt to connect
 SLOWEST: Final = 30.0  # seconds: the longest pause between attempts, which double
 LONGEST: Final = 300.0
 """Seconds after which an endpoint returns without an answer: a network policy may allow only its clients to connect."""
-REST: Final = 5.0  # seconds after an attempt that succeeded in which the endpoint is no suspect
+REST: Final = 0.25  # seconds after an attempt that succeeded in which the endpoint is no suspect; they double up to
+LONGEST_REST: Final = 1.0
+"""Seconds. A rest ends before a client repeats its SYN to an endpoint that vanished in it, so it delays no ejection."""
 RELAPSE: Final = 60.0  # seconds after a return in which the next failure continues with the pause of the last one
 
 _PROTOCOLS: Final = frozenset({IPPROTO_TCP, IPPROTO_UDP})
@@ -110,11 +112,12 @@ def _keys(plans: Iterable[ServicePlan]) -> set[bytes]:
 
 
 class _Answered(NamedTuple):
-    """An endpoint that answered: until when it is no suspect, until when a failure is a relapse, and the last pause."""
+    """An endpoint that answered: until when it is no suspect, until when a failure is a relapse; last pause, rest."""
 
     rests: float
     relapses: float
     pause: float
+    rest: float
 
 
 class Ejections:
@@ -171,12 +174,12 @@ class Ejections:
             self._answered.pop(key, None)
 
     def due(self, suspects: Iterable[bytes], now: float) -> list[bytes]:
-        """Return the endpoints to which the proxy should connect: new suspects, and failing ones after their pause."""
-        for key in [key for key, answered in self._answered.items() if max(answered[:2]) <= now]:
+        """Return the endpoints to which the proxy should connect: failing ones after their pause, and new suspects."""
+        for key in [key for key, one in self._answered.items() if max(one.rests + one.rest, one.relapses) <= now]:
             del self._answered[key]
         resting = {key for key, answered in self._answered.items() if answered.rests > now}
         fresh = [key for key in suspects if key in self._services and key not in self.failures and key not in resting]
-        return fresh + [key for key, failure in self.failures.items() if failure.due <= now]
+        return [key for key, failure in self.failures.items() if failure.due <= now] + fresh
 
     def failed(self, key: bytes, reason: str, now: float, epoch: float) -> Sequence[ServiceName]:
         """Record a failed attempt; return the Services whose plans change. `epoch` is the time since the epoch."""
@@ -185,7 +188,8 @@ class Ejections:
             return ()
         if known is None:
             answered = self._answered.pop(key, None)
-            pause = min(SLOWEST, 2 * answered.pause) if answered is not None else FIRST
+            relapsed = answered is not None and now < answered.relapses
+            pause = min(SLOWEST, 2 * answered.pause) if answered is not None and relapsed else FIRST
             self.failures[key] = Failure(epoch, reason, now, now + pause, pause)
             return names
         if now - known.began >= LONGEST:
@@ -198,10 +202,12 @@ class Ejections:
         """Record a successful attempt; return the Services whose plans change."""
         names, known = self.services(key), self.failures.pop(key, None)
         if known is not None:
-            self._answered[key] = _Answered(now, now + RELAPSE, known.pause)
+            self._answered[key] = _Answered(now, now + RELAPSE, known.pause, REST / 2)
             return names
         if names:
-            self._answered[key] = _Answered(now + REST, now, FIRST / 2)
+            before = self._answered.get(key, _Answered(now, now, FIRST, REST / 2))
+            rest = min(LONGEST_REST, 2 * before.rest)
+            self._answered[key] = before._replace(rests=now + rest, rest=rest)
         return ()
 
     def reasons(self, plan: ServicePlan) -> dict[bytes, str]:

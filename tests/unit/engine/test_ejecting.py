@@ -2,13 +2,14 @@
 
 import asyncio
 import socket
+import time
 from contextlib import closing, suppress
 from types import SimpleNamespace
 
 import pytest
 
 from kubeproxy.engine import ejecting
-from kubeproxy.engine.ejecting import Ejector, attempt
+from kubeproxy.engine.ejecting import AT_ONCE, CONFIRMING, RATE, RETURNING, Ejector, attempt
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import PORT_BYTES, pack
 from kubeproxy.model.objects import Annotations
@@ -28,6 +29,7 @@ class Kernel:
         self.suspects = set()
         self.failing = {}
         self.tried = []
+        self.pauses = []
         self.removed = []
         self.error = None
 
@@ -36,8 +38,9 @@ class Kernel:
             raise self.error
         return set(self.suspects)
 
-    async def attempt(self, one):
+    async def attempt(self, one, pauses):
         self.tried.append(one)
+        self.pauses.append(pauses)
         await asyncio.sleep(0)
         return self.failing.get(one, "")
 
@@ -101,9 +104,9 @@ def test_a_suspect_that_answered_a_client_in_the_meantime_stays(kernel):
     async def scene(stage):
         answered = asyncio.Event()
 
-        async def attempted(one):
-            kernel.suspects.discard(one)
+        async def attempted(one, _):
             await asyncio.sleep(0.02)
+            kernel.suspects.discard(one)  # after the last reading before the decision
             answered.set()
             return "no answer"
 
@@ -111,6 +114,35 @@ def test_a_suspect_that_answered_a_client_in_the_meantime_stays(kernel):
         kernel.suspects.add(key(2))
         async with asyncio.timeout(5):
             await answered.wait()
+        await asyncio.sleep(0.02)
+        assert pool(stage) == [1, 2, 3]
+
+    ejecting_scene(scene, kernel)
+
+
+def test_a_flood_of_suspects_costs_few_attempts_a_second(kernel):
+    async def scene(stage):
+        stage.tell(endpoints("a", *range(1, 255)))
+        await stage.until(lambda: len(pool(stage)) == 254)
+        began = time.monotonic()
+        kernel.suspects |= {key(number) for number in range(1, 255)}
+        await stage.until(lambda: len(kernel.tried) >= AT_ONCE)
+        await asyncio.sleep(0.1)
+        assert len(kernel.tried) <= AT_ONCE + RATE * (time.monotonic() - began) + 1
+
+    ejecting_scene(scene, kernel)
+
+
+def test_suspects_that_cannot_be_read_are_none(kernel):
+    async def scene(stage):
+        async def attempted(one, _):
+            kernel.error = ApplyError("not now")
+            kernel.tried.append(one)
+            return "no answer"
+
+        ejecting.attempt = attempted
+        kernel.suspects.add(key(2))
+        await stage.until(lambda: kernel.tried)
         await asyncio.sleep(0.02)
         assert pool(stage) == [1, 2, 3]
 
@@ -127,6 +159,7 @@ def test_an_endpoint_returns_when_it_accepts_a_connection(kernel, monkeypatch):
         kernel.suspects.clear()
         await stage.until(lambda: len(kernel.tried) > 2)
         assert pool(stage) == [1, 3]
+        assert (kernel.pauses[0], {*kernel.pauses[1:]}) == (CONFIRMING, {RETURNING}), "a slow endpoint may return"
         kernel.failing.clear()
         await stage.until(lambda: pool(stage) == [1, 2, 3])
 
@@ -163,8 +196,8 @@ def test_an_attempt_fails_if_nobody_listens(kind):
         where = place(made)
         if kind == socket.SOCK_STREAM:
             made.listen()
-        assert asyncio.run(attempt(where)) == ""
-    assert asyncio.run(attempt(where)) == "connection refused"
+        assert asyncio.run(attempt(where, CONFIRMING)) == ""
+    assert asyncio.run(attempt(where, CONFIRMING)) == "connection refused"
 
 
 def test_an_attempt_that_this_node_cannot_make_is_no_failure(monkeypatch):
@@ -173,17 +206,41 @@ def test_an_attempt_that_this_node_cannot_make_is_no_failure(monkeypatch):
 
     names = {name: getattr(socket, name) for name in ("SOCK_STREAM", "SOCK_DGRAM", "IPPROTO_UDP")}
     monkeypatch.setattr(ejecting, "socket", SimpleNamespace(socket=lacking, **names))
-    assert asyncio.run(attempt(key(1))) == ""
+    assert asyncio.run(attempt(key(1), CONFIRMING)) == ""
 
 
-def test_an_attempt_without_an_answer_fails(monkeypatch):
-    monkeypatch.setattr(ejecting, "TIMEOUT", 0.02)
+def attempted(monkeypatch, where, connect):
+    """The result of an attempt with another way to connect, and the number of connections."""
+    count = 0
 
     async def scene():
-        async def waits(*_):
-            await asyncio.sleep(5)
+        async def connects(made, to):
+            nonlocal count
+            count += 1
+            await connect(count, made, to)
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", waits)
-        return await attempt(key(1))
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", connects)
+        return await attempt(where, (0.02, 0.02, 0.02))
 
-    assert asyncio.run(scene()) == "no answer within 0.02 s"
+    return asyncio.run(scene()), count
+
+
+def test_an_attempt_fails_if_three_connections_get_no_answer(monkeypatch):
+    assert attempted(monkeypatch, key(1), lambda *_: asyncio.sleep(5)) == ("no answer within 0.1 s", 3)
+
+
+def test_a_lost_packet_is_no_failure(monkeypatch):
+    async def second(count, *_):
+        await asyncio.sleep(5 if count < 2 else 0)
+
+    assert attempted(monkeypatch, key(1), second) == ("", 2)
+
+
+def test_a_connection_that_a_busy_process_notices_too_late_is_no_failure(monkeypatch):
+    async def late(count, made, to):
+        if count == 1:
+            made.connect_ex(to)
+        await asyncio.sleep(5)
+
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        assert attempted(monkeypatch, place(made), late) == ("", 3)

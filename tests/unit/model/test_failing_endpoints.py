@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kubeproxy.features import EJECTION, Features
 from kubeproxy.model import ejection
-from kubeproxy.model.ejection import FIRST, LONGEST, RELAPSE, REST, SLOWEST, Ejections, Failure, ejecting
+from kubeproxy.model.ejection import FIRST, LONGEST, LONGEST_REST, RELAPSE, REST, SLOWEST, Ejections, Failure, ejecting
 from kubeproxy.model.endpoints import Selection
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
@@ -182,9 +182,16 @@ def of_web():
 def test_only_endpoints_of_services_that_eject_are_tried_and_answers_give_rest():
     found, own, foreign = of_web(), key(text(1)), key("10.9.9.9:80")
     assert found.due({own, foreign}, 0.0) == [own]
-    assert found.answered(own, 0.0) == ()
-    assert found.due({own}, REST - 0.1) == []
-    assert found.due({own}, REST) == [own]
+    now = 0.0
+    for rest in (REST, 2 * REST, LONGEST_REST, LONGEST_REST):
+        assert found.answered(own, now) == ()
+        assert found.due({own}, now + rest - 0.01) == []
+        now += rest
+        assert found.due({own}, now) == [own]
+    now += 2 * LONGEST_REST
+    assert found.due({own}, now) == [own]
+    found.answered(own, now)
+    assert found.due({own}, now + REST) == [own], "earlier false suspicions are forgotten"
     assert found.failed(foreign, "no answer", 0.0, 0.0) == ()
     assert not found.failures
 
@@ -222,7 +229,11 @@ def test_a_relapse_continues_with_the_last_pause():
     found.failed(own, "no answer", 4.0, 4.0)
     assert found.failures[own].due == 4.0 + 4 * FIRST
     found.answered(own, 10.0)
-    assert found.due((), 10.0 + RELAPSE) == []
+    now = 10.0
+    while now < 10.0 + RELAPSE:
+        assert found.answered(own, now) == ()
+        now += LONGEST_REST
+        assert found.due({own}, now) == [own], "false suspicions do not make the minute longer"
     found.failed(own, "no answer", 10.0 + RELAPSE, 0.0)
     assert found.failures[own].pause == FIRST
 

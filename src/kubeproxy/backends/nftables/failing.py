@@ -13,14 +13,14 @@ from typing import Final
 from kubeproxy.backends.nftables.gone import endpoint_key
 from kubeproxy.backends.nftables.layout import TABLE, Layout
 from kubeproxy.kernel.netlink.protocol import Closing, Netlink, NetlinkError
-from kubeproxy.kernel.nftables.elements import all_elements
+from kubeproxy.kernel.nftables.elements import pairs
 from kubeproxy.kernel.nftables.tables import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
 
 FAILING: Final = "failing-endpoints"
 CHAIN: Final = "failing-check"
 SECONDS: Final = 3  # until an element is removed, unless a further packet confirms it
-MOST: Final = 1 << 16  # elements
+MOST: Final = 1 << 11  # elements: a flood cannot keep the proxy busy
 
 _ICMP: Final = {Family.IPV4: "icmp", Family.IPV6: "ipv6-icmp"}
 _ERRORS: Final = frozenset({IPPROTO_ICMP, IPPROTO_ICMPV6})
@@ -81,7 +81,7 @@ class SuspectReader(Closing):
         if self._link is None:
             self._link = Netlink.open()
         try:
-            found = {endpoint_key(each.key) for each in all_elements(self._family, TABLE, FAILING, self._link)}
+            found = {endpoint_key(key) for some in pairs(self._family, TABLE, FAILING, self._link) for key, _ in some}
         except NetlinkError as error:
             if error.code != errno.ENOENT:
                 raise

@@ -7,7 +7,7 @@ the same endpoint. Source: ctnetlink_del_conntrack in net/netfilter/nf_conntrack
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from kubeproxy.kernel.conntrack.tracked import (
@@ -18,11 +18,14 @@ from kubeproxy.kernel.conntrack.tracked import (
     Wanted,
     entries,
     identity,
+    selection,
 )
 from kubeproxy.kernel.netlink.protocol import Closing, Netlink, NetlinkError, netfilter_header
-from kubeproxy.model.addresses import endpoint_id, family_of
+from kubeproxy.model.addresses import Family, endpoint_id, family_of
 
 _WANTED: Final = Wanted(DESTINATION_TRANSLATED, DESTINATION_TRANSLATED | ANSWERED)
+
+_FEW: Final = 8  # endpoints: the kernel walks its table once for each
 
 
 class Unanswered(Closing):
@@ -47,7 +50,7 @@ class Unanswered(Closing):
         removed = 0
         try:
             for family in {family_of(endpoint[:-3]) for endpoint in endpoints}:
-                found = [one for one in entries(self._link, family, _WANTED) if _endpoint(one) in endpoints]
+                found = [one for one in _found(self._link, family, endpoints) if _endpoint(one) in endpoints]
                 payloads = [netfilter_header(family) + identity(one) for one in found]
                 results = self._link.requests(DELETE, payloads, "the removal of connections") if payloads else []
                 for code, text in results:
@@ -58,6 +61,17 @@ class Unanswered(Closing):
             self.close()  # the socket may contain further answers
             raise
         return removed
+
+
+def _found(link: Netlink, family: int, endpoints: Collection[bytes]) -> Iterator[Tracked]:
+    """Yield the unanswered connections to endpoints, and perhaps more. The kernel selects those of a few endpoints."""
+    selected = [b""]
+    if len(endpoints) <= _FEW:
+        mine = [one for one in endpoints if family_of(one[:-3]) == family]
+        ends = {(one[-3], one[:-3] if family == Family.IPV4 else b"", one[-2:]) for one in mine}
+        selected = [selection(protocol, (b"", b""), (address, port)) for protocol, address, port in ends]
+    for each in selected:
+        yield from entries(link, family, _WANTED, each)
 
 
 def _endpoint(one: Tracked) -> bytes:
