@@ -26,7 +26,7 @@ def test_the_lowest_run_decides(low, holds):
 
 
 @pytest.mark.parametrize("figures", [{}, {"ratio": None}], ids=["no such figure", "nothing seen"])
-def test_what_was_not_measured_fails(figures):
+def test_a_missing_measurement_fails(figures):
     verdict = judged(figures)
     assert not verdict.holds
     assert str(verdict) == "FAIL sync 10kx10 ratio: bound 4.00, not measured"
@@ -36,7 +36,7 @@ def test_a_case_that_was_not_measured_fails():
     assert [v.holds for v in gate.judge("sync", CASES, [])] == [False]
 
 
-def test_a_failure_names_figure_bound_and_what_was_seen():
+def test_a_failure_names_figure_bound_and_measured_value():
     assert str(judged({"ratio": Spread(5.0, 4.5, 9.0, 3)})) == "FAIL sync 10kx10 ratio: bound 4.00, seen 4.50"
 
 
@@ -77,7 +77,7 @@ def _taken(usual, disturbed, factor):
     return [usual * (1 + n / 1000) * (factor if n % 10 < 10 * disturbed else 1.0) for n in range(100)]
 
 
-def test_the_committed_bounds_can_be_read_and_name_what_is_measured():
+def test_the_committed_bounds_are_valid_and_name_existing_benchmarks():
     bounds = gate.load()
     assert set(bounds) == {"sync", "change", "iptables", "restart", "firstpacket", "hostile"}
     assert set(bounds["hostile"]) == set(hostile.GATED)

@@ -63,7 +63,7 @@ async def _within_a_second(page: Browser, *tries: tuple[Callable[[], object], st
     assert took[-1] < WITHIN, took
 
 
-async def test_what_happens_in_a_cluster_is_seen(page: Browser, live: Live) -> None:
+async def test_changes_in_a_cluster_are_shown(page: Browser, live: Live) -> None:
     cluster = live.cluster
     await page.open(f"{live.url}#/services")
     await page.shows(".row .name", "default/kubernetes")

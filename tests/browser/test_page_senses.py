@@ -48,7 +48,7 @@ async def test_the_list_of_services_is_a_grid_of_rows_that_keys_can_scroll(
     assert set(await page.run(IN_THE_GRID)) <= {"row", "rowgroup"}
 
 
-async def test_what_is_wrong_with_a_service_is_a_list(page: Browser, proxy: Make) -> None:
+async def test_the_problems_of_a_service_are_a_list(page: Browser, proxy: Make) -> None:
     mock = await proxy(10)
     name = min(mock.scene.rows)
     detail: Json = mock.scene.detail(name)

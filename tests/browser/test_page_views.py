@@ -119,7 +119,7 @@ async def test_problems_are_looked_for_again_when_asked(page: Browser, proxy: Ma
     assert mock.seen.count("/ui/api/look") == 1
 
 
-async def test_what_is_copied_of_a_fix_is_its_command(page: Browser, proxy: Make) -> None:
+async def test_the_copy_button_of_a_fix_copies_its_command(page: Browser, proxy: Make) -> None:
     mock = await proxy(2)
     fixes = [
         "sysctl -w net.ipv4.ip_forward=1, and remove it from the file",
@@ -367,7 +367,7 @@ async def test_a_window_that_becomes_narrow_has_words_for_the_picture(page: Brow
     await page.until(f"return !(() => {{ {words} }})()")
 
 
-async def test_the_view_now_begins_with_what_happened_before(page: Browser, proxy: Make) -> None:
+async def test_the_view_now_begins_with_past_events(page: Browser, proxy: Make) -> None:
     mock = await proxy(60)
     at = time.time()
     mock.past = past(at)
@@ -390,7 +390,7 @@ async def test_the_view_now_begins_with_what_happened_before(page: Browser, prox
     assert mock.seen.count("/ui/api/journal") == 2
 
 
-async def test_what_happens_now_is_listed_with_its_delay(page: Browser, proxy: Make) -> None:
+async def test_a_new_change_is_listed_with_its_delay(page: Browser, proxy: Make) -> None:
     mock = await proxy(500)
     await _opened(page, mock, "#/now")
     await page.shows("#feed", "Nothing has changed since the proxy started.")

@@ -100,7 +100,7 @@ def test_each_panel_has_a_known_type_and_a_description() -> None:
     assert len(set(titles)) == len(titles)
 
 
-def test_what_is_asked_is_of_the_chosen_nodes_and_there() -> None:
+def test_queries_select_the_chosen_nodes_and_existing_metrics() -> None:
     known = metric_names() | NOT_OF_THE_PROXY
     for panel, expression, _ in questions():
         selectors = re.findall(r"\{([^}]*)\}", expression)

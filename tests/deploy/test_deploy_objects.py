@@ -353,7 +353,7 @@ def test_values_are_where_they_belong() -> None:
     assert monitor["spec"]["podMetricsEndpoints"][0]["interval"] == "15s"
 
 
-def test_monitoring_is_off_unless_asked_for() -> None:
+def test_monitoring_is_off_by_default() -> None:
     made = [built(name) for name in NAMES if "chart" in name and name.partition(" ")[2] in VALUES]
     assert {obj["kind"] for objects in made for obj in objects} & {"PodMonitor", "PrometheusRule"} == set()
 

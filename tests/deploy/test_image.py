@@ -125,7 +125,7 @@ def test_everything_that_is_installed_is_locked() -> None:
         assert "--require-hashes" in rest or ("--no-index" in rest and "--no-deps" in rest)
 
 
-def test_what_is_copied_is_there_and_not_ignored() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert ignored[0] == "*"
     kept = [line[1:] for line in ignored if line.startswith("!")]
@@ -151,7 +151,7 @@ def test_no_processor_is_named() -> None:
     assert "cp -a /bin /sbin /lib /lib64" not in DOCKERFILE
 
 
-def test_the_bill_of_materials_is_made_of_what_is_in_the_image() -> None:
+def test_the_bill_of_materials_is_made_from_the_contents_of_the_image() -> None:
     (made,) = (rest for word, rest in instructions() if word == "RUN" and "sbom.py" in rest)
     assert "/image/var/lib/dpkg/status" in made
     assert "/image/opt/kube-proxy/lib" in made

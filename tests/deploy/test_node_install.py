@@ -126,7 +126,7 @@ def test_a_release_replaces_another_which_stays_for_its_running_process(archive:
     assert (root / "opt/kube-proxy" / releases[2]).stat().st_ino == inode, "the same once more makes nothing anew"
 
 
-def test_what_is_not_its_own_it_leaves_alone(archive: Path, tmp_path: Path) -> None:
+def test_foreign_files_are_kept(archive: Path, tmp_path: Path) -> None:
     program = tmp_path / "usr/local/bin/kube-proxy"
     program.parent.mkdir(parents=True)
     program.write_text("the Go kube-proxy")
@@ -139,7 +139,7 @@ def test_what_is_not_its_own_it_leaves_alone(archive: Path, tmp_path: Path) -> N
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [program]
 
 
-def test_what_cannot_be_installed_leaves_nothing(archive: Path, tmp_path: Path) -> None:
+def test_a_failed_installation_leaves_nothing(archive: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     with zipfile.ZipFile(archive) as opened:
         name = next(name for name in opened.namelist() if "httptools" in name).rpartition("/")[2]
@@ -155,7 +155,7 @@ def test_what_cannot_be_installed_leaves_nothing(archive: Path, tmp_path: Path) 
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
-def test_the_unit_starts_what_is_installed() -> None:
+def test_the_unit_starts_the_installed_program() -> None:
     start = re.search(r"^ExecStart=(\S+)", UNIT.read_text(), re.M)
     assert start is not None
     text = (ROOT / "deploy/node/install.py").read_text()

@@ -149,7 +149,7 @@ def test_the_chart_installs_the_image_of_the_release(release: Path) -> None:
     assert not files
 
 
-def test_the_bill_of_materials_has_what_is_installed_and_what_builds(release: Path, wheels: Path) -> None:
+def test_the_bill_of_materials_lists_installed_packages_and_build_tools(release: Path, wheels: Path) -> None:
     document = json.loads((release / f"kubeproxy-{NUMBER}.spdx.json").read_text())
     packages = {one["name"]: one for one in document["packages"]}
     related = {(one["spdxElementId"], one["relationshipType"]) for one in document["relationships"]}

@@ -102,7 +102,7 @@ def test_it_is_valid_spdx(image: Path) -> None:
         ("PyYaml", "6.0.2", "pyyaml 6.0.2 is installed, and the lock has 6.0.3"),
     ],
 )
-def test_what_is_not_in_the_lock_ends_the_build(image: Path, name: str, version: str, said: str) -> None:
+def test_a_package_outside_of_the_lock_ends_the_build(image: Path, name: str, version: str, said: str) -> None:
     package(image, name, version)
     done = made(image)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"sbom: {said}\n")

@@ -49,7 +49,7 @@ def part(name: str) -> Any:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [part(name) for name in PARTS])
-def test_what_needs_the_guests_kernel(name: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
+def test_tests_under_the_guests_kernel(name: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     """Run all of inside/ and the scenarios in ipvs mode, one guest per part: without xdist (one CPU), writing no files
     here.
 
@@ -92,7 +92,7 @@ def test_processors_with_more_state_are_recognised_by_their_flags() -> None:
     assert not narrow.too_wide("processor : 0\nmodel name : amx_tile\nflags\t\t: fpu avx512f\n")
 
 
-def test_what_starts_a_program_gives_it_arguments_and_environment(tmp_path: Path) -> None:
+def test_the_starter_passes_arguments_and_environment(tmp_path: Path) -> None:
     starter = tmp_path / "starter"
     starter.write_bytes(narrow.starter("/bin/sh", {"ONE": "1", "TWO": "a=b"}))
     starter.chmod(0o755)
@@ -123,7 +123,7 @@ def test_a_guest_that_hangs_or_has_lost_its_caller_is_ended() -> None:
     assert not [pid for pid in started if _alive(pid)]
 
 
-def test_what_is_missing_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_requirement_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(GuestError, match="apt-get install user-mode-linux kmod"):
         run_in_guest(["true"], 10)

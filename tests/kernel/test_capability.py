@@ -69,7 +69,7 @@ except PermissionError:
 """
 
 
-def test_what_is_given_up_is_gone_for_children_too(tmp_path):
+def test_dropped_capabilities_are_missing_in_children_too(tmp_path):
     closed, opened = tmp_path / "closed", tmp_path / "open"
     for path in (closed, opened):
         path.write_text("x")

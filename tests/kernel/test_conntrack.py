@@ -160,7 +160,7 @@ def test_flows_are_read_with_both_directions(node: Node, family: Family) -> None
     assert node.flows(other) == []
 
 
-def test_a_service_without_endpoints_loses_its_flows_and_others_keep_theirs(node: Node) -> None:
+def test_a_service_without_endpoints_loses_its_flows_and_other_flows_remain(node: Node) -> None:
     node.serve(V4, V4.endpoints[0])
     client = node.socket(V4, (V4.node, 40000))
     for address, port in ((V4.vip, 53), (V4.node, 30053), (V4.endpoints[0], 5353)):
@@ -211,7 +211,7 @@ def identities(flows: list[UdpFlow]) -> list[bytes]:
     return [udp_flows._identity(flow.entry) for flow in flows]
 
 
-def test_a_newer_flow_of_the_same_tuple_is_left_alone(node: Node) -> None:
+def test_a_newer_flow_of_the_same_tuple_is_kept(node: Node) -> None:
     node.serve(V4, V4.endpoints[0])
     client = node.socket(V4, (V4.node, 40000))
     node.ask(client, V4.vip, 53)

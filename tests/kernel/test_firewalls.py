@@ -85,7 +85,7 @@ def read(text: str) -> Filter:
         ("accept", "limit rate over 1000/second drop;", "", False, False, 1),
     ],
 )
-def test_what_a_chain_lets_pass(policy, rules, more, closes, accepts, drops):
+def test_chains_that_let_connections_pass(policy, rules, more, closes, accepts, drops):
     one = read(BASE.format(hook="forward", policy=policy, rules=rules, more=more))
     marked = "jump KUBE-FORWARD" in rules
     assert one == Filter("table inet t", "inet", "c", "forward", closes, accepts, drops, marked=marked)
@@ -165,7 +165,7 @@ EARLY = PassingPacket("prerouting", -math.inf, -100, CLIENT, FRONT, 6, 30086, (F
         ),
     ],
 )
-def test_what_a_chain_surely_drops(dropped, rules, more):
+def test_chains_that_certainly_drop_packets(dropped, rules, more):
     more = more.replace("BAD", "10.244.1.10 . 3000")
     with own_network():
         nft(BASE.format(hook="forward", policy="accept", rules=rules.removesuffix(";"), more=more))
@@ -193,7 +193,7 @@ def test_what_a_chain_surely_drops(dropped, rules, more):
         (False, "ip daddr 10.244.0.0/16 drop"),
     ],
 )
-def test_what_a_chain_surely_drops_of_answers(dropped, rules):
+def test_chains_that_certainly_drop_answers(dropped, rules):
     with own_network():
         nft(BASE.format(hook="forward", policy="accept", rules=rules, more=""))
         found = drops(ANSWER)
@@ -367,7 +367,7 @@ CASES = [
 
 @pytest.mark.parametrize(("dropped", "rules"), CASES)
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
-def test_what_rules_of_iptables_surely_drop(variant, dropped, rules):
+def test_iptables_rules_that_certainly_drop_packets(variant, dropped, rules):
     where = "table ip filter" if variant == "nft" else "iptables-legacy -t filter"
     with own_network():
         for rule in rules:
@@ -388,14 +388,14 @@ def test_what_rules_of_iptables_surely_drop(variant, dropped, rules):
         (False, "-m conntrack --ctstate NEW -j DROP"),
     ],
 )
-def test_what_rules_of_iptables_surely_drop_of_answers(variant, dropped, rule):
+def test_iptables_rules_that_certainly_drop_answers(variant, dropped, rule):
     with own_network():
         subprocess.run([f"iptables-{variant}", "-t", "mangle", "-A", "FORWARD", *rule.split()], check=True)
         assert [one.packet for one in drops(ANSWER)] == [ANSWER] * dropped
 
 
 @pytest.mark.parametrize("masqueraded", [False, True])
-def test_kube_proxy_accepts_what_it_masquerades_although_the_policy_drops(masqueraded):
+def test_kube_proxy_accepts_masqueraded_packets_although_the_policy_drops(masqueraded):
     rules = ("-P FORWARD DROP", "-N KUBE-FORWARD", "-A FORWARD -j KUBE-FORWARD")
     accepted = ("-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT",)
     node = CheckedNode(None, 0, modes.named("iptables"), KubeProxyConfiguration())

@@ -40,7 +40,7 @@ def test_the_recorded_rules_go_and_kubelets_stay(variant):
         assert remove_iptables_rules() == []
 
 
-def test_a_plan_names_what_iptables_mode_left_in_either_variant_and_its_removal(monkeypatch):
+def test_a_plan_names_leftovers_of_iptables_mode_in_either_variant_and_their_removal(monkeypatch):
     with own_network():
         for variant in ("iptables-nft", "iptables-legacy"):
             restore(variant, go_rules(Family.IPV4))

@@ -143,7 +143,7 @@ def test_a_value_is_replaced_in_one_transaction(link):
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 
-def test_deleting_what_is_missing_aborts_the_whole_transaction(link):
+def test_deleting_a_missing_element_aborts_the_whole_transaction(link):
     error = refusal(
         link, [*add("addresses", [SET.pack(address(1), b"")]), *delete("pairs", [SET.pack(address(9), b"")])]
     )

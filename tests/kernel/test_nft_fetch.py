@@ -74,7 +74,7 @@ def test_those_that_are_missing_are_left_out(first):
         assert fetcher.fetch(IP, "t", "m", every_other) == {key: there[key] for key in keys(500)}
 
 
-def test_nothing_is_asked_for_nothing():
+def test_without_keys_nothing_is_read():
     with a_map(element) as fetcher:
         assert fetcher.fetch(IP, "t", "m", []) == {}
         assert fetcher.fetch(IP, "t", "m", keys(3)) == {}
@@ -87,7 +87,7 @@ def test_a_map_that_is_missing_has_nothing():
         assert fetcher.count(IP, "t", "m") is None
 
 
-def test_what_the_kernel_refuses_is_an_error_that_names_the_map():
+def test_a_refusal_is_an_error_that_names_the_map():
     with a_map(element, 10) as fetcher:
         with pytest.raises(NetlinkError, match="cannot read elements of m: Invalid argument"):
             fetcher.fetch(IP, "t", "m", [bytes(64)])

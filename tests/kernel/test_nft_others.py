@@ -98,7 +98,7 @@ def test_other_changes_of_the_table_are_reported_as_rules(lines):
         assert (heard.complete, heard.elements, heard.rules) == (True, set(), True)
 
 
-def test_what_is_ours_and_what_others_do_to_tables_of_theirs_is_nothing():
+def test_our_transactions_and_changes_of_other_tables_are_not_reported():
     with listening() as here:
         for number in range(10):
             here.commit(f"chain-{number}")
@@ -111,7 +111,7 @@ def test_what_is_ours_and_what_others_do_to_tables_of_theirs_is_nothing():
             assert here.heard().nothing
 
 
-def test_what_others_load_into_tables_of_theirs_is_not_received(monkeypatch):
+def test_changes_of_other_tables_are_not_received(monkeypatch):
     monkeypatch.setattr(changes, "_RECEIVE_BUFFER", 1 << 17)
     with listening() as here:
         elements = ", ".join(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(50_000))
@@ -232,7 +232,7 @@ def test_the_end_of_an_unseen_beginning_is_reported_without_duration():
         assert here.heard().nothing
 
 
-def test_what_is_announced_after_it_was_given_up_on_makes_up_for_nothing_else():
+def test_a_late_announcement_does_not_replace_a_lost_one():
     with listening() as here:
         with recorded() as told, here.unheard():
             nft.run("add element ip theirs addresses { 10.0.0.1 }\n")
@@ -261,7 +261,7 @@ def test_thirty_thousand_elements_of_others_at_once_can_be_kept():
         assert here.heard().nothing
 
 
-def test_what_threads_commit_side_by_side_is_all_counted():
+def test_parallel_commits_of_threads_are_all_counted():
     with listening() as here, closing(Transactions.open()) as second:
         here.others.ignore(second.port)
         other = Listening(second, here.others)

@@ -65,7 +65,7 @@ def test_where_a_chain_hangs_shows(line):
         assert bases(link, "one") != bases(link, "two")
 
 
-def test_a_chain_that_is_made_anew_has_another_handle():
+def test_a_recreated_chain_has_another_handle():
     with tables("one") as link:
         before = chains_by_name(IP, "one", link)
         nft.run("delete chain ip one base\nadd chain ip one base { type filter hook forward priority 0 ; }\n")
@@ -78,14 +78,14 @@ def test_a_chain_that_is_made_anew_has_another_handle():
 @pytest.mark.parametrize(
     "kind", ["set ip one addresses { type ipv6_addr ; }", "set ip one addresses { type ipv4_addr ; flags interval ; }"]
 )
-def test_what_a_set_is_shows(kind):
+def test_the_type_of_a_set_shows(kind):
     with tables("one", "two") as link:
         nft.run(f"delete set ip one addresses\nadd {kind}\n")
         assert contents(link, "one").sets != contents(link, "two").sets
 
 
 @pytest.mark.parametrize("verdict", ["accept", "goto base-2", "jump base-2"])
-def test_what_is_in_the_sets_of_a_rule_shows(verdict):
+def test_the_elements_of_a_rules_set_show(verdict):
     with tables("one", "two") as link:
         handle = nfnetlink.rules(IP, "one", link)[1].handle
         nft.run(f"replace rule ip one other handle {handle} tcp dport vmap {{ 81 : {verdict}, 82 : goto base-2 }}\n")

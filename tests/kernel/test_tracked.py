@@ -125,7 +125,7 @@ def test_one_in_so_many_is_announced_with_its_end(link):
     assert {event.entry.entry_id for event in ended} == {event.entry.entry_id for event in begun}
 
 
-def test_what_is_lost_is_noticed(link, monkeypatch):
+def test_lost_events_are_noticed(link, monkeypatch):
     monkeypatch.setattr("kubeproxy.kernel.conntrack.tracked._RECEIVE_BUFFER", 4096)
     with Events.listen() as events:
         datagrams("127.0.0.1", 400)
@@ -133,7 +133,7 @@ def test_what_is_lost_is_noticed(link, monkeypatch):
         assert events.lost > 0
 
 
-def test_the_level_and_what_was_refused(link):
+def test_the_number_of_entries_and_of_refusals(link):
     before = level(link)
     datagrams("127.0.0.1", 5)
     after = level(link)

@@ -182,7 +182,7 @@ def answering(sock: socket.socket, answer: bytes = b"hello") -> Iterator[socket.
                 ended = True
 
 
-def test_rules_of_others_are_not_taken_for_ours_when_the_table_is_made(monkeypatch) -> None:
+def test_rules_of_other_programs_are_detected_when_the_table_is_created(monkeypatch) -> None:
     with node() as (made, _):
         commit = Transactions.commit
 
@@ -317,7 +317,7 @@ def test_connections_survive_a_resync_and_a_failed_sync(monkeypatch: pytest.Monk
 
 @examples(15)
 @given(histories(max_size=3))
-def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
+def test_syncs_and_a_resync_have_the_same_result(history) -> None:
     """The kernel lists the result of each; its rules are those that were written."""
     globals_, states = history
     (family,) = globals_.families
@@ -343,7 +343,7 @@ def test_what_syncs_leave_is_what_a_resync_makes(history) -> None:
             assert difference(backend) is None
 
 
-def test_what_others_change_is_noticed() -> None:
+def test_changes_by_other_programs_are_noticed() -> None:
     with node() as (made, _), endpoint() as server:
         made.sync("web", plan("web", [frontend(VIP[V4], 80)], [server]))
         table = "kube-proxy-userspace"
@@ -372,7 +372,7 @@ def test_what_others_change_is_noticed() -> None:
             assert difference(made.backend) is None
 
 
-def test_what_others_do_elsewhere_is_read_once() -> None:
+def test_other_programs_changes_elsewhere_cause_one_read() -> None:
     with node() as (made, _), endpoint() as server:
         made.sync("web", plan("web", [frontend(VIP[V4], 80)], [server]))
         before = made.backend._generation

@@ -80,7 +80,7 @@ def test_a_client_that_cannot_be_watched_is_turned_away(caplog):
         ]
 
 
-def test_what_is_lost_with_its_target_comes_to_no_other_one_without_descriptors(monkeypatch):
+def test_without_descriptors_bytes_for_a_lost_target_reach_no_other_target(monkeypatch):
     """All connections use one pipe: a replacement may be impossible, and its descriptors may be reused."""
 
     def refuse(*_):

@@ -80,7 +80,7 @@ def loopback():
 
 
 @pytest.mark.parametrize("family", Family)
-def test_streams_arrive_whole_whoever_ends_first(family: Family) -> None:
+def test_streams_arrive_complete_in_any_order_of_ends(family: Family) -> None:
     with stage() as made:
 
         @examples(25)

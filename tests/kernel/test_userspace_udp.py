@@ -203,7 +203,7 @@ def test_waiting_clients_make_room_for_others() -> None:
         assert sessions(made) == 3
 
 
-def test_what_an_endpoint_was_asked_before_it_went_it_may_answer() -> None:
+def test_a_removed_endpoint_may_answer_earlier_requests() -> None:
     with stage(udp_idle=TIMEOUT) as made, endpoint(UDP) as old, endpoint(UDP) as new:
         where = made.carry([old], UDP)
         with client_of(where) as client:
@@ -218,7 +218,7 @@ def test_what_an_endpoint_was_asked_before_it_went_it_may_answer() -> None:
         assert sessions(made) == 0
 
 
-def test_a_service_that_is_made_anew_listens_where_its_clients_flows_still_lead() -> None:
+def test_a_recreated_service_listens_where_its_clients_flows_still_lead() -> None:
     """Until the removal of the rules, which takes up to five seconds on a busy node, the kernel refused them."""
     with stage() as made, endpoint(UDP) as server:
         where = made.carry([server], UDP)

@@ -21,7 +21,7 @@ SAID = [
 ]
 
 
-def test_a_terminal_is_recorded_as_it_speaks() -> None:
+def test_the_output_of_a_terminal_is_recorded() -> None:
     script = "import os, sys; print(os.get_terminal_size().columns, sys.stdout.isatty()); print('\\x1b[1mdone')"
     said = record([sys.executable, "-c", script])
     assert "".join(one.text for one in said) == "100 True\r\n\x1b[1mdone\r\n"

@@ -77,7 +77,7 @@ def owners(obj: Json) -> dict[str, Json]:
         ),
     ],
 )
-def test_what_is_applied_is_owned(kind, obj: Json, fields: Json) -> None:
+def test_applied_fields_are_owned(kind, obj: Json, fields: Json) -> None:
     paths = paths_of(obj, kind).applied
     assert encoded(paths) == fields
     assert set(decoded(fields)) == paths
@@ -179,7 +179,7 @@ def test_applying_creates_changes_and_leaves_alone() -> None:
     with_server(test)
 
 
-def test_two_appliers_share_what_they_agree_on() -> None:
+def test_two_appliers_share_equal_values() -> None:
     async def test(client: Client) -> None:
         await apply(client, settings(a="1", b="2"))
         status, both = await apply(client, settings(b="2", c="3"), "two")
@@ -285,7 +285,7 @@ EVENT = {"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name":
         (f"{EVENTS}/e?fieldManager=x", EVENT, 415, "application/apply-patch+yaml"),
     ],
 )
-def test_what_is_refused_and_how(path: str, body: Any, code: int, message: str) -> None:
+def test_refusals_and_their_messages(path: str, body: Any, code: int, message: str) -> None:
     async def test(client: Client) -> None:
         status, said = await client.call("PATCH", path, body, {"Content-Type": "application/apply-patch+yaml"})
         assert (status, said["code"]) == (code, code)

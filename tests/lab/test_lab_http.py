@@ -48,7 +48,7 @@ def test_watch_tells_of_every_change_in_order() -> None:
     with_server(test)
 
 
-def test_watch_from_an_old_version_begins_with_what_was_missed() -> None:
+def test_watch_from_an_old_version_begins_with_missed_events() -> None:
     async def test(client: Client) -> None:
         first = await create(client, "a")
         await create(client, "b")

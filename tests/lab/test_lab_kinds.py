@@ -81,7 +81,7 @@ def test_created_read_and_watched(kind: str, body: Json, stored: Json) -> None:
         ("Lease", {"spec": {"leaseTransitions": -1}}, "spec.leaseTransitions", "greater than or equal to 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(kind: str, body: Json, field: str, reason: str) -> None:
+def test_invalid_objects_are_refused(kind: str, body: Json, field: str, reason: str) -> None:
     async def test(client: Client) -> None:
         status, said = await client.call("POST", PATHS[kind], {"metadata": {"name": "x"}} | body)
         assert (status, said["reason"]) == (422, "Invalid")

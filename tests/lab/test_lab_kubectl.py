@@ -182,7 +182,7 @@ def test_validation_names_the_field(tmp_path: Path) -> None:
     by_kubectl(tmp_path, test)
 
 
-def test_what_is_created_shown_and_deleted(tmp_path: Path) -> None:
+def test_objects_are_created_shown_and_deleted(tmp_path: Path) -> None:
     async def test(kubectl: Kubectl) -> None:
         await kubectl.ok("create", "configmap", "c", "--from-literal=a=b")
         await kubectl.ok("apply", "-f", "-", text=MANIFEST)

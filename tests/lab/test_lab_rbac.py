@@ -68,7 +68,7 @@ def test_rules(objects: list[Json], request_: Request, allowed: bool) -> None:
     assert rbac.denied == ([] if allowed else [request_])
 
 
-def test_what_was_used_is_recorded() -> None:
+def test_used_grants_are_recorded() -> None:
     rbac = Rbac([role(rule(), rule(verb="watch")), binding()])
     assert rbac.granted(USER) == {Grant("", "services", "list"), Grant("", "services", "watch")}
     rbac.allows(asked("watch"))
@@ -81,7 +81,7 @@ def test_what_was_used_is_recorded() -> None:
     [[binding()], [role({"nonResourceURLs": ["/metrics"], "verbs": ["get"]}), binding()]],
     ids=["a role that is missing", "a rule that is not understood"],
 )
-def test_what_is_not_understood_is_refused(objects: list[Json]) -> None:
+def test_unsupported_objects_are_refused(objects: list[Json]) -> None:
     with pytest.raises(ConfigError, match="proxier"):
         Rbac(objects)
 

@@ -262,7 +262,7 @@ def test_namespace_must_exist() -> None:
         make().create(SERVICES, body, "nowhere")
 
 
-def test_addresses_of_a_later_range_may_be_asked_for() -> None:
+def test_addresses_of_a_later_range_can_be_requested() -> None:
     rest = make()
     with pytest.raises(ApiError):
         create(rest, clusterIP="10.98.0.7")

@@ -73,7 +73,7 @@ def test_the_first_histories_of_worlds_begin_with_all_aimed_sequences() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_living_services_never_share_what_the_api_server_gives_out(seed: str) -> None:
+def test_existing_services_never_share_allocated_addresses(seed: str) -> None:
     services: dict[tuple[str, str], dict] = {}
     steps = Sound(seed, "nftables").history(80)
     for at, step in enumerate(steps):
@@ -89,7 +89,7 @@ def test_living_services_never_share_what_the_api_server_gives_out(seed: str) ->
         assert len(ports) == len(set(ports)), (at, ports)
 
 
-def test_histories_have_what_they_are_for() -> None:
+def test_histories_contain_all_important_steps() -> None:
     steps = [step for seed in SEEDS for step in history(seed)]
     assert {"put", "remove", "api", "kill", "restore", "harm", "pause", "away", "compact"} <= {
         step[0] for step in steps
@@ -167,7 +167,7 @@ def test_worlds_share_all_points_of_a_crash(worlds: int) -> None:
 
 
 @pytest.mark.parametrize(("share", "worlds"), [(4, 4), (7, 3), (1, 1)])
-def test_a_share_of_the_points_is_as_large_as_it_was_asked_for(share: int, worlds: int) -> None:
+def test_a_share_of_the_points_has_the_requested_size(share: int, worlds: int) -> None:
     parts = [crashes.Part("nftables", "deaths", share, "1", number, worlds) for number in range(worlds)]
     assert sum(len(crashes.points(COUNTS, part)) for part in parts) == share
 
@@ -207,7 +207,7 @@ def test_a_refusal_is_answered_as_the_kernel_does(sent: tuple[int, ...], codes: 
         link._settle(7, 8)
 
 
-def test_what_only_reads_is_no_change() -> None:
+def test_a_read_is_no_change() -> None:
     dump = protocol.message(nfnetlink.GET_ELEMENT, protocol.NLM_F_ACK | protocol.NLM_F_DUMP, 1, b"")
     assert not launcher.asks_for_change(dump)
     assert launcher.asks_for_change(batch(0, 8))

@@ -89,7 +89,7 @@ async def met(world: World, scene: judges.Scene) -> list[str]:
 
 @pytest.mark.slow("a history in a cluster, as `make prove` plays them")
 @pytest.mark.long(20)
-async def test_all_is_well_and_what_is_broken_is_seen(monkeypatch) -> None:
+async def test_a_correct_world_has_no_complaint_and_each_fault_has_one(monkeypatch) -> None:
     monkeypatch.setattr(judges, "TIMEOUT", 15.0)
     async with World("nftables") as world:
         assert await play(world, HISTORY) == []

@@ -24,7 +24,7 @@ def test_a_flat_hour_is_fine():
 
 
 @pytest.mark.parametrize("name", ["rss", "descriptors", "parts", "lag", "cpu"])
-def test_what_grows_is_found(name):
+def test_a_growing_figure_is_found(name):
     grown = {name: sampled()[0][name] * 1.06}
     assert [line.name for line in verdict.lines(sampled(**grown), beside=False) if not line.flat] == [name]
 
@@ -36,7 +36,7 @@ def test_a_pool_of_threads_that_fills_is_no_growth_and_more_threads_are():
     assert [line.name for line in grown if not line.flat] == ["threads"]
 
 
-def test_what_other_work_adds_to_is_not_judged_beside_it():
+def test_figures_that_other_work_increases_are_not_judged():
     lines = {line.name: line for line in verdict.lines(sampled(lag=20.0, rss=120.0), beside=True)}
     assert lines["lag"].flat
     assert not lines["rss"].flat

@@ -39,7 +39,7 @@ def answer(*destinations: str) -> tuple[int, str]:
         ("nftables", (2, "not readable"), ["exit code 2"]),
     ],
 )
-def test_a_strict_proxy_differs_by_what_is_declared(mode: str, found: tuple[int, str], texts: list[str]) -> None:
+def test_a_strict_proxy_has_only_declared_differences(mode: str, found: tuple[int, str], texts: list[str]) -> None:
     assert switch.undeclared(mode, found, ADDRESSES) == texts
 
 

@@ -17,7 +17,7 @@ def step(before, after, **found):
     return Step(*programs, dict.fromkeys(KINDS, FINE) | kinds, ["new TCP from pod: 3", "new UDP from pod: 2"])
 
 
-def test_figures_count_what_was_asked_between_and_the_longest_time_without_an_answer():
+def test_figures_count_requests_and_the_longest_time_without_an_answer():
     steady = [Asked(at, at + 0.01) for at in range(10)]
     cut = [Asked(0, 0.5), Asked(3, 3.9, "timeout"), Asked(4, 4.9, "refused"), Asked(6, 6.25), Asked(9, 9.5)]
     assert figures([steady], 2, 5) == Figures(3, 0, 1.0)
@@ -33,7 +33,7 @@ def test_a_gap_counts_as_far_as_it_is_between_and_until_the_end():
 
 
 @pytest.mark.parametrize("after", ["ours nftables", "Go nftables"])
-def test_what_fails_on_the_way_to_ours_or_only_because_of_us_is_a_fault(after):
+def test_failures_on_the_way_to_ours_or_beyond_the_baseline_are_faults(after):
     own = step("Go nftables", "Go nftables")
     found = list(faults([step("ours nftables", after, new_TCP=Figures(1000, 3, 0.4)), own]))
     assert found[0].startswith(f"ours nftables to {after}, new TCP: 3 of 1000 failed, 0.4 s")
@@ -41,7 +41,7 @@ def test_what_fails_on_the_way_to_ours_or_only_because_of_us_is_a_fault(after):
     assert not list(faults([step("ours nftables", after), own]))
 
 
-def test_what_the_go_kube_proxy_does_by_itself_is_no_fault_unless_it_takes_longer():
+def test_failures_of_the_baseline_are_no_fault_unless_they_last_longer():
     own = step("Go nftables", "Go iptables", new_TCP=Figures(1000, 80, 1.2))
     same = step("ours nftables", "Go iptables", new_TCP=Figures(1000, 90, 1.3))
     longer = step("ours nftables", "Go iptables", new_TCP=Figures(1000, 90, 4.0))
@@ -76,7 +76,7 @@ def test_journeys_have_all_ways_and_the_last_one_those_of_the_go_kube_proxy_alon
     assert {program.name for program in JOURNEYS[-1]} == {GO}
 
 
-def test_services_use_what_leaves_most_in_the_kernel():
+def test_services_use_the_features_that_leave_most_in_the_kernel():
     specs = [offer.spec for offer in OFFERS.values()]
     affinity = [spec for spec in specs if spec.get("sessionAffinity") == "ClientIP"]
     assert {spec.get("externalTrafficPolicy") for spec in affinity} == {None, "Local"}

@@ -63,7 +63,7 @@ async def test_clients_stay_and_spread(sticky: Live, family: str, proto: str, ki
 @modes("nftables", "iptables-nft", "userspace")
 @pytest.mark.parametrize("proto", ["tcp", "udp"])
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
-async def test_a_client_meets_one_endpoint_by_whichever_address(sticky: Live, family: str, proto: str) -> None:
+async def test_a_client_reaches_one_endpoint_through_any_address(sticky: Live, family: str, proto: str) -> None:
     """As upstream: affinity belongs to a service port, not to an address; each Service has separate clients."""
     number = 70 + ["tcp", "udp"].index(proto)
     external = f"198.51.100.{number}" if family == "IPv4" else f"2001:db8:1::{number:x}"

@@ -36,7 +36,7 @@ async def test_the_same_changes_nothing(live: Live, tmp_path: Path) -> None:
     assert (status, seen["fields"], seen["shifts"]) == (0, ['configSyncPeriod: "15m0s" -> "1h0m0s"'], [])
 
 
-async def test_a_smaller_pod_network_that_holds_all_known_pods_changes_nothing_for_these(live: Live) -> None:
+async def test_a_smaller_pod_network_with_all_known_pods_changes_nothing_for_these(live: Live) -> None:
     live.service("inside", "a1 b1")
     await live.expect(live.front("inside"), {"pod": "a1 b1"})
     status, seen = await outlook(live, "--cluster-cidr", "10.244.0.0/17")

@@ -10,7 +10,7 @@ from support.modes import modes
 pytestmark = modes("nftables", "iptables-nft")
 
 
-async def test_what_runs_is_what_would_be_written(live: Live) -> None:
+async def test_the_present_rules_equal_the_planned_rules(live: Live) -> None:
     live.service("plain", "a1 b1", type="NodePort")
     live.service("sticky", "a1 b1", sessionAffinity="ClientIP")
     live.service("none", "")

@@ -235,7 +235,7 @@ async def test_why_looks_at_the_kernel(live: Live) -> None:
 
 
 @every_mode
-async def test_what_no_service_asks_for(live: Live) -> None:
+async def test_elements_without_a_service(live: Live) -> None:
     await differs(live, lambda: add_something(live), "no Service's: too many: ")
     if live.mode.name in STRAYS:  # it is noticed within a sync period, for which a test does not wait
         await live.cluster.exec("node", ["nft", "delete", "element", *STRAYS[live.mode.name]])
@@ -278,7 +278,7 @@ async def test_changes_that_go_on_are_no_differences(live: Live) -> None:
 
 
 @pytest.mark.slow("a cluster of its own")
-async def test_a_table_of_another_owner_and_what_waits_for_it(bare: Live) -> None:
+async def test_a_table_of_another_owner_and_the_changes_that_wait(bare: Live) -> None:
     bare.service("web", "a1 b1")
     await bare.start()
     await bare.programmed(bare.front("web"), "a1 b1")

@@ -229,7 +229,7 @@ async def test_only_chains_that_may_drop_this_connection_are_noted(live: Live) -
         assert (status, "table inet other" in text) == (0, False), text
 
 
-async def test_a_chain_of_the_hook_input_drops_what_this_node_answers_or_refuses(live: Live) -> None:
+async def test_a_chain_of_the_hook_input_drops_connections_to_this_node(live: Live) -> None:
     if live.mode.name == "userspace":
         return  # its chains reject elsewhere
     made = live.service("checked", "a1", type="LoadBalancer", externalTrafficPolicy="Local")
@@ -277,7 +277,7 @@ async def test_a_chain_of_the_hook_input_drops_what_this_node_answers_or_refuses
 
 
 @pytest.mark.slow("packets that each kind of rule drops")
-async def test_what_stops_real_packets_is_named(live: Live) -> None:
+async def test_causes_that_stop_real_packets_are_named(live: Live) -> None:
     if live.mode.name == "userspace":
         return  # connections end at the proxy
     live.service("met", "b1", type="LoadBalancer")

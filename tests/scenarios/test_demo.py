@@ -220,7 +220,7 @@ def test_tables_keep_brackets_and_pods_keep_their_colour() -> None:
     assert report.pod("whoami-abcde").style == report.count("whoami-abcde", 0).style
 
 
-def test_the_last_line_counts_what_is_wrong() -> None:
+def test_the_last_line_counts_failed_checks() -> None:
     ledger = Ledger()
     assert ledger.hold("first", True, "a", "a")
     assert not ledger.hold("second", False, "a", "b")

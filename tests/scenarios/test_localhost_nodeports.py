@@ -188,7 +188,7 @@ async def test_a_port_of_another_program_is_named_and_taken_when_it_is_free(bare
     await bare.expect(front, {"node": "a1"}, "tcp")
 
 
-async def test_what_closes_nodeports_on_loopback_in_iptables_mode_is_named(bare: Live) -> None:
+async def test_the_setting_that_closes_nodeports_on_loopback_in_iptables_mode_is_named(bare: Live) -> None:
     bare.service("web", "a1 b1", type="NodePort")
     front, off = loopback(bare, "web", "IPv4"), {"iptables": {"localhostNodePorts": False}}
     place, outside = f"127.0.0.1:{front.port}", {"nodePortAddresses": ["192.168.0.0/16"]}

@@ -58,7 +58,7 @@ async def shadow(live: Live, folder: Path, *words: str) -> AsyncIterator[Running
 
 
 @modes("nftables", "iptables-nft")
-async def test_a_shadow_compares_what_runs(bare: Live, tmp_path: Path) -> None:
+async def test_a_shadow_compares_the_running_rules(bare: Live, tmp_path: Path) -> None:
     bare.service("web", "a1 b1")
     await bare.start()
     await bare.programmed(bare.front("web"), "a1 b1")

@@ -60,7 +60,7 @@ async def test_half_open_requests_take_no_descriptor_that_a_repair_needs(bare: L
     assert not bare.logged("Too many open files|Traceback")
 
 
-async def test_a_web_page_cannot_read_ours_by_a_name_that_leads_to_loopback(bare: Live) -> None:
+async def test_a_foreign_web_page_cannot_read_ours_by_a_name_of_loopback(bare: Live) -> None:
     """DNS rebinding: a browser on this node that shows the page of evil.example sends the request."""
     await bare.start()
     for host, code in (("evil.example", "403"), ("127.0.0.1", "200"), ("localhost", "200"), ("[::1]", "200")):

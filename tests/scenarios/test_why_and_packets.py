@@ -67,7 +67,7 @@ async def answer(live: Live, client: str, front: Front, status: int, *said: str)
 
 @pytest.mark.slow("packets that each kind of rule stops")
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
-async def test_what_connection_tracking_does_not_see_is_not_translated(family: str, live: Live) -> None:
+async def test_untracked_packets_are_not_translated(family: str, live: Live) -> None:
     name = f"unseen-{family.lower()}"
     live.service(name, "b1", ipFamilies=[family])
     front, end = live.front(name, family=family), live.ips["b1"][family]
@@ -178,7 +178,7 @@ async def test_a_chain_sees_the_interface_of_the_first_route_of_the_nodes_own_pa
             await answer(live, "node", front, int(wrong), *(["x  table ip other, chain c: drops"] if wrong else []))
 
 
-async def test_a_chain_that_accepts_what_is_translated_is_no_fault(live: Live) -> None:
+async def test_a_chain_that_accepts_translated_packets_is_no_fault(live: Live) -> None:
     live.service("translated", "b1")
     front = live.front("translated")
     text = (
@@ -262,7 +262,7 @@ async def test_a_pod_without_a_node_name_in_its_slice_does_not_reach_itself(live
     await answer(live, "a4", front, 0)
 
 
-async def test_a_policy_of_forward_stops_only_what_is_not_masqueraded(live: Live) -> None:
+async def test_the_policy_of_forward_stops_only_packets_without_masquerade(live: Live) -> None:
     if live.mode.name == "nftables":
         return  # it has no chain that accepts these packets
     live.service("open", "a1", type="NodePort")

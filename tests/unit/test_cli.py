@@ -49,7 +49,7 @@ def test_help_shows_every_flag_in_its_group(capsys):
 
 
 @pytest.mark.parametrize("flag", ["--help", "--version", "--version=raw"])
-def test_what_cannot_be_printed_is_an_error_without_a_traceback(flag):
+def test_a_full_output_is_an_error_without_a_traceback(flag):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "kubeproxy.cli", flag]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)

@@ -17,12 +17,12 @@ BOUNDED = (
 
 
 @pytest.mark.parametrize("case", BOUNDED)
-def test_what_is_written_once_costs_once(case: str) -> None:
+def test_the_cost_of_a_service_is_linear(case: str) -> None:
     found = cost(CASES[case]())
     assert found.peak < TIMES * found.size + CONSTANT
 
 
-def test_what_multiplies_does_no_more_than_that() -> None:
+def test_products_of_parts_cost_no_more_than_the_product() -> None:
     assert 300 * 300 <= cost(CASES["300 ports, 300 endpoints"]()).elements < 1.1 * 300 * 300
 
 

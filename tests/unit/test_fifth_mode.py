@@ -141,7 +141,7 @@ def test_the_configured_value_is_used(memory, tmp_path):
         configured(tmp_path, period="2m")
 
 
-def test_other_modes_know_its_interface_and_remove_what_it_left(memory, monkeypatch):
+def test_other_modes_recognise_its_interface_and_remove_its_leftovers(memory, monkeypatch):
     assert "memory0" in modes.interfaces()
     monkeypatch.setattr(modes, "MODES", {name: MODES[name] for name in ("nftables", "memory")})
     assert modes.remove_others(modes.named("nftables")) == ["memory leaks"]

@@ -194,7 +194,7 @@ def test_refusals_are_there_from_the_start() -> None:
     assert "IPv6" not in text
 
 
-def test_metrics_are_counted_by_their_stability_whoever_registers_them() -> None:
+def test_metrics_are_counted_by_their_stability_for_any_registrant() -> None:
     metrics = ProxyMetrics()
 
     def alpha() -> int:
@@ -235,7 +235,7 @@ def test_all_metrics_have_their_names_and_labels(tmp_path: Path) -> None:
     assert {name: (kind, labels[name]) for name, kind in kinds.items()} == KUBE_PROXY
 
 
-def test_what_has_no_label_is_there_from_the_start_but_not_what_only_iptables_has() -> None:
+def test_metrics_without_labels_exist_from_the_start_except_those_of_iptables() -> None:
     text = ProxyMetrics().render().decode()
     assert "\nkubeproxy_sync_proxy_rules_service_changes_total 0\n" in text
     assert "iptables" not in text
@@ -253,7 +253,7 @@ def test_buckets_are_those_of_kube_proxy() -> None:
     assert list(PROGRAMMING_BUCKETS) == sorted(set(PROGRAMMING_BUCKETS))
 
 
-def test_what_runs_at_once_is_counted() -> None:
+def test_concurrent_tasks_are_counted() -> None:
     async def ask() -> str:
         waiting = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
         text = ProxyMetrics().render().decode()
@@ -274,7 +274,7 @@ def test_feature_gates_are_shown_with_their_stage() -> None:
     assert '\nkubernetes_feature_enabled{name="NFTablesProxyMode",stage=""} 1\n' in text
 
 
-def test_staleness_is_asked_for_at_each_scrape() -> None:
+def test_staleness_is_computed_at_each_scrape() -> None:
     metrics, ages = ProxyMetrics(), iter((7.5, 0.0))
     metrics.own.staleness.labels("services").follow(lambda: next(ages))
     for shown in ("7.5", "0"):

@@ -27,7 +27,7 @@ def _names(path: Path) -> Iterator[str]:
             yield from (ast.literal_eval(argument) for argument in node.args)
 
 
-def test_the_table_is_what_the_marks_say() -> None:
+def test_the_table_agrees_with_the_marks() -> None:
     text = (ROOT / "docs/reference.md").read_text().partition(SECTION)[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (.+?) \|$", text, re.MULTILINE)
     rows = [row for row in rows if "`" in row[1]]

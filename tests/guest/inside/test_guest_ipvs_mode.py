@@ -109,7 +109,7 @@ def test_start_programs_the_kernel_and_a_restart_changes_nothing(family) -> None
 
 
 @pytest.mark.parametrize("family", [V4, V6])
-def test_an_examination_shows_what_another_program_removed_and_nothing_else(family) -> None:
+def test_an_examination_shows_exactly_the_removals_of_another_program(family) -> None:
     vip, source = ("203.0.113.1", "198.51.100.0/24") if family is V4 else ("2001:db8:2::1", "2001:db8:3::/64")
     plans = wanted(family, PODS[family], ingress=[vip], load_balancer_source_ranges=[source])
     config = KubeProxyConfiguration(mode="ipvs", ipvs=IPVS())
@@ -130,7 +130,7 @@ def test_an_examination_shows_what_another_program_removed_and_nothing_else(fami
             assert shown[1] == "the rules of chain KUBE-LOAD-BALANCER"
 
 
-def test_start_sets_what_the_kernel_must_do() -> None:
+def test_start_sets_the_sysctls_of_the_mode() -> None:
     with opened(strict_arp=True):
         for key in ("net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn", "net/ipv4/conf/all/arp_ignore"):
             assert read_sysctl(key) == "1"
@@ -173,7 +173,7 @@ def lose_servers() -> None:
         kernel.apply([ipvs.ServerChange(ipvs.Verb.DELETE_SERVICE, server) for server in kernel.servers()])
 
 
-def test_what_others_remove_is_noticed_and_repaired() -> None:
+def test_removals_by_other_programs_are_repaired() -> None:
     plans = wanted(V4, PODS[V4])
     with opened() as backend:
         do(backend.resync(plans))
@@ -187,7 +187,7 @@ def test_what_others_remove_is_noticed_and_repaired() -> None:
 
 
 @pytest.mark.slow("each table of an emulated kernel")
-def test_cleanup_leaves_nothing_of_ours_and_all_of_others() -> None:
+def test_cleanup_removes_exactly_our_objects() -> None:
     foreign = VirtualServer(server_key(pack("198.51.100.1"), socket.IPPROTO_TCP, 443))
     with opened(exclude_cidrs=("198.51.100.0/24",)) as backend, Ipvs.open() as kernel:
         kernel.apply([ipvs.ServerChange(ipvs.Verb.ADD_SERVICE, foreign)])
@@ -353,7 +353,7 @@ def is_answered(address: str) -> bool:
 
 @pytest.mark.slow("rules of iptables in an emulated kernel")
 @pytest.mark.parametrize("case", DROPPING)
-def test_what_drops_the_nodes_own_connections_goes_when_the_go_proxy_writes_its_rules(pods, case) -> None:
+def test_the_go_proxys_rules_remove_our_drops_of_the_nodes_own_connections(pods, case) -> None:
     spec = DROPPING[case]
     front = spec.get("ingress", [VIPS[V4]])[0]
     ports = [ServicePort(port=80, name="p", protocol="TCP")]
@@ -371,7 +371,7 @@ def test_what_drops_the_nodes_own_connections_goes_when_the_go_proxy_writes_its_
         assert is_answered(front)
 
 
-def test_nothing_of_ours_is_left_in_iptables_when_the_go_proxy_removes_its_own() -> None:
+def test_the_go_proxys_cleanup_removes_all_of_our_iptables_rules() -> None:
     with opened() as backend:
         do(
             backend.resync(

@@ -88,12 +88,12 @@ def test_an_address_is_usable_and_is_no_source_for_others(address: tuple[str, in
         assert probe.getsockname()[0] == own.partition("/")[0]
 
 
-def test_what_is_refused_names_the_address() -> None:
+def test_a_refusal_names_the_address() -> None:
     with pytest.raises(ApplyError, match=r"cannot add the address 10\.96\.0\.1 \(interface 4711\): No such device"):
         add_addresses(4711, [bytes([10, 96, 0, 1])])
 
 
-def test_modules_are_loaded_when_asked_for() -> None:
+def test_required_modules_are_loaded() -> None:
     assert "ip_vs_ftp" not in present(["ip_vs_ftp"])
     require(["ip_vs_ftp", *ipvs_modules(release())], "ipvs mode")
     assert present(["ip_vs_ftp", "ip_vs", "nonsense"]) == {"ip_vs_ftp", "ip_vs"}

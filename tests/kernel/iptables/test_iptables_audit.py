@@ -151,7 +151,7 @@ def test_a_chain_that_was_removed_comes_back(variant):
     made.close()
 
 
-def test_rules_of_others_next_to_ours_are_no_drift(variant):
+def test_rules_of_other_programs_next_to_ours_are_no_drift(variant):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
     text = (
@@ -170,7 +170,7 @@ def test_rules_of_others_next_to_ours_are_no_drift(variant):
     made.close()
 
 
-def test_what_others_do_to_chains_of_theirs_is_not_even_looked_at(netns):
+def test_changes_of_other_programs_chains_cause_no_audit(netns):
     made, wanted = opened("nft"), state()
     list(made.resync(wanted))
     for number in range(3):

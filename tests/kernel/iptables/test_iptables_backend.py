@@ -27,7 +27,7 @@ from support.lock_files import is_free
 from support.namespaces import run
 
 
-def test_what_is_written_is_what_the_kernel_has(variant):
+def test_the_kernel_has_exactly_the_written_rules(variant):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
     check(variant, wanted)
@@ -45,7 +45,7 @@ def test_what_is_written_is_what_the_kernel_has(variant):
     made.close()
 
 
-def test_the_first_sync_takes_over_what_the_go_proxy_wrote(variant):
+def test_the_first_sync_takes_over_the_go_proxys_rules(variant):
     run(f"iptables-{variant}-restore", "--noflush", text=go_rules(Family.IPV4))
     run(f"iptables-{variant}", "-A", "KUBE-FIREWALL", "-m", "mark", "--mark", "0x8000/0x8000", "-j", "DROP")
     made, wanted = opened(variant), state()
@@ -118,7 +118,7 @@ def test_stale_chains_go_in_several_restores(netns, monkeypatch):
     made.close()
 
 
-def test_rules_of_nft_itself_in_built_in_chains_are_left_alone(netns):
+def test_nft_rules_in_built_in_chains_are_kept(netns):
     made, wanted = opened("nft"), state()
     list(made.resync(wanted))
     for place in ("filter INPUT", "nat PREROUTING", "nat POSTROUTING"):
@@ -149,7 +149,7 @@ def test_rules_of_nft_itself_in_built_in_chains_are_left_alone(netns):
     made.close()
 
 
-def test_what_others_do_elsewhere_is_no_drift(variant):
+def test_changes_of_other_programs_elsewhere_are_no_drift(variant):
     made, wanted = opened(variant), state()
     list(made.resync(wanted))
     run(f"iptables-{variant}", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "--dport", "81", "-j", "RETURN")

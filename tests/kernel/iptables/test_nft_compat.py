@@ -63,7 +63,7 @@ def saved(family: Family) -> list[str]:
 @examples(15)
 @given(histories())
 @example((WORLD, [state(), {("default", "b"): plans("b", 2, "10.244.0.9"), ("default", "c"): plans("c", 3)}]))
-def test_what_is_written_is_what_the_command_writes(history):
+def test_netlink_and_the_command_write_the_same_rules(history):
     world, states = history
     family = world.families[0]
     ours = structs.replace(world.of(family), nodeport_ips=None)
@@ -178,7 +178,7 @@ def test_transactions_are_no_larger_than_the_buffer(netns, monkeypatch, caplog):
     made.close()
 
 
-def test_what_the_kernel_refuses_is_left_to_the_command(netns):
+def test_the_command_writes_rules_that_the_kernel_refuses_over_netlink(netns):
     text = "*nat\n:KUBE-SVC-A - [0:0]\n:KUBE-SEP-A - [0:0]\n-A KUBE-SVC-A -j KUBE-SEP-A\nCOMMIT\n"
     made = RuleWriter.open(commands(Family.IPV4))
     made.prepared(text)()  # the table does not exist yet

@@ -44,7 +44,7 @@ def test_an_element_that_matches_all_the_rest_is_removed(ground, name):
 
 
 @pytest.mark.parametrize("what", FOREIGN)
-def test_what_another_program_made_is_removed(ground, what):
+def test_objects_of_another_program_are_removed(ground, what):
     backend, plans = disturbed(ground)
     chains, header = ground.chains(), ground.header()
     ground.disturb(*(line.format(t=f"ip {TABLE}") for line in FOREIGN[what]))

@@ -16,7 +16,7 @@ TWO = (bytes([10, 98, 0, 0]), bytes([10, 98, 0, 3]))
 
 @pytest.mark.parametrize("family", [V4, V6])
 @pytest.mark.parametrize("theirs", FAMILIES)
-def test_a_firewalls_sets_do_not_keep_ours_from_being_loaded(ground, family, theirs):
+def test_a_firewalls_sets_do_not_prevent_loading_our_table(ground, family, theirs):
     ground.disturb(f"add table {theirs} firewall")
     typed_set(theirs, "firewall", "marks")
     globals_ = world(families=[family])

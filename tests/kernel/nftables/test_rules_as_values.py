@@ -158,7 +158,7 @@ def unordered(line):
 
 
 @pytest.mark.parametrize("family", Family)
-def test_what_is_written_over_netlink_comes_back_and_is_listed_as_what_nft_loads(family):
+def test_rules_written_over_netlink_read_and_list_like_rules_loaded_by_nft(family):
     ruleset = Ruleset(family, worlds(family)[0])
     names = ruleset.needed(STICKY)
     with own_network():
@@ -214,7 +214,7 @@ def list_table(ruleset):
     )
 
 
-def test_rules_of_other_programs_are_parsed_and_what_is_unknown_is_kept():
+def test_rules_of_other_programs_are_parsed_with_their_unknown_parts():
     text = """table ip other {
         chain input {
             type filter hook input priority 0; policy accept;

@@ -207,7 +207,7 @@ async def test_services_come_and_go_beside_each_other(stage: Stage) -> None:
 
 
 @upstream("Services should work after the service has been recreated")
-async def test_a_service_is_made_anew_for_the_same_pods(stage: Stage) -> None:
+async def test_a_service_is_recreated_for_the_same_pods(stage: Stage) -> None:
     stage.service()
     pods = await stage.replicas("web", 1)
     await stage.reachable(pods)

@@ -139,7 +139,7 @@ def test_a_wrong_entry_costs_only_itself(resource, path, new, field):
     assert found != whole
 
 
-def test_what_is_left_of_a_list_is_in_order():
+def test_the_remaining_part_of_a_list_is_in_order():
     found, _ = decode_object("endpointslices", json.dumps(changed(SLICE, ("endpoints", 1), 5)).encode())
     assert [endpoint.addresses for endpoint in found.endpoints] == [["10.1.0.1"], ["10.1.0.3"]]
 
@@ -221,7 +221,7 @@ NO_LISTS = [
 
 
 @pytest.mark.parametrize("data", NO_LISTS, ids=range(len(NO_LISTS)))
-def test_what_is_no_list_is_malformed(data):
+def test_an_answer_without_a_list_is_malformed(data):
     with pytest.raises(MalformedAnswer):
         decode_page("services", data)
 
@@ -293,7 +293,7 @@ NO_EVENTS = [
 
 
 @pytest.mark.parametrize("line", NO_EVENTS)
-def test_what_is_no_event_is_malformed(line):
+def test_a_line_without_an_event_is_malformed(line):
     assert isinstance(WatchDecoder("services").feed(line + b"\n").error, MalformedAnswer)
 
 
@@ -398,7 +398,7 @@ def test_any_bytes_as_a_stream_never_raise(data):
 
 
 @given(JSON, st.integers(1, 4))
-def test_shallow_keeps_what_is_not_deep(value, depth):
+def test_shallow_keeps_values_that_are_not_deep(value, depth):
     text = json.dumps(value).encode()
     assert json.loads(shallow(text, depth)) == _cut(value, depth)
     assert mended(text) == text or "\\ud" in text.decode()

@@ -141,7 +141,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("answer", WRONG, ids=range(len(WRONG)))
-def test_what_is_no_http_is_an_error(answer):
+def test_an_answer_that_is_no_http_is_an_error(answer):
     async def script(request, reply):
         await reply.raw(answer)
         await reply.forever()
@@ -160,7 +160,7 @@ def test_what_is_no_http_is_an_error(answer):
         (403, {"most": LIST}, OBJECT + 1, False),
     ],
 )
-def test_a_body_is_as_long_as_what_was_asked_for_can_be(status, most, length, good):
+def test_the_length_of_a_body_is_limited_by_the_kind_of_request(status, most, length, good):
     async def script(request, reply):
         await reply.raw(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, length) + b"x" * length)
         await reply.forever()
@@ -260,7 +260,7 @@ def test_a_stream_is_handed_on_read_by_read():
     assert seen == ["open", b"a", b"b", b"c", b"de"]
 
 
-def test_what_the_sink_raises_ends_the_stream():
+def test_an_error_of_the_sink_ends_the_stream():
     async def script(request, reply):
         await reply.begin()
         await reply.chunk(b"x")

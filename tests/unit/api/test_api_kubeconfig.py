@@ -73,7 +73,7 @@ NO_SERVERS = ["", "ftp://x", "http://", "http://x:99999", "http://x:y", "http://
 
 
 @pytest.mark.parametrize("text", [*NO_SERVERS, "http://[::1", "http://x\n"])
-def test_what_is_no_server(text):
+def test_invalid_urls_of_servers(text):
     with pytest.raises(ConfigError, match=r"^field: "):
         parse_server(text, "field")
 
@@ -95,7 +95,7 @@ def test_a_secret_in_the_url_is_refused_and_not_shown(text):
     assert "hunter2" not in str(caught.value)
 
 
-def test_impersonation_sends_what_client_go_does(tmp_path):
+def test_impersonation_sends_the_headers_of_client_go(tmp_path):
     user = {
         "token": "t",
         "as": "jane",
@@ -177,7 +177,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG)
-def test_what_is_wrong_is_named_with_file_and_field(tmp_path, change, message):
+def test_a_mistake_is_named_with_file_and_field(tmp_path, change, message):
     path = kubeconfig(tmp_path, **change)
     with pytest.raises(ConfigError, match=message) as caught:
         load_cluster(path, "")
@@ -391,7 +391,7 @@ def test_an_exec_plugin_gets_the_cluster_information(tmp_path):
     assert headers_of(load_cluster(path, "")) == {"Authorization": "Bearer http://h:1/x"}
 
 
-def test_an_exec_plugin_has_the_proxys_environment_and_what_the_kubeconfig_adds(tmp_path, monkeypatch):
+def test_an_exec_plugin_has_the_proxys_environment_and_the_kubeconfigs_additions(tmp_path, monkeypatch):
     monkeypatch.setenv("OF_THE_PROXY", "a")
     monkeypatch.setenv("OF_BOTH", "b")
     shown = "status = {'token': '/'.join(os.environ[n] for n in ('OF_THE_PROXY', 'OF_BOTH', 'OF_THE_FILE'))}"

@@ -69,7 +69,7 @@ def test_the_proxy_of_the_environment(server, environ, proxy):
     assert proxy_of(parse_server(server, "test"), "", "", environ) == proxy
 
 
-def test_the_kubeconfig_goes_before_the_environment_and_holds_for_loopback_too(tmp_path):
+def test_the_kubeconfig_precedes_the_environment_and_applies_to_loopback_too(tmp_path):
     path = tmp_path / "kubeconfig"
     path.write_text(
         "{current-context: x, contexts: [{name: x, context: {cluster: c}}],"
@@ -93,7 +93,7 @@ def test_the_kubeconfig_goes_before_the_environment_and_holds_for_loopback_too(t
         ("ftp://p", Unsupported, "f: proxies of the kind 'ftp'"),
     ],
 )
-def test_what_is_no_proxy_is_refused_without_its_password(url, kind, message):
+def test_an_invalid_proxy_is_refused_without_its_password(url, kind, message):
     with pytest.raises(kind) as caught:
         proxy_of(parse_server(API, "test"), url, "f", {})
     assert str(caught.value).startswith(message)

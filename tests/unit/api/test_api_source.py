@@ -35,7 +35,7 @@ REFUSED = "10.0.0.1:6443: connection refused"
         ),
     ],
 )
-def test_the_first_reason_is_given_with_what_is_known_of_it(services, unreachable, why):
+def test_the_first_reason_is_given_with_its_details(services, unreachable, why):
     statuses = [status("nodes", connected=True), status("services", **services)]
     assert why_stale(statuses, unreachable, 1000.0) == why
 

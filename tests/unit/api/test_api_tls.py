@@ -76,7 +76,7 @@ def own_certificate(tmp_path):
     return context, certificate
 
 
-def test_a_certificate_that_is_refused_is_named_with_what_to_look_at(own_certificate):
+def test_a_refused_certificate_is_named_with_the_next_step(own_certificate):
     context, own = own_certificate
     other = str(TLS / "ca.crt")
     assert listening(lambda url: reason(url, ca_file=other), context) == (
@@ -108,7 +108,7 @@ def test_a_port_with_another_protocol_is_distinguished():
         run(alert, lambda client, _: client.request("GET", "/x"))
 
 
-def test_plain_http_to_a_port_of_tls_that_closes_is_asked_for_its_scheme(own_certificate):
+def test_plain_http_to_a_tls_port_that_closes_gets_a_question_about_the_scheme(own_certificate):
     def plain(url):
         return reason(url.replace("https", "http"))
 

@@ -117,7 +117,7 @@ def test_a_list_that_dies_in_the_middle_delivers_nothing():
 
 
 @pytest.mark.parametrize("how", ["event", "status"])
-def test_gone_lists_again_and_finds_what_was_missed(how):
+def test_gone_lists_again_and_finds_missed_changes(how):
     script = scripted(
         lists(service("a"), service("b"), version="5"),
         watches(event("ADDED", service("c", 6)), gone(), then="end") if how == "event" else fails(410),
@@ -137,7 +137,7 @@ def test_gone_lists_again_and_finds_what_was_missed(how):
     assert watch(script, use) == ["= a b", "= b", "+d"]
 
 
-def test_a_server_restored_from_a_backup_is_listed_from_anew():
+def test_a_server_restored_from_a_backup_is_listed_again():
     too_large = {"code": 504, "details": {"causes": [{"reason": "ResourceVersionTooLarge"}]}, "message": "too large"}
 
     async def behind(request, reply):

@@ -33,7 +33,7 @@ def test_a_streamed_list_that_trickles_is_given_up(caplog):
     assert "arrives too slowly" in caplog.text
 
 
-def test_a_watch_that_is_silent_is_listed_anew(caplog):
+def test_a_silent_watch_is_listed_again(caplog):
     """Its connection is open, and a middlebox answers the keepalive: only the silence shows the failure."""
     script = scripted(lists(service("a"), version="5"), watches(), lists(service("b"), version="6"), watches())
 
@@ -101,7 +101,7 @@ def test_the_silence_limit_grows_for_servers_without_bookmarks():
 
 
 @pytest.mark.parametrize("what", ["bookmark", "event"])
-def test_a_server_that_goes_back_is_listed_from_anew(what, caplog):
+def test_a_server_with_older_versions_is_listed_again(what, caplog):
     """A server that was restored from a backup accepts any watch, and lacks all later versions."""
     old = bookmark("99") if what == "bookmark" else event("ADDED", service("old", 99))
     script = scripted(lists(service("a"), version="1000"), watches(old), lists(service("b"), version="99"), watches())
@@ -127,7 +127,7 @@ def test_increasing_and_incomparable_versions_are_accepted(known, seen_next):
     assert watch(script, use) == ["list", "watch"]
 
 
-def test_a_list_that_succeeds_takes_back_what_its_failures_cost():
+def test_a_successful_list_resets_the_pauses_after_failures():
     """Otherwise a server that failed for minutes would make the next failure, seconds or days later, cost 30 s."""
     pace = msgspec.structs.replace(PACE, first=0.01, cap=30.0)
     script = scripted(*[fails(500)] * 5, lists(version="5"), fails(410), fails(500), lists(service("a")), watches())

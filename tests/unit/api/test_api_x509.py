@@ -49,7 +49,7 @@ def test_a_certificate_starts_at_its_not_before_time(certificate):
     assert begins == openssl_says(certificate, "-startdate")
 
 
-def test_what_cannot_be_read_is_left_out():
+def test_unreadable_certificates_are_left_out():
     broken = b"-----BEGIN CERTIFICATE-----\n%s\n-----END CERTIFICATE-----\n"
     assert expiries(broken % b"MII=" + (TLS / "ca.crt").read_bytes()) == [openssl_says(TLS / "ca.crt")]
     assert expiries(b"") == expiries(broken % b"...") == []

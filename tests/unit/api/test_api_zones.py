@@ -145,7 +145,7 @@ def test_slices_that_come_after_their_service_are_decoded_with_zones():
     run(use, [weighing("web")], [slice_of("web"), slice_of("other")], later)
 
 
-def test_zones_are_asked_for_once_when_a_service_begins_to_weigh_by_them():
+def test_zones_are_requested_once_when_a_service_begins_to_weigh_by_them():
     async def use(api, seen):
         services = api.lines["/api/v1/services"]
         await eventually(lambda: len(seen.raw) == 4)
@@ -167,7 +167,7 @@ def test_zones_are_asked_for_once_when_a_service_begins_to_weigh_by_them():
     run(use, [service("web")], [slice_of("web")])
 
 
-def test_many_services_are_asked_for_together_and_not_all_the_time(monkeypatch):
+def test_many_services_are_requested_together_at_a_limited_rate(monkeypatch):
     monkeypatch.setattr(watch, "BURST", 2)
     many = 2 * watch.TOGETHER
     names = [f"web{n}" for n in range(many)]
@@ -207,7 +207,7 @@ def test_services_do_not_wait_for_ever(monkeypatch, how):
     assert run(use, [weighing("web")], [slice_of("web")], prepare) == []
 
 
-def test_a_service_that_comes_again_while_the_zones_of_the_former_one_are_asked_for_gets_its_own():
+def test_a_recreated_service_gets_its_own_zones_during_a_request_for_the_former():
     """Its slices may have arrived before the Service, without zones; a stale answer may describe older slices."""
 
     async def use(api, seen):

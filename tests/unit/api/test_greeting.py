@@ -75,7 +75,7 @@ def test_no_proxy_answers():
         greet(cluster_at(f"http://127.0.0.1:{port}"), 5.0)
 
 
-def test_a_server_that_accepts_but_says_nothing_is_told_from_none():
+def test_a_silent_server_is_distinguished_from_a_missing_one():
     for scheme in ("http", "https"):
         with create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts
             place = f"127.0.0.1:{silent.getsockname()[1]}"

@@ -455,7 +455,7 @@ CASES: dict = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_what_facts_say(case):
+def test_the_findings_of_facts(case):
     made, wanted = case
     found = list(made)
     assert [(one.severity, one.what[: len(text)]) for one, (_, text) in zip(found, wanted, strict=True)] == wanted
@@ -516,7 +516,7 @@ def test_the_fix_follows_from_the_cause(trouble, fix):
     ],
 )
 @pytest.mark.parametrize("trouble", ["", "10.0.0.1:6443: refused"])
-def test_before_the_first_list_no_traffic_flows_on_what_is_known(resource, synced, why, trouble):
+def test_before_the_first_list_no_finding_mentions_a_last_known_state(resource, synced, why, trouble):
     lost = watched(resource, synced=synced, connected=False, stale=0 if trouble else 61)
     (found,) = contact.reached(reach(watched("servicecidrs"), lost, trouble=trouble))
     why = "traffic uses the state known last" if trouble and resource == "nodes" else why
@@ -539,7 +539,7 @@ def test_service_cidrs_that_must_not_be_listed_are_reported():
     [("endpointslices", 15, ""), ("endpointslices", 30, "-"), ("endpointslices", 90, "x"), ("endpointslices", 900, "x"),
      ("nodes", 900, "")],
 )  # fmt: skip
-def test_refused_lists_make_answers_uncertain_only_of_what_they_concern(resource, seconds, marks):
+def test_refused_lists_make_only_answers_about_their_resource_uncertain(resource, seconds, marks):
     lost = watched(resource, connected=False, stale=seconds, trouble=REFUSED)
     found = list(contact.outdated(reach(watched("services"), lost)))
     assert "".join(one.severity.mark for one in found) == marks

@@ -173,7 +173,7 @@ def test_the_answer(told, status):
         ),
     ],
 )
-def test_a_failed_probe_is_a_fault_only_of_what_this_node_sends(connection, answer, mark, cause, fixes):
+def test_a_failed_probe_is_a_fault_only_of_this_nodes_connections(connection, answer, mark, cause, fixes):
     told = Explanation(why(), tuple(present.findings(PROBED, connection)), PROBED)
     failed = told.findings[-1]
     assert (told.answer, failed.severity.mark, cause in failed.why) == (answer, mark, True)
@@ -183,7 +183,7 @@ def test_a_failed_probe_is_a_fault_only_of_what_this_node_sends(connection, answ
     assert unsure is (answer == "unknown")
 
 
-def test_an_endpoint_whose_address_nothing_on_the_link_answers_for_fails_for_every_client():
+def test_an_endpoint_without_an_arp_answer_fails_for_every_client():
     silent = "no answer within 1 s, as nothing answers ARP for 10.0.0.3 (FAILED in `ip neighbour`)"
     probes = PROBED[0], Probe(REFUSED, "TCP", 1.0, silent, absent=True)
     ends = tuple(Target(one.address, 0.5, masqueraded=False) for one in PROBED)
@@ -249,7 +249,7 @@ def test_the_first_line_names_the_cause_of_lost_first_packets_and_outdated_objec
     ("outcome", "decision"),
     [("refused", "refused"), ("not ours", "kube-proxy does not handle it")],
 )
-def test_the_first_line_of_what_is_not_forwarded_has_the_reason(outcome, decision):
+def test_the_first_line_of_a_refused_connection_has_the_reason(outcome, decision):
     steps = AnswerStep(True, "it is the cluster IP"), AnswerStep(False, "no endpoint takes new connections")
     told = Explanation(replace(why(outcome), steps=steps, client_sees="a reset"))
     assert told.heading.endswith(f": {decision}, the client sees a reset: no endpoint takes new connections (x)")
@@ -261,13 +261,13 @@ def test_the_first_line_names_the_table_of_rules_that_may_come_first():
     assert told.heading.endswith(": kube-proxy forwards it, unless rules of table inet fw come first (?)")
 
 
-def test_rules_of_another_proxy_may_take_what_this_one_has_not():
+def test_rules_of_another_proxy_may_take_connections_without_a_service():
     told = Explanation(why("dropped"), tuple(around(Checkup(list(STALE), []))))
     assert (told.answer, told.heading.endswith(", unless another kube-proxy's rules take it first (x)")) == ("no", True)
 
 
 @pytest.mark.parametrize("outcome", ["refused", "dropped", "answered by the proxy"])
-def test_a_firewall_may_drop_what_is_refused_or_answered_here(outcome):
+def test_a_firewall_may_drop_connections_that_this_node_refuses_or_answers(outcome):
     told = Explanation(why(outcome), tuple(around(Checkup(list(strangers.dropping(DROPS)), []))))
     assert told.answer == "no"
     assert told.heading.endswith(", unless a firewall of this node drops it first (x)") is (outcome == "refused")
@@ -405,7 +405,7 @@ def test_a_proxy_with_another_nodes_name_explains_policy_local(wrong, blocked, c
         ((500.0, 480.0), False, "x", "8 minutes"),
     ],
 )
-def test_a_server_whose_watches_are_silent_is_asked(silent, answers, mark, age, monkeypatch):
+def test_a_server_with_silent_watches_gets_a_request(silent, answers, mark, age, monkeypatch):
     def greet(*_):
         if not answers:
             raise SourceError("h: sent nothing for 3 s")

@@ -81,7 +81,7 @@ def test_a_pod_that_is_kept_out_is_not_let_in_by_its_own_address():
     assert step.text == f"10.1.0.9 is not among the source ranges ({NODE_RANGE})"
 
 
-def test_what_is_nobodys_has_no_fix(subject):
+def test_an_address_without_a_service_has_no_fix(subject):
     assert explain(subject, packet(subject, "node", "198.51.100.1:80")).why.fixes == ()
 
 

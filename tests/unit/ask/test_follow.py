@@ -88,7 +88,7 @@ def test_a_service_that_is_new_is_found(known, where):
     assert line.service == "default/web-2"
 
 
-def test_nothing_is_asked_for_while_everything_is_known(known, where):
+def test_no_request_is_sent_while_all_names_are_known(known, where):
     Follower(known).line(event(b"1"))
     known.renew()
     assert where.asked == []

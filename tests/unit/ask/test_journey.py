@@ -229,7 +229,7 @@ def test_a_destination_chosen_by_leftover_rules_is_reported():
     assert "another kube-proxy" not in told(marked(1), chosen_by_others(VIP), served=unchanged)[1].text
 
 
-def test_what_is_left_over_is_not_called_ours_where_it_drops():
+def test_a_drop_by_leftover_rules_is_not_called_ours():
     refused = [Step(1, IP, "left", "nat", 7, "rule", 0, "", headers(CLIENT, VIP))]
     assert told(marked(1), refused)[1].text == (
         'the request was dropped by rule "handle 7" of table ip left, chain nat, left by another kube-proxy: about nat'
@@ -298,7 +298,7 @@ def test_packets_that_come_too_late_for_an_answer_are_left_out():
     assert [one.source for one in journeys(steps, RULES, OWN, {2})] == ["10.0.0.1:40000"]
 
 
-def test_what_is_refused_beyond_this_node():
+def test_refusals_beyond_this_node():
     reset = [Step(5, IP, OWN, "answers-prerouting", 3, "rule", -1, "", headers(POD, CLIENT)._replace(flags=0x14))]
     found, made = told(marked(1), picked(1), reset, served=[("10.244.0.1:8080", True)])
     assert (found[1].refusal, made.passed) == ("reset", False)
@@ -437,12 +437,12 @@ def test_a_next_hop_without_an_answer_keeps_the_packet_on_this_node():
     assert (made.passed, "ARP" in made.text) == (True, False)
 
 
-def test_what_stays_behind_prerouting_has_no_route():
+def test_a_packet_that_ends_after_prerouting_has_no_route():
     made = told(marked(1), picked(1), served=[("10.244.0.1:8080", False)])[1]
     assert (made.passed, "no route" in made.text) == (False, True)
 
 
-def test_a_rule_of_iptables_legacy_may_have_dropped_what_is_not_answered():
+def test_a_rule_of_iptables_legacy_may_have_dropped_an_unanswered_packet():
     rules = RULES._replace(legacy=1)
     said = (
         "no rule that the kernel traces dropped it",
@@ -470,7 +470,7 @@ def test_rules_that_the_kernel_does_not_trace_may_have_refused_or_redirected_it(
     assert made.text.endswith("; the kernel does not trace iptables-legacy: left by another kube-proxy: 3 chains")
 
 
-def test_what_left_and_was_not_answered():
+def test_a_packet_that_left_without_an_answer():
     out = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
     made = told(marked(1), picked(1), out, served=[("10.244.0.1:8080", False)])[1]
     assert (made.passed, made.text) == (

@@ -59,7 +59,7 @@ def test_nothing_differs_after_one_look():
     assert scene.asked == [()]
 
 
-def test_what_two_looks_show_counts():
+def test_a_difference_in_two_readings_counts():
     scene = Scene([[held(A), held(B)]], everything=[[LOST, OTHER]], some=[[LOST]])
     assert scene.look().findings == (LOST,)
     assert scene.asked == [(), (A, B), (A,)]  # only differing parts are read again
@@ -70,7 +70,7 @@ def test_one_service_is_looked_at_twice_as_well():
     assert Scene([[held(A)]], some=[[LOST], []]).look(A).findings == ()
 
 
-def test_a_change_in_between_is_looked_at_anew():
+def test_a_change_between_two_readings_causes_another_one():
     # After the second reading the Service has another version: whether the difference was real cannot be determined.
     scene = Scene([[held(A)], [held(A)], [held(A, "2")]], some=[[LOST], [LOST], []])
     assert scene.look(A).findings == ()
@@ -78,13 +78,13 @@ def test_a_change_in_between_is_looked_at_anew():
     assert scene.look(A).findings == (LOST,)
 
 
-def test_what_changes_all_the_time_is_called_so():
+def test_a_service_that_always_changes_is_called_unstable():
     versions = [[held(A, str(number))] for number in range(100)]
     seen = Scene(versions, some=[[LOST]]).look(A)
     assert (seen.findings, seen.unstable) == ((), (A,))
 
 
-def test_what_is_on_its_way_is_no_difference():
+def test_a_pending_change_is_no_difference():
     seen = Scene([[held(A, wanted=())]], everything=[[LOST]]).look()
     assert (seen.findings, seen.on_their_way) == ((), (A,))
     seen = Scene([[held(A)], [held(A, wanted=())]], everything=[[LOST]], some=[[LOST]]).look()
@@ -95,6 +95,6 @@ def test_a_service_that_went_meanwhile_is_no_difference():
     assert Scene([[held(A)], []], everything=[[LOST]], some=[[LOST]]).look().findings == ()
 
 
-def test_what_is_nobodys_counts_in_two_passes():
+def test_elements_without_a_service_count_in_two_passes():
     assert Scene([[held(A)]], everything=[[STRAY]]).look().findings == (STRAY,)
     assert Scene([[held(A)]], everything=[[STRAY], []]).look().findings == ()

@@ -49,7 +49,7 @@ def test_the_same_versions_are_fine(behind):
     assert behind({A: Versions("5", {"a-1": "7"})}, [held(**{"a-1": "7"})]) == []
 
 
-def test_what_arrives_a_moment_later_is_fine(behind):
+def test_a_version_that_arrives_a_moment_later_is_no_problem(behind):
     assert behind({A: Versions("6")}, [held()], [held("6")]) == []
 
 

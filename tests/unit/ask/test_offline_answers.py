@@ -65,7 +65,7 @@ def test_an_invalid_name_is_reported(text: str) -> None:
     assert len(str(error.value)) < 400
 
 
-def test_what_no_proxy_has_programmed_is_planned(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_proxy_services_are_planned(folder: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["services", *folder]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].startswith("  -  ")
@@ -315,7 +315,7 @@ def test_the_doctor_takes_itself_for_no_proxy(
 
 
 @pytest.mark.parametrize(("pids", "remain"), [((), False), ((), True), ((812,), True)])
-def test_without_a_proxy_the_answer_is_what_one_would_do(
+def test_without_a_proxy_the_answer_is_that_of_a_new_proxy(
     pids: tuple[int, ...],
     remain: bool,
     folder: list[str],

@@ -39,7 +39,7 @@ def test_frontends_come_change_and_go():
     assert known.of(key("10.96.0.2:80")) == PortOwner("default/other", HTTP)
 
 
-def test_a_port_of_a_family_is_named_with_what_clients_send_to():
+def test_a_port_of_a_family_is_named_with_its_addresses():
     both = service(
         "dns", "10.96.0.10", "fd00::10", ports=[ServicePort(port=53, name="d", protocol="UDP", node_port=30053)]
     )

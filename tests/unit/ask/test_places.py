@@ -62,7 +62,7 @@ def test_one_question_at_a_time_and_one_for_all_equal_questions():
     assert asyncio.run(main()) == (["zone-1", "zone-2", "zone-1", "zone-2", "zone-3"], ["a", "b", "c"], 1)
 
 
-def test_whoever_goes_through_all_services_asks_seldom_and_little_is_kept():
+def test_reading_all_services_sends_few_requests_and_stores_little():
     async def main():
         world = World()
         seen = [await world.zone(f"s{number}") for number in range(1000)]
@@ -77,7 +77,7 @@ def test_whoever_goes_through_all_services_asks_seldom_and_little_is_kept():
 
 
 @pytest.mark.parametrize("error", [ConfigError("no"), OSError(5, "no"), KeyError("internal")])
-def test_an_error_is_no_answer_and_is_not_asked_for_again_at_once(error):
+def test_an_error_is_no_answer_and_is_not_retried_at_once(error):
     async def main():
         world = World(error)
         return [await world.zone("web") for _ in range(3)], world.asked

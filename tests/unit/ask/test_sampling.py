@@ -55,7 +55,7 @@ def test_cheap_traffic_is_read_in_full(clock):
     assert (events.asked, sampled.left_out) == ([], 0)
 
 
-def test_what_costs_too_much_is_halved_until_it_does_not(clock):
+def test_sampling_is_halved_until_its_cost_is_acceptable(clock):
     said: list[int] = []
     events = FakeEvents(1024, 2e-3)  # two seconds of CPU time in one second of the clock
     sampled = Sampled(events, said.append, lambda: events.spent)
@@ -75,7 +75,7 @@ def test_all_events_are_read_again_when_there_are_fewer(clock):
     assert events.asked == [2, 4, 8, 4, 2, 1]
 
 
-def test_when_the_kernel_dropped_some_fewer_are_asked_for(clock):
+def test_dropped_events_halve_the_sampling(clock):
     events = FakeEvents(16, 0.0)
     sampled = Sampled(events, spent=lambda: events.spent)
     for _ in sampled.for_a_while(math.inf):

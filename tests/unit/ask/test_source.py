@@ -33,7 +33,7 @@ class Server:
 
 
 @pytest.mark.parametrize(("count", "requests"), [(0, 1), (1, 1), (100, 1), (101, 2), (1000, 10), (1001, 1), (3000, 1)])
-def test_services_are_asked_for(count: int, requests: int) -> None:
+def test_services_are_requested(count: int, requests: int) -> None:
     server = Server()
     asked = Running(cast("Client", server))
     wanted = EVERY[:count]

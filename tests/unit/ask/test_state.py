@@ -352,7 +352,7 @@ def test_another_familys_trouble_is_none_of_a_services():
     assert kit.one()["state"] == "programmed"
 
 
-def test_what_a_refusing_kernel_last_took_is_shown_beside_what_is_wanted():
+def test_the_last_accepted_state_is_shown_in_addition_to_the_desired_one():
     kit = Kit(service("web"), endpoints("web", "10.244.0.1"))
     kit.planner.apply([Upserted("endpointslices", endpoints("web", "10.244.0.9", version="5"))])
     (change,) = kit.planner.take()
@@ -409,7 +409,7 @@ def names(page):
     return [found["name"] for found in page["services"]]
 
 
-def test_what_can_be_asked_for(monkeypatch):
+def test_valid_queries(monkeypatch):
     monkeypatch.setattr(module, "_RUN", 7)
     monkeypatch.setattr(module, "_AT_ONCE", 2)
     kit = Kit(*(service(f"s{n:02}", n + 1) for n in range(30)))
@@ -477,7 +477,7 @@ def test_found_by_address_and_port(query):
         ("n=1", "unknown parameter n; there are address, continue, format, limit, name, namespace, port\n"),
     ],
 )
-def test_what_cannot(query, message):
+def test_invalid_queries(query, message):
     assert Kit().ask(query) == (400, message)
 
 

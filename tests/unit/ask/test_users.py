@@ -51,7 +51,7 @@ def test_the_service_of_a_connection(ports, target, service):
     assert (found.service if found else None) == service
 
 
-def test_what_is_counted(ports):
+def test_counted_connections(ports):
     census = Census(ports, None)
     web = ("10.96.0.1", TCP, 80)
     census.add(entry("10.0.0.1", web, ("10.244.0.1", 8080)), silent=False)

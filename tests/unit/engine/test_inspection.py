@@ -73,5 +73,5 @@ def test_upkeep_comes_before_the_look():
 
 
 @pytest.mark.parametrize("fails", ["upkeep", Depth.QUICK])
-def test_what_cannot_be_read_differs(fails):
+def test_an_unreadable_kernel_counts_as_different(fails):
     assert look_after(Backend(fails), Depth.QUICK) == ForeignChange("the kernel cannot be read: no such table")

@@ -7,7 +7,7 @@ def delays(backoff, count):
     return [backoff.failed() for _ in range(count)]
 
 
-def test_delays_double_up_to_the_slowest_and_begin_anew_after_a_success():
+def test_delays_double_up_to_the_maximum_and_restart_after_a_success():
     backoff = Backoff(0.05, 10.0, jitter=lambda: 0.5)
     assert delays(backoff, 9) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0]
     backoff.succeeded()

@@ -55,7 +55,7 @@ def test_versions(text: str, version: tuple[int, int]) -> None:
         ("3.10.0-957.el7", "nf_conntrack_ipv4"),
     ],
 )
-def test_what_ipvs_needs(kernel: str, last: str) -> None:
+def test_modules_that_ipvs_needs(kernel: str, last: str) -> None:
     assert ipvs_modules(kernel) == ["ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh", last]
 
 
@@ -86,13 +86,13 @@ def test_unreadable_files_name_nothing(tmp_path: Path) -> None:
         release(found)
 
 
-def test_only_what_is_missing_is_loaded_by_its_name(tmp_path: Path) -> None:
+def test_only_missing_modules_are_loaded_by_name(tmp_path: Path) -> None:
     found = files(tmp_path, loaded="ip_vs 1 0 - Live 0x0\n")
     require(["ip_vs", "ip_vs_rr", "-r"], "ipvs mode", found, modprobe(tmp_path, f'echo "$@" >>{tmp_path}/calls'))
     assert (tmp_path / "calls").read_text() == "-- ip_vs_rr\n-- -r\n"
 
 
-def test_what_cannot_be_loaded_is_named_with_the_fix(tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_loaded_is_named_with_the_fix(tmp_path: Path) -> None:
     found = files(tmp_path)
     failing = modprobe(tmp_path, f"echo 'warning' >&2; echo 'FATAL: {'$2'} not found' >&2; exit 1")
     with pytest.raises(Unsupported) as caught:

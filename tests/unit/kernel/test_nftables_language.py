@@ -36,7 +36,7 @@ LISTED = [
 
 
 @pytest.mark.parametrize(("ip", "text"), LISTED)
-def test_a_listed_rule_compiles_to_what_is_listed_so(ip, text):
+def test_a_listed_rule_compiles_to_a_rule_with_the_same_listing(ip, text):
     assert listing.text(compiling.rule(text, ip), ip) == text
 
 
@@ -92,7 +92,7 @@ def test_packed_expressions_parse_to_the_same_values(ip, text):
 @pytest.mark.parametrize(
     "text", ["ip daddr", "goto", "ip daddr nonsense drop", "tcp dport 80 accept", "th dport set 5", "meta mark set 1"]
 )
-def test_what_is_not_in_the_language_is_an_error(text):
+def test_text_outside_of_the_language_is_an_error(text):
     with pytest.raises(ValueError):
         compiling.rule(text, "ip")
 

@@ -36,7 +36,7 @@ def test_a_go_proxy_and_our_own(proc):
     ]
 
 
-def test_what_is_none(proc):
+def test_processes_that_are_no_proxy(proc):
     proc(20, "/x/bin/python3", "/x/bin/kube-proxy", "why", "node", "default/web:80")
     proc(21, "/usr/local/bin/kube-proxy", "--v=2", net="elsewhere")
     proc(22, "vi", "kube-proxy")

@@ -79,7 +79,7 @@ ENDPOINTS = st.frozensets(ENDS, max_size=4)
     st.dictionaries(PORTS, ENDPOINTS),
     st.frozensets(ADDRESSES),
 )
-def test_changed_services_one_by_one_find_what_all_at_once_find(flows, services, nodeports, node) -> None:
+def test_services_checked_one_by_one_and_all_at_once_give_the_same_flows(flows, services, nodeports, node) -> None:
     at_once = stale_flows(flows, services, nodeports, node)
     one_by_one = [f for key, value in services.items() for f in stale_flows(flows, {key: value}, {}, node)]
     by_port = [f for port, value in nodeports.items() for f in stale_flows(flows, {}, {port: value}, node)]
@@ -87,7 +87,7 @@ def test_changed_services_one_by_one_find_what_all_at_once_find(flows, services,
     assert sorted(map(id, at_once)) == sorted(map(id, one_by_one + own))
 
 
-def test_what_begins_to_serve_while_flows_are_read_keeps_its_flows(monkeypatch) -> None:
+def test_an_endpoint_that_begins_to_serve_during_the_reading_keeps_its_flows(monkeypatch) -> None:
     services = {target("10.96.0.10", 53): frozenset[bytes]()}
     old, fresh = flow("10.96.0.10", 53, "10.244.1.2", 5353), flow("10.96.0.10", 53, "10.244.1.3", 5353)
 
@@ -104,7 +104,7 @@ def test_what_begins_to_serve_while_flows_are_read_keeps_its_flows(monkeypatch) 
 
 
 @pytest.mark.parametrize(("certain", "gone"), [(True, 1), (False, 0)])
-def test_nothing_is_deleted_when_what_serves_is_not_certain_by_then(monkeypatch, certain, gone) -> None:
+def test_nothing_is_deleted_if_the_serving_endpoints_become_uncertain(monkeypatch, certain, gone) -> None:
     tracking = Conntrack()
     deleted: list[UdpFlow] = []
     monkeypatch.setattr(tracking, "udp_flows", lambda *_: iter([flow("10.96.0.10", 53, "10.244.1.2", 5353)]))

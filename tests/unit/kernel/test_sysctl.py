@@ -21,7 +21,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_only_what_differs_is_written(tree: Path) -> None:
+def test_only_differences_are_written(tree: Path) -> None:
     settings = [("net/netfilter/nf_conntrack_max", 4000), ("net/netfilter/nf_conntrack_udp_timeout", 30)]
     assert apply_settings(settings, tree, tree / "hashsize") == ["net/netfilter/nf_conntrack_max"]
     assert read_sysctl("net/netfilter/nf_conntrack_max", tree) == "4000"
@@ -64,7 +64,7 @@ def test_a_parameter_that_is_missing_tells_how_to_get_it(tree: Path) -> None:
         write_sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", 1, tree)
 
 
-def test_a_value_that_cannot_be_written_tells_why_and_what_to_do(tree: Path) -> None:
+def test_an_error_of_writing_has_the_cause_and_the_fix(tree: Path) -> None:
     key = "net/netfilter/nf_conntrack_max"
     path = tree / key
     path.unlink()

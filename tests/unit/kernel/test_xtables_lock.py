@@ -127,7 +127,7 @@ def test_a_file_that_is_replaced_while_it_is_waited_for_is_waited_for_no_more(pa
     assert is_free(path)
 
 
-def test_a_lock_that_comes_as_its_place_is_left_is_ours_or_nobodys(path):
+def test_a_lock_that_is_granted_at_the_timeout_is_taken_or_released(path):
     for pause in range(20):
         with holding(path) as file:
             queued = os.open(path, os.O_RDONLY)

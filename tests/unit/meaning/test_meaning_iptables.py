@@ -89,7 +89,7 @@ def test_outcomes(source: str, destination: str, port: int, interface: str, want
     assert seen("ACCEPT", source, destination, port, interface) == wanted
 
 
-def test_a_policy_drops_what_no_rule_accepts() -> None:
+def test_a_policy_drops_packets_that_no_rule_accepts() -> None:
     assert seen("DROP", "10.244.0.9", "10.96.0.1", 80) == {"dropped": 1.0}
     assert seen("DROP", "192.0.2.1", "10.96.0.1", 80) == {f"{A} masq": 0.25, f"{B} masq": 0.75}
 

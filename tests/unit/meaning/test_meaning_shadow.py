@@ -67,7 +67,7 @@ def test_a_packet_with_a_new_outcome_is_another_difference():
     assert (shadow.lasted, shadow.transient, shadow.undecided) == ([], 3, 1)
 
 
-def test_outdated_objects_restart_the_grace_and_keep_what_lasts():
+def test_outdated_objects_restart_the_grace_and_keep_lasting_differences():
     shadow = Shadow(GRACE)
     shadow.compared(0.0, [difference(80)])
     shadow.compared(11.0, [difference(80), difference(90)])

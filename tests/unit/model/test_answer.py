@@ -78,7 +78,7 @@ def test_other_claimants_of_an_address_are_named():
         (Habits(resets_tcp=()), "TCP", "10.96.0.10", Notice.ICMP),
     ],
 )
-def test_what_a_refused_client_sees(habits, protocol, address, notice):
+def test_outcomes_of_refused_clients(habits, protocol, address, notice):
     empty = service("web", address, ports=[ServicePort(port=80, protocol=protocol)])
     made = ask(planner(empty), address, protocol={"TCP": TCP, "UDP": UDP}[protocol], habits=habits)
     assert (made.outcome, made.notice) == (Outcome.REFUSED, notice)

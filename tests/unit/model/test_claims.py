@@ -124,7 +124,7 @@ def test_of_the_same_age_the_first_by_name_owns():
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([OLD.writing, MID.writing, NEW])))
-def test_what_was_allocated_comes_before_what_was_written(order):
+def test_allocated_addresses_precede_written_ones(order):
     """Otherwise a user who may write externalIPs could take the cluster IPs of all younger Services."""
     claims = Claims()
     for claimant in order:

@@ -138,7 +138,7 @@ def test_hints_do_not_apply_to_the_local_pool():
     assert pools(*entries, zone="z1") == ([THREE], [ONE])
 
 
-def test_hints_do_not_apply_to_what_may_keep_flows():
+def test_hints_do_not_apply_to_endpoints_that_may_keep_flows():
     plan = only_plan([parsed(hinted(ONE, zones=["z1"]), hinted(TWO, zones=["z2"]))], zone="z1")
     assert plan.cluster == dests(f"{ONE}:8080")
     assert plan.serving == dests(f"{ONE}:8080", f"{TWO}:8080")

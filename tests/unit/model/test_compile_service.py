@@ -218,7 +218,7 @@ def beside_the_api_server(subject, *slices):
     return compile_service(subject, slices, replace(world(families=[V4]), api_servers=(API_SERVER,)))
 
 
-def test_no_external_ip_stands_before_the_api_server_of_the_proxy():
+def test_no_external_ip_hides_the_api_server_of_the_proxy():
     ports = [ServicePort(port=443), ServicePort(port=80, name="b")]
     subject = service("web", "10.96.0.1", ports=ports, external_ips=["192.0.2.10"])
     first, second = beside_the_api_server(subject).plans

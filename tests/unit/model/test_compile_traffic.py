@@ -121,7 +121,7 @@ def test_each_family_has_its_own_detector_and_endpoints():
     assert v6.cluster == dests("[fd00:10:244::1]:8080")
 
 
-def test_a_frontend_finds_what_governs_it():
+def test_a_frontend_finds_its_traffic():
     plan = plan_of((NEAR,), internal="Local", external="Cluster", ports=[ServicePort(port=80, node_port=30080)])
     governed = {f.kind.name: plan.traffic(f) for f in plan.frontends}
     assert governed == {"CLUSTER": plan.internal, "EXTERNAL": plan.external, "NODEPORT": plan.external}
@@ -139,5 +139,5 @@ def test_a_frontend_finds_what_governs_it():
         (DROP, False, False),
     ],
 )
-def test_actions_say_what_they_are(action, forwards, local):
+def test_actions_have_their_properties(action, forwards, local):
     assert (action.forwards, action.picks_local) == (forwards, local)

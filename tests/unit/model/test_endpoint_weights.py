@@ -155,7 +155,7 @@ def test_a_wrong_annotation_of_a_slice_is_named_and_does_not_count(text):
     assert compiled(piece).plans == compiled(parsed(ONE, TWO)).plans
 
 
-def test_the_weight_of_cilium_counts_where_ours_is_missing():
+def test_the_weight_of_cilium_applies_if_ours_is_missing():
     assert parsed(ONE, cilium_weight="50").weight == 50
     assert parsed(ONE, weight="10", cilium_weight="50").weight == 10
     piece = parsed(ONE, cilium_weight="65535")

@@ -116,7 +116,7 @@ def test_a_slice_that_lags_behind_does_not_hide_it(scene):
     assert scene.gone() == {"2:80", "2:9090"}
 
 
-def test_what_was_missed_shows_in_the_next_list(scene):
+def test_missed_deletions_show_in_the_next_list(scene):
     scene.write("a1", "1 2/draining")
     scene.write("a2", "3/draining 4")
     scene.planner.apply([Replaced("endpointslices", [piece("a1", "1")])])
@@ -141,7 +141,7 @@ def test_a_slice_that_is_deleted_alone_counts(scene):
     assert scene.gone(DELETED) == {"2:80"}
 
 
-def test_an_address_is_taken_whoever_has_it_next(scene):
+def test_an_address_is_in_use_for_any_next_owner(scene):
     scene.write("a1", "2/draining")
     scene.write("a1", "")
     scene.gone()
@@ -152,7 +152,7 @@ def test_an_address_is_taken_whoever_has_it_next(scene):
     assert not scene.departures.in_use(pack("10.244.0.1"))
 
 
-def test_without_being_asked_for_nothing_is_followed():
+def test_by_default_deleted_endpoints_are_not_tracked():
     planner = Planner(world())
     planner.apply([Upserted("endpointslices", piece("a1", "1 2/draining"))])
     assert planner.departures is None

@@ -12,7 +12,7 @@ from support.cluster_strategies import services, slices
 
 
 @given(services(), slices())
-def test_a_list_of_what_is_kept_means_what_the_list_meant(service, piece):
+def test_a_list_of_stored_objects_means_the_same_as_the_original(service, piece):
     found = []
     for keep in (lambda one: one, kept):
         planner = Planner(Globals("n"))
@@ -27,7 +27,7 @@ def test_a_service_stays_equal(service):
     assert kept(service) == service
 
 
-def test_what_services_have_in_common_is_there_once():
+def test_equal_parts_of_services_are_stored_once():
     def made(number):
         found = (
             b'{"metadata":{"name":"web","namespace":"default"},"spec":{"type":"ClusterIP","clusterIP":"10.96.0.%d",'

@@ -70,7 +70,7 @@ def test_a_namespace_has_a_quarter_and_its_oldest_services_have_it():
     assert served(subject) == {"default/old"}
 
 
-def test_the_oldest_of_all_namespaces_have_what_the_node_gives():
+def test_the_oldest_services_of_all_namespaces_get_the_budget():
     wanted = [hashing("web", f"n{age}", created=age) for age in range(10)]
     assert served(small(*wanted)) == {f"n{age}/web" for age in range(7)}
 
@@ -178,7 +178,7 @@ def test_a_namespace_with_many_costly_services_delays_no_other():
     assert all(plan.balance for one in noisy for plan in subject.compiled["noisy", one.metadata.name].plans)
 
 
-def test_what_is_left_for_later_keeps_when_it_was_triggered():
+def test_a_postponed_change_keeps_its_trigger_time():
     noisy = crowd("noisy", 2)
     subject = planner(*noisy, service("there", "10.97.0.2"), balancing_entries=1 << 30)
     triggered = [
@@ -233,7 +233,7 @@ def test_each_namespace_has_its_turn(cost):
         [[("b", "old")], [("c", "old")]],  # the others, each in every second turn
     ],
 )
-def test_what_changes_all_the_time_does_not_hold_up_for_ever_what_waits(restless):
+def test_constant_changes_do_not_delay_waiting_services_forever(restless):
     order, waiting = FairOrder(), [("a", "first"), ("a", "second")]
     for turn in range(8):
         again = restless[turn % len(restless)]

@@ -139,7 +139,7 @@ def test_a_slice_that_is_moved_away_takes_its_endpoints_along(moved):
     assert cluster_pool(subject, ("default", "other")) == ()
 
 
-def test_what_has_no_meaning_is_no_change():
+def test_a_change_without_effect_is_no_change():
     subject = planner(service(), endpoint_slice(ONE, TWO))
     renumbered = replace(service(), metadata=replace(service().metadata, resource_version="99"))
     assert taken(subject, upserted(renumbered)) == {}
@@ -180,7 +180,7 @@ def test_important_services_come_first():
 # -- lists ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_list_removes_what_is_not_in_it():
+def test_a_list_removes_objects_that_it_lacks():
     subject = planner(service(), service("other", "10.96.0.2"), endpoint_slice(ONE))
     assert set(taken(subject, Replaced("services", [service("other", "10.96.0.2")]))) == {"web"}
     assert taken(subject, Replaced("services", [service(), service("other", "10.96.0.2")])).keys() == {"web"}
@@ -196,7 +196,7 @@ def test_an_equal_list_changes_nothing():
     assert subject.dirty == 0
 
 
-def test_what_a_list_could_not_decode_keeps_its_last_good_state():
+def test_an_undecodable_object_of_a_list_keeps_its_last_valid_state():
     subject = planner(service(), service("other", "10.96.0.2"), endpoint_slice(ONE))
     assert taken(subject, Replaced("services", [], None)) == {}  # the intended one of them cannot be determined
     assert taken(subject, Replaced("services", [], frozenset({WEB}))).keys() == {"other"}
@@ -250,7 +250,7 @@ def test_a_node_that_is_gone_is_remembered(event):
     assert subject.nodes[HERE].status == again.status
 
 
-def test_a_changed_world_changes_what_depends_on_it():
+def test_a_changed_world_changes_dependent_plans():
     hinted = endpoint_slice(endpoint("10.244.0.1", zones=["z1"]), endpoint("10.244.0.2", zones=["z2"]))
     subject = planner(service(), hinted, service("other", "10.96.0.2"))
     subject.set_world(world(families=[Family.IPV4], zone="z1"))

@@ -86,7 +86,7 @@ def test_loopback_is_asked_by_its_own_names(host: str, answered: bool) -> None:
         ("anode-a.example", False),
     ],
 )
-def test_other_addresses_are_asked_by_what_is_listed(host: str, answered: bool) -> None:
+def test_other_addresses_need_a_listed_host_name(host: str, answered: bool) -> None:
     assert (asked(OPEN, "10.0.0.1", host, local="10.0.0.7") is None) == answered
 
 

@@ -71,7 +71,7 @@ def test_a_check_starts_at_once_and_reports_its_time():
 
 
 @pytest.mark.parametrize("socket", ["/run/s", ""])
-def test_whoever_asks_often_gets_one_look_after_a_pause(socket, monkeypatch):
+def test_frequent_requests_get_one_check_after_a_pause(socket, monkeypatch):
     monkeypatch.setattr(module, "LEAST", 0.5)  # longer than a busy machine delays a test
 
     async def scene(problems, told):

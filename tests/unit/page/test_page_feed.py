@@ -138,7 +138,7 @@ def test_a_page_gets_a_greeting_and_events():
     play(scene)
 
 
-def test_all_ends_a_while_after_the_last_page_and_begins_anew():
+def test_all_processes_end_after_the_last_page_and_start_again():
     async def scene(stage):
         async with aclosing(stage.feed.stream()) as page:
             await anext(page)
@@ -193,7 +193,7 @@ def test_all_pages_are_sent_the_same_bytes():
     play(scene)
 
 
-def test_a_page_that_does_not_read_skips_and_is_greeted_anew():
+def test_a_page_that_does_not_read_is_reset():
     async def scene(stage):
         async with aclosing(stage.feed.stream()) as slow:
             await anext(slow)

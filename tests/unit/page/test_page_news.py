@@ -155,7 +155,7 @@ def test_the_time_of_a_slice_that_goes_is_known(node):
     assert change.ms == 250.0
 
 
-def test_what_changes_no_plan_changes_the_row(node):
+def test_a_change_without_a_changed_plan_changes_the_row(node):
     node.hears(service("web"), endpoints("web", "10.244.0.1"))
     first = node.news.take()
     node.hears(endpoints("web", "10.244.0.1", "10.244.0.2/unready"))
@@ -164,7 +164,7 @@ def test_what_changes_no_plan_changes_the_row(node):
     assert (message["changes"], message["revision"]) == ([], first["revision"])
 
 
-def test_what_is_not_settled_yet_has_its_row_later(node):
+def test_a_pending_change_has_its_row_later(node):
     node.news.arrived([service("web")])
     node.planner.apply([service("web")])
     assert node.news.take()["rows"] == []

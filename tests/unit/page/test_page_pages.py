@@ -137,7 +137,7 @@ async def whole(response):
     return b"".join([piece async for piece in response.body])
 
 
-def test_the_policy_lets_run_what_is_in_the_page_alone():
+def test_the_policy_allows_only_the_pages_own_script():
     headers = dict(page(HTML).headers)
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
 
@@ -262,7 +262,7 @@ def test_a_service_before_the_first_list_is_not_unknown(monkeypatch):
 S1 = "/ui/api/service?name=default/s1"
 
 
-def test_zones_are_asked_for_once_when_a_service_is_looked_at():
+def test_zones_are_requested_once_when_a_service_is_shown():
     api = Api(json.dumps(slices("eu-1")).encode(), 500)
     assert zones_shown(api, S1, S1, "/ui/api/service?name=default/s2", S1) == ["eu-1", "eu-1", "", "eu-1"]
     where = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
@@ -273,7 +273,7 @@ def test_zones_are_asked_for_once_when_a_service_is_looked_at():
     ]
 
 
-def test_what_need_not_be_waited_for_keeps_its_connection():
+def test_a_page_without_pending_requests_keeps_its_connection():
     async def zones(service):
         return {}
 

@@ -102,7 +102,7 @@ def test_a_source_that_cannot_be_opened_leaves_the_host_alone(steps, monkeypatch
     assert steps == []
 
 
-def test_what_was_opened_is_closed_when_the_start_fails(steps):
+def test_open_resources_are_closed_when_the_start_fails(steps):
     with pytest.raises(Unsupported):
         start(steps, Unsupported("no such table"))
     assert steps[-1] == "sources closed"

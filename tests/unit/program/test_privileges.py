@@ -28,7 +28,7 @@ EXEC = ExecConfig(api_version="client.authentication.k8s.io/v1", command="login"
         ((("iptables",), ("/token",), "login"), {Capability.NET_RAW, Capability.DAC_READ_SEARCH}),
     ],
 )
-def test_what_is_kept(needs, more):
+def test_kept_capabilities(needs, more):
     assert needed(*needs) == ALWAYS | more
 
 

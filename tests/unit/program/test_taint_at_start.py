@@ -42,7 +42,7 @@ def test_a_patch_for_another_state_changes_nothing(now):
 
 
 @pytest.mark.parametrize("empty", [Node(ObjectMeta(name="a")), node(), node("a", f"{KEY}-not")])
-def test_a_node_without_it_is_left_alone(empty):
+def test_a_node_without_the_taint_is_not_changed(empty):
     assert removal(empty, KEY) is None
 
 

@@ -129,7 +129,7 @@ def test_repetitions_become_a_series_that_is_written_at_once_and_then_each_minut
     assert server.got[2][1:] == (path, {"series": {"count": 3, "lastObservedTime": "2026-11-21T05:15:17.500000Z"}})
 
 
-def test_a_series_that_the_server_forgot_starts_anew() -> None:
+def test_a_series_that_the_server_deleted_starts_again() -> None:
     server = Server(201, 404)
     play(server, warn(server), warn(server), warn(server))
     assert server.methods == ["POST", "PATCH", "POST"]
@@ -161,7 +161,7 @@ def test_a_server_that_is_away_gets_the_event_later_and_one_complaint_is_logged(
 
 
 @pytest.mark.parametrize("answer", [403, 422, RuntimeError("bug")])
-def test_what_the_server_refuses_is_not_sent_again(answer: int | Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_event_is_not_sent_again(answer: int | Exception, caplog: pytest.LogCaptureFixture) -> None:
     server = Server(answer, 201)
     with caplog.at_level(logging.WARNING, "kubeproxy.report"):
         play(server, warn(server), warn(server, "another"))

@@ -101,11 +101,11 @@ NODEPORT = (30053).to_bytes(2)
         pytest.param(meaning(A), meaning(A), set(), id="something else changed"),
     ],
 )
-def test_what_a_change_makes_wrong(before, after, lost):
+def test_flows_that_a_change_makes_stale(before, after, lost):
     assert suspects([change(before, after)], V4, certain=True)[FRONT].lost == lost
 
 
-def test_when_it_is_not_certain_what_the_kernel_had_any_flow_may_be_wrong():
+def test_if_the_kernels_state_was_uncertain_any_flow_may_be_stale():
     assert suspects([change(NOTHING, meaning(A))], V4, certain=False) == {FRONT: Suspects(frozenset({A}), None)}
 
 
@@ -118,7 +118,7 @@ def test_when_it_is_not_certain_what_the_kernel_had_any_flow_may_be_wrong():
         pytest.param({"sources": ((NODE, NODE),)}, {}, id="open to all"),
     ],
 )
-def test_whoever_is_served_from_now_on_may_have_slipped_through(before, after):
+def test_newly_served_clients_may_have_untranslated_flows(before, after):
     made = [meaning(A, balancer=[EXTERNAL], **part) for part in (before, after)]
     wrong = suspects([change(*made)], V4, certain=True)
     assert wrong == {
@@ -128,12 +128,12 @@ def test_whoever_is_served_from_now_on_may_have_slipped_through(before, after):
 
 
 @pytest.mark.parametrize("more", [{"protocol": TCP}, {"family": V6, "vip": bytes(16)}])
-def test_other_protocols_and_families_are_left_alone(more):
+def test_flows_of_other_protocols_and_families_are_kept(more):
     assert suspects([change(meaning(A, **more), meaning(**more))], V4, certain=True) == {}
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_frontend_that_moves_to_another_service_keeps_what_both_have(order):
+def test_a_frontend_that_moves_to_another_service_keeps_flows_to_shared_endpoints(order):
     moves = [change(meaning(A, B), NOTHING, "old"), change(NOTHING, meaning(B, C), "new")][::order]
     assert suspects(moves, V4, certain=True) == {FRONT: Suspects(frozenset({B, C}), frozenset({A}))}
 
@@ -166,7 +166,7 @@ def test_flows_stay_that_go_to_an_endpoint_which_serves_whatever_policies_and_so
     assert all(A not in look.lost for look in found.values())
 
 
-def test_what_serves_again_is_not_wrong():
+def test_flows_to_an_endpoint_that_serves_again_are_not_stale():
     assert translations({FRONT: Suspects(frozenset({A}), frozenset({A, B}))}, []) == [Translation(VIP + b"\0\x35", B)]
     assert translations({FRONT: Suspects(frozenset({A}), None)}, []) is None
 
@@ -306,7 +306,7 @@ def test_a_running_search_uses_the_present_serving_endpoints():
     assert NODE + bytes((4, 29)) in services[TARGET]
 
 
-def test_two_looks_at_once_are_for_what_both_are_for():
+def test_two_searches_at_once_are_merged():
     one, two = {FRONT: Suspects(frozenset({C}), frozenset({A}))}, {FRONT: Suspects(frozenset({C}), frozenset({B}))}
     anything = {FRONT: Suspects(frozenset({C}), None)}
     assert joined([one, two]) == {FRONT: Suspects(frozenset({C}), frozenset({A, B}))}
@@ -366,7 +366,7 @@ def again(monkeypatch):
     monkeypatch.setattr(flows, "SECOND_LOOK", 3600.0)
 
 
-def test_what_the_kernel_refused_to_remove_is_looked_for_again(again):
+def test_flows_that_the_kernel_refused_to_remove_are_searched_again(again):
     async def scene():
         notes = Notes()
         taking_notes, refuse_once = notes.forget, flaky(None)
@@ -402,12 +402,12 @@ def test_a_family_gets_reports_of_its_own_syncs_only():
     assert cleaner.due(V6, 0.0) == {}
 
 
-def test_after_a_repair_what_went_untranslated_is_looked_for_although_nothing_changed(cleaner):
+def test_after_a_repair_untranslated_flows_are_searched_although_nothing_changed(cleaner):
     cleaner.changed([change(meaning(A), meaning(A))], full=True, families=[V4])
     assert cleaner.due(V4, 0.0) == {FRONT: Suspects(frozenset({A}), None)}
 
 
-def test_what_a_kernel_never_removes_is_remembered_within_bounds(monkeypatch):
+def test_flows_that_the_kernel_never_removes_are_stored_within_limits(monkeypatch):
     monkeypatch.setattr(flows, "MOST_REMEMBERED", 3)
     monkeypatch.setattr(flows, "MOST_LOST", 2)
     many = {Key(VIP, port): Suspects(frozenset({C}), frozenset({A})) for port in range(4)}
@@ -523,7 +523,7 @@ def test_flows_wait_when_a_full_sync_begins_while_they_are_read(undisturbed_soon
     assert calls == [False, True]
 
 
-def test_flows_to_what_is_being_committed_stay(cleaner):
+def test_flows_to_endpoints_of_a_running_commit_remain(cleaner):
     """The kernel has the endpoint before the proxy reports it."""
     cleaner.changed([change(meaning(A), meaning(B))], full=False)
     cleaner.committing(V4, [change(meaning(B), meaning(A, C))])
@@ -555,7 +555,7 @@ def test_one_family_does_not_wait_for_the_other(undisturbed_soon):
         (meaning(A), meaning(B), True, False),
     ],
 )
-def test_an_endpoint_that_left_may_answer_what_it_was_asked(monkeypatch, before, after, full, waits):
+def test_a_removed_endpoint_may_answer_pending_requests(monkeypatch, before, after, full, waits):
     order, real = [], asyncio.sleep
 
     async def noted(delay, result=None):

@@ -158,7 +158,7 @@ def test_repairs_are_counted():
     assert metrics.own.repairs.value == 1
 
 
-def test_what_is_tried_again_counts_as_queued_unless_a_change_was_queued_before():
+def test_a_retry_counts_as_queued_unless_a_change_was_queued_before():
     """So the alert about pending changes also fires for a repair that the kernel refuses."""
     metrics = ProxyMetrics()
     reporter = made(metrics)

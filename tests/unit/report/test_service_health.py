@@ -167,7 +167,7 @@ def test_a_port_in_use_is_reported_once_and_retried_and_others_are_served() -> N
     run(work)
 
 
-def test_a_taken_port_that_is_not_wanted_any_more_is_left_alone() -> None:
+def test_a_port_in_use_that_no_service_needs_any_more_is_not_retried() -> None:
     async def work(kit: Kit) -> None:
         (busy,) = free_ports(1)
         with socket.create_server(("127.0.0.1", busy)):

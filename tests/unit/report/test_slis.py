@@ -47,7 +47,7 @@ def test_healthz_answers_as_that_of_other_components(path: str, query: str, body
     assert (response.status, dict(response.headers)["Content-Type"], response.body) == (200, TEXT, body.encode())
 
 
-def test_slis_count_what_healthz_answered_and_can_be_reset() -> None:
+def test_slis_count_answers_of_healthz_and_can_be_reset() -> None:
     port = Port()
     assert (port.ask(SLIS_PAGE).status, port.ask(SLIS_PAGE).body) == (200, b"")
     port.ask("/healthz", "exclude=ping")

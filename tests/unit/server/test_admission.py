@@ -41,7 +41,7 @@ class Door:
         self.admission.enter(self.held[-1], address)
 
 
-def test_a_crowd_makes_room_before_anybody_else() -> None:
+def test_the_client_with_most_connections_loses_one_first() -> None:
     door = Door(4)
     door.come("10.0.0.9", "probe")
     for n in range(20):
@@ -91,7 +91,7 @@ def test_a_closing_connection_still_counts_its_descriptor() -> None:
         ("fe80::1%eth0", "fe80::1", True),
     ],
 )
-def test_what_one_client_is(one: str, other: str, same: bool) -> None:
+def test_the_identity_of_a_client(one: str, other: str, same: bool) -> None:
     assert (peer_of(one) == peer_of(other)) == same
 
 

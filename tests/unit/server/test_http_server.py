@@ -160,7 +160,7 @@ def test_requests_are_answered(
         serve(talk)
 
 
-def test_a_page_elsewhere_cannot_read_ours_by_a_name_that_leads_here() -> None:
+def test_a_foreign_page_cannot_read_ours_by_a_name_of_this_address() -> None:
     async def talk(port: int) -> None:
         for host, status in ((b"evil.example", b"403"), (b"127.0.0.1:1", b"200"), (b"localhost", b"200")):
             answer = await exchange(port, get("/hello").replace(b"Host: localhost", b"Host: " + host))

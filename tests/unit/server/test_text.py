@@ -42,7 +42,7 @@ def test_long_text_is_cut_and_counted() -> None:
 
 
 @given(st.text(st.characters()))
-def test_what_is_printable_is_one_line_and_what_is_not_is_still_seen(text: str) -> None:
+def test_text_becomes_one_line_with_visible_control_characters(text: str) -> None:
     shown = printable(text)
     assert shown.isprintable()
     assert (shown == text) == text.isprintable()

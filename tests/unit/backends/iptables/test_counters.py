@@ -52,7 +52,7 @@ def test_a_refusal_for_another_reason_is_no_property_of_the_kernel(answers, code
     assert make_counters(Told()) is None
 
 
-def test_they_are_asked_for_again_at_each_full_sync_until_the_kernel_could_say(answers):
+def test_each_full_sync_asks_again_until_the_kernel_answers(answers):
     made = backend(WORLD, Family.IPV4, options=StartOptions(True, False, None))
 
     def counting() -> list[str]:

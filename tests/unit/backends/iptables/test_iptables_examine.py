@@ -49,7 +49,7 @@ def web(**spec) -> Node:
     return Node({WEB: plans("web", 1, "10.244.0.1", "10.244.0.2", **{**SPEC, **spec})})
 
 
-def test_what_is_as_planned_shows_nothing():
+def test_a_correct_state_shows_no_difference():
     ranges = {"load_balancer_source_ranges": ["172.16.0.0/24"], "session_affinity": "ClientIP"}
     node = Node(
         {
@@ -121,7 +121,7 @@ def test_the_rules_for_node_ports_are_the_last_ones():
     assert {finding.service for finding in node.shown()} == {None}
 
 
-def test_what_is_nobodys():
+def test_objects_without_a_service():
     node = web()
     node.chains["nat", "KUBE-SVC-AAAAAAAAAAAAAAAA"] = ["-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-MARK-MASQ"]
     node.chains["nat", "KUBE-SVC-BBBBBBBBBBBBBBBB"] = []  # the chain may remain for another program

@@ -61,7 +61,7 @@ def test_nothing_is_found_but_harm_which_a_repair_undoes(history, uses_nft, data
     assert made.inspect(Depth.QUICK) is None
 
 
-def test_only_harmed_services_are_written_anew_with_what_changed():
+def test_only_damaged_and_changed_services_are_written():
     state = {a(n): plans(n, i, f"10.244.0.{i}") for i, n in enumerate(["web", "other", "third"], 1)}
     made = opened(state)
     del made.tables.chains["nat", WEB][-1]
@@ -76,7 +76,7 @@ def test_only_harmed_services_are_written_anew_with_what_changed():
 
 
 @pytest.mark.parametrize("place", [("nat", "KUBE-MARK-MASQ"), ("filter", "KUBE-FORWARD"), ("nat", "KUBE-SERVICES")])
-def test_harm_to_what_all_share_asks_for_everything(place):
+def test_damage_to_shared_chains_requires_a_full_sync(place):
     state = {a("web"): plans("web", 1, "10.244.0.1")}
     made = opened(state)
     made.tables.chains[place].pop()

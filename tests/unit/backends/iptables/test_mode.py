@@ -54,7 +54,7 @@ def test_nodeports_on_loopback_need_a_sysctl(config, written):
         (Node(rules=ApplyError("iptables: Permission denied")), "CAP_NET_ADMIN"),
     ],
 )
-def test_what_is_missing_is_named(monkeypatch, node, said):
+def test_missing_requirements_are_named(monkeypatch, node, said):
     def commands(family, variant):
         if isinstance(node, ApplyError):
             raise node
@@ -102,7 +102,7 @@ def test_an_interface_that_no_rule_can_name_is_refused(name):
     ("variant", "chain", "kept"),
     [("nft", "KUBE-SVC-A", True), ("nft", "KUBE-NODE-PORT", False), ("legacy", "KUBE-SVC-A", False)],
 )
-def test_chains_of_our_variant_are_ours(variant, chain, kept):
+def test_chains_of_the_same_variant_belong_to_the_mode(variant, chain, kept):
     operations = mode.OPERATIONS._replace(commands=lambda family: Commands("iptables-nft", family, True, (1, 8, 9)))
     asked = Commands(f"iptables-{variant}", Family.IPV4, variant == "nft", (1, 8, 9))
     assert operations.keeps(asked, "nat", chain) is kept

@@ -56,7 +56,7 @@ def test_proxies_one_after_the_other_come_to_the_same_as_one(history, uses_nft):
 
 
 @pytest.mark.parametrize("uses_nft", [True, False])
-def test_a_proxy_that_starts_anew_writes_nothing(uses_nft):
+def test_a_restarted_proxy_writes_nothing(uses_nft):
     fresh = again(opened(two(), uses_nft=uses_nft), two())
     assert fresh.tables.inputs == []
     assert {last for _, last in fresh._metrics.counted.values()} == {0}
@@ -79,7 +79,7 @@ def test_a_proxy_that_starts_anew_writes_nothing(uses_nft):
         (("filter", "KUBE-SERVICES"), list.clear, ["KUBE-SERVICES"]),
     ],
 )
-def test_what_others_changed_meanwhile_is_put_right_and_nothing_else_is_written(place, harm, written, uses_nft):
+def test_a_start_repairs_foreign_changes_and_writes_nothing_else(place, harm, written, uses_nft):
     made = opened(two(), uses_nft=uses_nft)
     wanted = normalised(made.tables.chains, V4, SHARED_CHAINS)
     harm(made.tables.chains[place])
@@ -98,7 +98,7 @@ def test_the_order_of_services_is_free(uses_nft):
 
 
 @pytest.mark.parametrize("uses_nft", [True, False])
-def test_what_changed_meanwhile_in_the_cluster_is_all_that_is_written(uses_nft):
+def test_a_start_writes_only_the_changes_of_the_cluster(uses_nft):
     later = two() | {a("other"): plans("other", 2, "10.244.0.9", ports=[ServicePort(port=80, node_port=30081)])}
     fresh = again(opened(two(), uses_nft=uses_nft), later)
     assert len(named(fresh)) == 3, "the choice, the endpoint that came and the one that went"

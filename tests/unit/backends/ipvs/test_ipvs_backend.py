@@ -173,7 +173,7 @@ def test_draining_goes_on_after_a_restart():
 
 
 @pytest.mark.parametrize(("protocol", "scheduler"), [("UDP", "rr"), ("SCTP", "rr"), ("TCP", "dh")])
-def test_what_cannot_drain_goes_at_once(protocol, scheduler):
+def test_real_servers_that_cannot_drain_are_removed_at_once(protocol, scheduler):
     backend, kernel = started(v4_world(), scheduler=scheduler)
     run(backend.sync([(NAME, plans([A, B], protocol=protocol))]))
     run(backend.sync([(NAME, plans([B], protocol=protocol))]))
@@ -181,7 +181,7 @@ def test_what_cannot_drain_goes_at_once(protocol, scheduler):
     assert virtual[1] == {at(B): 1}
 
 
-def test_a_nodeport_gives_way_to_an_external_ip_whoever_came_first():
+def test_an_external_ip_precedes_a_nodeport_in_any_order():
     node_port = plans([A], ports=((80, 8000),))
     external = service("s2", "10.96.0.2", ports=[ServicePort(port=8000, name="x")], external_ips=["192.0.2.1"])
     piece = parsed(endpoint(B), ports=[EndpointPort(port=9090, name="x")])
@@ -250,7 +250,7 @@ def spoil_servers(kernel):
 
 
 @pytest.mark.parametrize("spoil", [spoil_address, spoil_set, spoil_set_away, spoil_rules, spoil_servers])
-def test_what_others_remove_is_noticed_at_once_and_repaired(spoil):
+def test_removals_by_other_programs_are_noticed_at_once_and_repaired(spoil):
     backend, kernel = started(v4_world())
     wanted = plans([A, B])
     run(backend.sync([(NAME, wanted)]))
@@ -285,7 +285,7 @@ def spoil_rule(kernel):
 
 
 @pytest.mark.parametrize("spoil", [spoil_weight, spoil_server, spoil_foreign, spoil_entry, spoil_rule])
-def test_what_others_change_is_noticed_by_a_thorough_look(spoil):
+def test_a_thorough_inspection_notices_changes_by_other_programs(spoil):
     backend, kernel = started(v4_world())
     run(backend.resync({NAME: plans([A, B])}))
     assert not backend.inspect(Depth.THOROUGH)

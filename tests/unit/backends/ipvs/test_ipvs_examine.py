@@ -37,7 +37,7 @@ def shown(kernel, wanted):
     return everything
 
 
-def test_what_is_as_planned_shows_nothing():
+def test_a_correct_state_shows_no_difference():
     spec = {"ports": ((80, 30080),), "ingress": ["198.51.100.1"], "load_balancer_source_ranges": ["172.16.0.0/24"]}
     _, kernel, wanted = set_up(**spec)
     assert shown(kernel, wanted) == []
@@ -74,7 +74,7 @@ def test_virtual_servers_addresses_and_sets():
     assert (Kind.MISSING, "10.96.0.1:80/tcp", "ipset KUBE-CLUSTER-IP") in kinds
 
 
-def test_what_drops_a_service():
+def test_an_entry_that_drops_a_service():
     _, kernel, wanted = set_up()
     kernel.sets[IpsetId.DROP].add(SetEntry(ADDRESS, 6, 80))
     (finding,) = shown(kernel, wanted)
@@ -82,7 +82,7 @@ def test_what_drops_a_service():
     assert finding.present == "dropped, as no endpoint is on this node"
 
 
-def test_what_is_nobodys():
+def test_objects_without_a_service():
     _, kernel, wanted = set_up()
     kernel.virtual[pack("10.96.0.9") + SERVER[-3:]] = [0, {}]
     kernel.bound.add(pack("10.96.0.8"))

@@ -96,7 +96,7 @@ def test_connections_to_ranges_of_ports_have_a_series_of_their_own(monkeypatch):
     assert proxy.series() == {"web": 5, "": 7}
 
 
-def test_an_element_that_was_written_anew_begins_at_0(monkeypatch):
+def test_the_counter_of_a_rewritten_element_begins_at_0(monkeypatch):
     proxy = Proxy(monkeypatch, web=plans_of("web", 1))
     (item,) = proxy.placed["default", "web"]
     proxy.kernel.take(item, "cluster", 0, 5)
@@ -163,7 +163,7 @@ def test_a_table_that_cannot_be_read_is_read_again_later(monkeypatch):
     assert proxy.series()["web"] == 5
 
 
-def test_what_a_service_that_went_had_is_among_the_others(monkeypatch):
+def test_connections_of_a_deleted_service_are_among_the_others(monkeypatch):
     proxy = Proxy(monkeypatch, web=plans_of("web", 1), other=plans_of("other", 2))
     for name in ("web", "other"):
         proxy.kernel.take(proxy.placed["default", name][0], "cluster", 0, 5)

@@ -117,7 +117,7 @@ class OneFrontend:
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 10, 11, 13, 24, 25, 33, 128, 129, 256, 300, 1025, 5000, 20_000, 70_000])
-def test_endpoints_are_read_by_key_and_few_are_asked_for_in_vain(count):
+def test_endpoints_are_read_by_key_with_few_missing_keys(count):
     table = OneFrontend(count)
     elements = found_module.FoundElements(table, NAMES)
     elements.rest(())
@@ -156,7 +156,7 @@ def test_elements_that_no_class_accounts_for_are_found_by_a_dump(line, counts):
         ground.is_clean(backend, plans)
 
 
-def test_a_slot_that_is_missing_is_no_gap_in_what_is_read():
+def test_a_missing_slot_does_not_end_the_reading():
     with FakeGround.fresh() as ground:
         resync(ground.start(), {("default", "a"): plans_of("a", 1, 20)})
         ground.disturb("delete element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 17 }")

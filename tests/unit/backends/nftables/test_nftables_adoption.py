@@ -65,7 +65,7 @@ def test_a_restart_repairs_elements_and_touches_nothing_else(ground, case):
     ground.is_clean(again, plans)
 
 
-def test_a_restart_makes_up_for_what_changed_meanwhile(ground):
+def test_a_restart_applies_changes_that_happened_while_it_was_down(ground):
     resync(ground.start(), cluster("a", "b", "c", external_ips=[]))
     plans = {("default", "b"): plans_of("b", 2, 7), ("default", "d"): plans_of("d", 9, 21)}
     again = ground.start()
@@ -180,7 +180,7 @@ def test_a_table_of_other_globals_is_replaced_in_one_transaction(ground):
     ground.is_clean(backend, plans)
 
 
-def test_tables_of_other_names_and_families_are_left_alone(ground):
+def test_tables_of_other_names_and_families_are_kept(ground):
     ground.disturb("add table ip mine", "add table ip6 kube-proxy", "add table inet kube-proxy")
     ground.disturb("add chain ip6 kube-proxy c")
     resync(ground.start(), cluster("a"))

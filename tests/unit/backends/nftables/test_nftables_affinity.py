@@ -41,7 +41,7 @@ def test_a_pool_with_affinity_exists_once_for_all_its_frontends(ground):
     assert resync(ground.start(), plans) == 0
 
 
-def test_an_endpoint_keeps_its_number_when_it_moves_to_another_slot_and_nobody_gets_that_of_another(ground):
+def test_an_endpoint_keeps_its_unique_number_when_it_moves_to_another_slot(ground):
     backend, name = ground.start(), ("default", "a")
     resync(backend, {})
     sync(backend, (name, plans_for(1, 2, 3)))
@@ -142,7 +142,7 @@ def test_a_restart_keeps_the_numbers_and_reuses_none(ground):
     ground.is_clean(again, plans)
 
 
-def test_affinity_that_was_off_meanwhile_begins_anew(ground):
+def test_affinity_that_was_off_starts_again_without_clients(ground):
     backend, name = ground.start(), ("default", "a")
     resync(backend, {name: sticky("a", 1, 2)})
     sync(backend, (name, plans_of("a", 1, 2)))

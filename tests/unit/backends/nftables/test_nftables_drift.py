@@ -217,7 +217,7 @@ def test_changes_of_other_tables_and_our_own_disturb_nothing(ground):
     assert not backend.abilities.disturbed()
 
 
-def test_what_others_do_to_their_own_tables_is_no_drift(ground):
+def test_changes_of_other_programs_tables_are_no_drift(ground):
     backend, plans = disturbed(ground)
     ground.disturb("add table ip mine", "add chain ip mine c", "add rule ip mine c drop")
     ground.disturb("add set ip mine kube-proxy { type ipv4_addr ; elements = { 10.0.0.1 } ; }")
@@ -227,7 +227,7 @@ def test_what_others_do_to_their_own_tables_is_no_drift(ground):
     ground.is_clean(backend, plans)
 
 
-def test_what_the_other_family_commits_is_no_drift(ground):
+def test_commits_of_the_other_family_are_no_drift(ground):
     backend, plans = disturbed(ground)
     six = world(families=[V6])
     other = ground.start(six)
@@ -264,7 +264,7 @@ def test_our_own_transactions_are_no_drift(ground):
         ("add rule ip kube-proxy filter-forward drop", "chains or rules"),
     ],
 )
-def test_what_others_do_during_a_resync_is_noticed_after_it(ground, line, found):
+def test_foreign_changes_during_a_resync_are_noticed_after_it(ground, line, found):
     backend, plans = disturbed(ground)
     steps = backend.resync(plans)
     next(steps)
@@ -332,7 +332,7 @@ def meddle(ground):
 
 
 @pytest.mark.parametrize("how", ["load", "replace"])
-def test_rules_of_others_are_not_taken_for_ours_when_the_table_is_made(ground, meddle, how):
+def test_rules_of_other_programs_are_detected_when_the_table_is_created(ground, meddle, how):
     plans = cluster("a")
     if how == "replace":
         ground.disturb("add table ip kube-proxy")
@@ -344,7 +344,7 @@ def test_rules_of_others_are_not_taken_for_ours_when_the_table_is_made(ground, m
     ground.is_clean(backend, plans)
 
 
-def test_what_others_do_to_their_own_tables_is_no_drift_when_ours_is_made(ground, meddle):
+def test_changes_of_other_tables_are_no_drift_when_ours_is_created(ground, meddle):
     backend = ground.start()
     meddle("add table ip mine")
     resync(backend, cluster("a"))
@@ -352,7 +352,7 @@ def test_what_others_do_to_their_own_tables_is_no_drift_when_ours_is_made(ground
     assert not ground.is_touched(backend)
 
 
-def test_what_others_do_to_their_own_tables_makes_no_work_when_chains_are_made(ground):
+def test_changes_of_other_tables_cause_no_work_when_chains_are_created(ground):
     backend, plans = disturbed(ground)
     ground.disturb("add table ip mine")
     ground.calls.clear()
@@ -373,7 +373,7 @@ def test_new_chains_are_not_read_back_beside_a_program_that_the_kernel_cannot_an
     ground.is_clean(backend, plans)
 
 
-def test_rules_of_others_are_not_taken_for_ours_right_after_chains_are_made(ground, meddle):
+def test_foreign_rules_are_detected_right_after_chains_are_created(ground, meddle):
     backend, plans = disturbed(ground)
     plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
     meddle("insert rule ip kube-proxy nat-prerouting accept")
@@ -383,7 +383,7 @@ def test_rules_of_others_are_not_taken_for_ours_right_after_chains_are_made(grou
     ground.is_clean(backend, plans)
 
 
-def test_rules_of_others_are_not_taken_for_ours_when_chains_are_made(ground):
+def test_foreign_rules_are_detected_when_chains_are_created(ground):
     backend, plans = disturbed(ground)
     ground.disturb("insert rule ip kube-proxy nat-prerouting accept")
     plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
@@ -393,7 +393,7 @@ def test_rules_of_others_are_not_taken_for_ours_when_chains_are_made(ground):
     ground.is_clean(backend, plans)
 
 
-def test_a_chain_of_another_program_is_not_taken_for_ours(ground):
+def test_a_chain_of_another_program_is_detected(ground):
     backend, plans = disturbed(ground)
     ground.disturb("add chain ip kube-proxy pick-10800s", "add rule ip kube-proxy pick-10800s accept")
     plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")

@@ -53,7 +53,7 @@ def shared(number, endpoints, **more):
     return plans_of(f"s{number}", number, endpoints, **more)
 
 
-def test_what_two_ports_share_stays_until_the_last_one_goes(ground):
+def test_elements_shared_by_two_ports_remain_until_the_last_port_is_removed(ground):
     two = [ServicePort(port=80, name="a"), ServicePort(port=81, name="b")]
     backend = ground.start()
     resync(backend, {})
@@ -70,7 +70,7 @@ def test_what_two_ports_share_stays_until_the_last_one_goes(ground):
 
 
 @pytest.mark.parametrize("how", ["resync", "sync", "restart", "take-over"])
-def test_what_many_services_share_stays_until_the_last_one_goes(ground, how):
+def test_elements_shared_by_services_remain_until_the_last_service_is_removed(ground, how):
     two = [ServicePort(port=80, name="a"), ServicePort(port=81, name="b")]
     plans = {("default", f"s{n}"): shared(n, 3, ports=two) for n in range(1, 6)}
     if how == "take-over":

@@ -57,7 +57,7 @@ def some(ground, plans) -> list:
         return list(made.some(plans))
 
 
-def test_what_is_as_planned_shows_nothing(ground):
+def test_a_correct_state_shows_no_difference(ground):
     plans = cluster("a", "b") | {
         ("default", "all"): plans_of("all", 7, **EVERYTHING),
         ("default", "none"): plans_of("none", 8, 0, ports=EVERYTHING["ports"]),
@@ -191,7 +191,7 @@ def test_a_source_range_that_another_program_added(ground):
         assert finding.present == "open for 10.1.0.0 to 10.1.0.255"
 
 
-def test_what_is_nobodys(ground):
+def test_objects_without_a_service(ground):
     plans = cluster("a")
     resync(ground.start(), plans)
     ground.disturb("add element ip kube-proxy cluster-services { 10.96.9.9 . tcp . 80 : 1 }")

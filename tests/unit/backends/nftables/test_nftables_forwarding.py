@@ -20,7 +20,7 @@ from support.nftables_plans import V4, WORLD
 BOTH = Forwarding(20, (IPPROTO_TCP, IPPROTO_UDP))
 
 
-def test_only_where_asked_for_is_there_a_flowtable():
+def test_the_flowtable_exists_only_if_enabled():
     assert "flow" not in skeleton(Ruleset(V4, WORLD))
     text = skeleton(Ruleset(V4, FAST_FORWARDING.on(WORLD, BOTH))).splitlines()
     assert "add flowtable ip kube-proxy fast { hook ingress priority filter ; }" in text

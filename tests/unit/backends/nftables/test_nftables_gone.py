@@ -71,7 +71,7 @@ def test_an_address_leaves_before_anything_leads_there(ground):
     assert before == 5
 
 
-def test_what_the_kernel_has_forgotten_can_leave_too(ground):
+def test_elements_that_the_kernel_has_expired_can_be_removed_too(ground):
     backend = ground.start(RESETTING)
     resync(backend, PLANS)
     backend.depart(departed(key(1)), nobody)
@@ -119,7 +119,7 @@ def written(write) -> list[bytes]:
     return messages
 
 
-def test_what_is_known_has_an_end():
+def test_the_stored_endpoints_are_limited():
     endpoints = GoneEndpoints(V4)
     endpoints.note(departed(key(1)), 0.0)
     endpoints.reset(0.0, lambda _: None)

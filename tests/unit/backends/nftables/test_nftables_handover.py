@@ -66,7 +66,7 @@ def test_keys_go_from_service_to_service_in_any_order(new_ground, history, data)
 
 @examples(12)
 @given(st.lists(states(), min_size=2, max_size=4), st.data())
-def test_a_full_sync_mends_what_a_failed_batch_left(new_ground, history, data):
+def test_a_full_sync_repairs_the_effects_of_a_failed_batch(new_ground, history, data):
     with new_ground() as ground:
         backend = ground.start(WORLD)
         resync(backend, history[0])

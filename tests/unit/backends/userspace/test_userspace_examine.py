@@ -69,7 +69,7 @@ def wanted():
     return {WEB: plans_of("web", 1, ports=ports, **ranges), ("default", "none"): plans_of("none", 2, 0)}
 
 
-def test_what_is_as_planned_shows_nothing(wanted):
+def test_a_correct_state_shows_no_difference(wanted):
     assert shown(Table(wanted), wanted) == []
 
 
@@ -111,7 +111,7 @@ def test_a_range_that_another_program_added(wanted):
     assert (finding.service, finding.kind, finding.what) == (WEB, Kind.EXTRA, "198.51.100.1:80/tcp")
 
 
-def test_what_is_nobodys_and_what_all_share(wanted):
+def test_objects_without_a_service_and_shared_objects(wanted):
     table = Table(wanted)
     table.sets["pod-services-dropped"][pack("10.96.9.9") + KEY[4:]] = b""
     table.sets["nodeport-ips"] = {}
