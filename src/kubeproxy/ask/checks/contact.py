@@ -96,7 +96,8 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
         names, age = ", ".join(one.resource for one in silent), max(one.stale for one in silent)
         what = f"no message of the open watches of {names} for {duration(age)}"
         why = "the API server sends one each minute; the connections may be dead, and in minutes the proxy lists again"
-        yield Diagnosis(Severity.NOTE, "api", what, why)
+        fix = "if it comes back, look at the load balancer or proxy between this node and the API server"
+        yield Diagnosis(Severity.NOTE, "api", what, why, fix)
     for one in reach.watched:
         if one.connected and one.trouble:  # the list may be missing, and is
             what = f"no list of {one.resource}: {one.trouble.removeprefix(f'{one.resource}: ')}"
