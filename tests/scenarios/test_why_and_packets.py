@@ -117,6 +117,11 @@ async def test_a_rule_of_routing_for_a_mark_is_noted(live: Live) -> None:
     live.service("marked", "b1 b2")
     front, pod = live.front("marked"), live.ips["pod"]["IPv4"]
     await live.expect(front, {"pod": "b1 b2"})
+    async with changed(live, rule("-4", f"from {pod} blackhole")):
+        await fails(live, "pod", front, True)
+        both = ", ".join(sorted(live.ips[name]["IPv4"] for name in ("b1", "b2")))
+        gone = f"it does not get through: the kernel does not route packets of {pod} to {both}: ip rule 77 (blackhole)"
+        await answer(live, "pod", front, 1, gone)
     async with changed(live, rule("-4", "fwmark 0x7 blackhole")):
         await answer(live, "pod", front, 0, "-  the kernel would not route packets", "mark 0x7: ip rule 77 (blackhole)")
         async with changed(live, table("ip", "prerouting -150", f"ip saddr {pod} meta mark set 0x7")):

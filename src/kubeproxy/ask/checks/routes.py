@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
 from kubeproxy.ask.checks.settings import FORWARDING_OF, Setting, changed_back, filtered_ways
 from kubeproxy.ask.checks.strangers import PICKED_AGAIN
-from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, Harm, Severity, end_of
+from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity, end_of
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import default_gateway, local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
@@ -39,8 +39,9 @@ def refused(node: CheckedNode, others: Callable[[], Sequence[Firewall]] = tuple)
 
     yield from _if_marked(node, refused_by, others)
     yield from _doubtful(node)
-    astray: set[tuple[bytes, str]] = set()
+    astray, strays = set[tuple[bytes, str]](), list[Diagnosis]()
     loopback = is_loopback(node.packet.destination) if node.packet is not None else False
+    stopped: dict[tuple[bytes | None, str, bool], list[RoutedPacket]] = {}  # one finding for one cause
     for packet in dict.fromkeys(node.routed):
         code = refusal(packet)
         if not code:
@@ -60,12 +61,20 @@ def refused(node: CheckedNode, others: Callable[[], Sequence[Firewall]] = tuple)
             if (packet.source, packet.arrival) not in astray:
                 of_client = asked is not None and packet.source == asked.source
                 ends = [] if of_client else node.ends_at(packet.source)
-                yield _astray(packet, unpack(packet.source), node.harm(ends or [None]))
+                strays.append(_astray(packet, unpack(packet.source), node.harm(ends or [None])))
             astray.add((packet.source, packet.arrival))
         else:
-            requested = node.ends_at(packet.destination)
-            harm = node.harm(requested or node.ends_at(packet.source) or [None], again=bool(requested) and is_silent)
-            yield _stopped(packet, by, harm, is_silent=is_silent)
+            stopped.setdefault((packet.source, by, is_silent), []).append(packet)
+    for (_, by, is_silent), packets in stopped.items():
+        again = is_silent and all(node.ends_at(one.destination) for one in packets)
+        yield _stopped(packets, by, node.harm(_ends(node, packets), again=again), is_silent=is_silent)
+    yield from strays
+
+
+def _ends(node: CheckedNode, packets: Iterable[RoutedPacket]) -> frozenset[End | None]:
+    """Return the endpoints to which packets go, or from which they come; None for packets before the choice."""
+    each = (node.ends_at(one.destination) or node.ends_at(one.source) or (None,) for one in packets)
+    return frozenset[End | None]().union(*each)
 
 
 def unanswered(node: CheckedNode) -> Iterator[Diagnosis]:
@@ -233,7 +242,6 @@ def _is_way_of(routed: RoutedPacket, passing: PassingPacket, node: CheckedNode) 
 
 def _lost_by_mark(found: _LostByMark, lost: Sequence[RoutedPacket], by: str, node: CheckedNode) -> Diagnosis:
     """Return the finding for packets that a chain marks, and that the kernel does not route with this mark."""
-    ends = [node.ends_at(one.destination) or node.ends_at(one.source or b"") or [None] for one in lost]
     targets = ", ".join(dict.fromkeys(unpack(one.destination) for one in lost))
     return Diagnosis(
         severity=Severity.BROKEN if found.sure else Severity.UNKNOWN,
@@ -242,7 +250,7 @@ def _lost_by_mark(found: _LostByMark, lost: Sequence[RoutedPacket], by: str, nod
         f"mark {found.mark:#x}, with which the kernel does not route them: {by or 'no table has a route'}",
         why="they are dropped or refused",
         fix=f"leave this connection out of the rules of {found.where} {found.chain}, or add a route for the mark",
-        harm=node.harm({end for each in ends for end in each}) if found.sure else NOTHING,
+        harm=node.harm(_ends(node, lost)) if found.sure else NOTHING,
         table=found.where,
     )
 
@@ -289,16 +297,17 @@ def _astray(packet: RoutedPacket, source: str, harm: Harm) -> Diagnosis:
     )
 
 
-def _stopped(packet: RoutedPacket, by: str, harm: Harm, *, is_silent: bool) -> Diagnosis:
-    """Return the finding for a packet that has no route, or that a policy routing rule or a route refuses."""
-    source, end = unpack(packet.source) if packet.source is not None else "", unpack(packet.destination)
-    asked = f"ip route get {end}" + f" from {source}" * bool(source) + f" iif {packet.arrival}" * bool(packet.arrival)
-    asked += f" mark {packet.mark:#x}" * bool(packet.mark)
+def _stopped(packets: Sequence[RoutedPacket], by: str, harm: Harm, *, is_silent: bool) -> Diagnosis:
+    """Return the finding for packets that have no route, or that a policy routing rule or a route refuses."""
+    packet, ends = packets[0], ", ".join(dict.fromkeys(unpack(one.destination) for one in packets))
+    source = unpack(packet.source) if packet.source is not None else ""
+    asked = f"ip route get {unpack(packet.destination)}" + f" from {source}" * bool(source)
+    asked += f" iif {packet.arrival}" * bool(packet.arrival) + f" mark {packet.mark:#x}" * bool(packet.mark)
     dropped = PICKED_AGAIN if harm.effect is Effect.DELAYS else "they are dropped: clients see a timeout"
     return Diagnosis(
         severity=Severity.BROKEN,
         about="routes",
-        what=f"the kernel does not route packets of {source or 'this node'} to {end}: {by or 'no table has a route'}",
+        what=f"the kernel does not route packets of {source or 'this node'} to {ends}: {by or 'no table has a route'}",
         why=dropped if is_silent else "the kernel refuses them as unreachable",
         fix=f"see `{asked}`: leave these packets out of that rule or route, or add a route"
         if by
