@@ -68,14 +68,13 @@ class Delivery(Struct):
         if answer is None:
             return f"{node}, which has {end}, gave no answer: {self.reply.reason}"
         if not answer.why.direct:
-            lacks = f"the proxy of {node} does not have {end} as an endpoint"
-            if self.listed is None:
-                return lacks
-            if not self.listed:
-                return f"{lacks}, and the API server no longer has it"
-            return f"{lacks}, which the API server has: its objects are outdated, so it could not check the delivery"
+            late = ", which the API server has: its objects are outdated, so it could not check the delivery"
+            api = {None: "", False: ", and the API server no longer has it", True: late}[self.listed]
+            return f"the proxy of {node} does not have {end} as an endpoint{api}"
         if answer.answer == "yes":
             return f"{node} delivers to {end}"
+        if answer.answer == "unknown" and not answer.cause(probes=False):
+            return f"{end} answer{'s' * (len(ends) == 1)} no probe of {node}, its node: {self.cause}"
         return f"{node} {'does not' if answer.answer == 'no' else 'perhaps does not'} deliver to {end}: {self.cause}"
 
     @property
@@ -172,12 +171,13 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
     doubtful = {one.reply.node for one in deliveries if one.severity < Severity.NOTE}
     fine = sorted({one.reply.node for one in deliveries if one.severity is Severity.FINE} - doubtful)
     carried = f"{', '.join(fine)} deliver{'s' * (len(fine) == 1)} it"
+    here = decision.replace("this node", node)
     is_open = answer.answer == "yes" and all(one.severity is not Severity.BROKEN for one in deliveries)
     if is_open or not drops_elsewhere(answer, deliveries):
         if answer.answer == "yes" or not deliveries:
-            yield f"{decision}, and {carried}" if fine else decision
+            yield f"{here}, and {carried}" if fine else here
         else:
-            yield f"on {node}, " * (node not in decision) + decision.replace("this node", node)
+            yield f"on {node}, " * (node not in decision) + here
             if fine and not answer.cause(probes=False):
                 routes = (one for one in answer.diagnoses if one.about == "routes" and one.severity is Severity.NOTE)
                 yield ": ".join((carried, "see the network between the nodes", *(f"{one.what} (-)" for one in routes)))

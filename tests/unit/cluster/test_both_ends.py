@@ -99,7 +99,7 @@ THERE = "10.244.1.8:3000 (50.0% of the connections)"
             near("unknown", NEAR_DOUBT),
             far("unknown", NEAR_DOUBT),
             UNKNOWN,
-            f"node-b perhaps does not deliver to {THERE}: TCP from node-b to 10.244.1.8:3000: no answer within 1 s (?)",
+            f"{THERE} answers no probe of node-b, its node: {SILENT.replace('this node', 'node-b')} (?)",
         ),
         (
             near("no", DROPS, heading=f"{SERVICE}: it does not get through: {GUARD} (x)"),
@@ -151,6 +151,11 @@ def test_fixes_of_the_endpoints_node_take_the_place_of_those_of_probes(cluster: 
     cluster.node("node-b", **far("no", DROPS))
     _, text = ask()
     assert [line for line in text.splitlines() if line.startswith("Fix")] == ["Fix: on node-b: mend firewall"]
+
+
+def test_the_first_line_has_the_name_of_the_clients_node(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("no", ends=[], heading=f"{SERVICE}: dropped: no endpoint is on this node (x)"))
+    assert ask()[1].splitlines()[1] == f"{SERVICE}: dropped: no endpoint is on node-a (x)"
 
 
 def test_the_fix_of_a_probe_from_the_endpoints_node_is_not_for_that_node(cluster: StandIn, ask: Ask):
