@@ -523,3 +523,18 @@ async def test_an_endpoint_that_packets_do_not_reach_by_the_routes_of_this_node(
     await fails(live, "pod", front, False)
     for client in (pod, "node"):
         await told(client, lost, "x  TCP from this node to 10.244.0.77:3000: no route to host, as nothing answers ARP")
+
+
+async def test_a_route_past_the_network_of_a_client_or_endpoint_is_named(live: Live) -> None:
+    live.service("near", "a1", kind="LoadBalancer")
+    front, end, outside = live.front("near"), live.ips["a1"]["IPv4"], live.ips["outside"]["IPv4"]
+    await live.expect(front, {"pod": "a1", "outside": "a1"})
+    link = ("ip link add past type veth peer name past2", "ip link del past")
+    for place, network, client in ((outside, "eth0", "outside"), (end, "cbr0", "pod")):
+        way = (f"ip route add {place}/32 dev past", f"ip route del {place}/32 dev past")
+        async with changed(live, link, ("ip link set past up", "true"), ("ip link set past2 up", "true"), way):
+            await fails(live, client, front, True)
+            silent = f"the next hop of packets to {place} is silent: nothing answers ARP for {place} ("
+            text = f" in `ip neighbour`) on past, although it is in the network of {network}"
+            await answer(live, client, front, 1, silent, text)
+        await fails(live, client, front, False)

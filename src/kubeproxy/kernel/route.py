@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.netlink.announcements import Announcements
-from kubeproxy.model.addresses import Family, Range, family_of, unpack
+from kubeproxy.model.addresses import Family, Range, family_of, unpack, within
 
 _NEW_LINK: Final = 16
 _DELETE_LINK: Final = 17
@@ -332,7 +332,7 @@ _UNANSWERED: Final = {0x01: "INCOMPLETE", 0x20: "FAILED"}  # NUD_...
 @nl.understood("a neighbour")
 def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     """Return an error text if the next hop to a destination does not answer ARP or IPv6 neighbour discovery, else '';
-    and whether the destination itself is that next hop. Raises NetlinkError.
+    and whether the destination itself is that next hop, on the interface of its network. Raises NetlinkError.
     """
     route, family = _route(destination), family_of(destination)
     size = _NEIGHBOUR_HEAD.size
@@ -349,7 +349,13 @@ def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     state = next((_UNANSWERED[one] for one in states if one in _UNANSWERED), "")
     protocol = "ARP" if family is Family.IPV4 else "neighbour discovery"
     text = f"nothing answers {protocol} for {unpack(hop)} ({state} in `ip neighbour`)" if state else ""
-    return text, bool(state) and hop == destination
+    if not text or hop != destination:
+        return text, False
+    out = way_out(bytes(len(destination)), destination)
+    near = {one.interface for one in local_addresses(family) if within(destination, [one.network])}
+    if not near or not out or out in near:
+        return text, True
+    return f"{text} on {out}, although it is in the network of {', '.join(sorted(near))}", False
 
 
 @nl.understood("a route")
