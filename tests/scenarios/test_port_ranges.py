@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import ExitStack
 from functools import partial
 
 from lab.probes import NoAnswer
@@ -127,6 +128,22 @@ async def test_a_udp_client_of_a_range_leaves_an_endpoint_that_is_gone(live: Liv
             await asking.expect("b1")
             live.endpoints("flows", "a1 b1")
             await asking.expect("b1")
+
+
+@modes("nftables")
+async def test_a_udp_client_stays_while_its_port_goes_from_range_to_range(live: Live) -> None:
+    ranged(live, "moved", "a1 a2 a3 b1", {"kube-proxy-py/port-ranges": "2990-3001/udp"}, **DUAL)
+    both = fronts(live, "moved", port=3001)
+    for each in both:
+        await live.expect(each, {"outside": "a1 a2 a3 b1"}, "udp")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(client(live, "outside", each)) for each in both * 4]
+        was = [await asking.ask() for asking in clients]
+        for ports in ("3001-3010/udp", "3001-4000/udp,3000-3000/udp", "2990-3001/udp"):
+            annotate(live, "moved", {"kube-proxy-py/port-ranges": ports})
+            await asyncio.sleep(1.5)  # there is a second search after half a second
+            assert [await asking.ask() for asking in clients] == was
+    await is_whole(live)
 
 
 @modes("nftables")

@@ -287,9 +287,15 @@ class FlowCleaner:
             fresh = suspects(changes, family, certain=not full)
             if ports_of := self._relays.get(family):
                 fresh = relayed(fresh, changes, family, ports_of)
-            for look in (first, self._underway[family], *(look for _, look in self._second[family])):
-                look |= {key: look[key]._replace(serving=fresh[key].serving) for key in look.keys() & fresh.keys()}
+            underway, later = self._underway[family], [look for _, look in self._second[family]]
+            for look in (first, underway, *later):
+                # A former range may have the ports of a new one, which a search that is under way does not know.
+                known = [key for key in look.keys() & fresh.keys() if fresh[key].serving or look is not underway]
+                look |= {key: look[key]._replace(serving=fresh[key].serving) for key in known}
             wrong = {key: found for key, found in fresh.items() if found.lost != NOTHING_LOST}
+            if any(key.last for key in fresh):
+                for look in later:
+                    look |= {key: found for key, found in wrong.items() if key not in look}
             if wrong:
                 self._first[family] = joined((first, wrong))
                 self._wake.set()
@@ -389,7 +395,8 @@ class FlowCleaner:
         deleted = self._conntrack.forget(number, exactly, len(wanted)) if exactly is not None else None
         if deleted is not None:
             return deleted
-        first = sorted((key for key in wanted if key.address), key=lambda key: -key.last)  # ports precede ranges
+        # Ports precede ranges, and frontends that serve precede former frontends.
+        first = sorted((key for key in wanted if key.address), key=lambda key: (bool(wanted[key].serving), -key.last))
         services = _Now(wanted, {target_of(key.address, UDP, port): key for key in first for port in key.ports})
         nodeports = _Now(wanted, {PORT_BYTES[key.port]: key for key in wanted if not key.address})
         return self._conntrack.clean(number, services, nodeports, frozenset(node_addresses), certain)

@@ -604,3 +604,36 @@ def test_a_flow_to_a_range_is_stale_once_its_endpoint_is_gone_whatever_its_port(
     assert translations(looks, ()) is None, "too many to be deleted one by one"
     assert change.after.has(UDP)
     assert suspects([Change(("default", "web"), ranging([A]), ranging([A]))], V4, certain=True)[key].lost == set()
+
+
+MOVES = {
+    "to another range": ([(ranging([A]), ranging([A], 15000, 25000), "web")], {10000: False, 15000: True, 20000: True}),
+    "to another Service": (
+        [(ranging([A]), NOTHING, "old"), (NOTHING, ranging([A], 15000, 25000), "new")],
+        {14999: False, 15000: True, 20000: True},
+    ),
+    "away": ([(ranging([A]), NOTHING, "web")], {10000: False, 20000: False}),
+    "to a port": ([(ranging([A], 50, 5000), meaning(A), "web")], {50: False, 53: True, 5000: False}),
+    "from a port": ([(meaning(A), ranging([A], 53, 60), "web")], {53: True}),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("pending", [False, True], ids=["first search", "second search of an earlier change"])
+def test_flows_stay_to_the_ports_that_a_former_and_a_new_range_have_in_common(move, pending):
+    notes = Notes()
+    cleaner = FlowCleaner(ProxyMetrics(), [V4], lambda: {V4: ()}, notes)
+    changes, kept = MOVES[move]
+    if pending:
+        before, _, name = changes[0]
+        more = structs.replace(before.plans[0], serving=(A, B))
+        cleaner.changed([change(Compiled((more,)), before, name)], full=False)
+        cleaner.due(V4, 0.0)
+    cleaner.changed([change(*each) for each in changes], full=False)
+    if pending:
+        cleaner._first[V4].clear()
+    cleaner._remove(V4, cleaner.due(V4, SECOND_LOOK), ())
+    ((services, _),) = notes.calls
+    for port, stays in kept.items():
+        endpoint = A if (move, port) == ("to a port", 53) else A[:-2] + port.to_bytes(2)
+        assert (endpoint in services[target_of(VIP, UDP, port)]) is stays, port
