@@ -105,7 +105,7 @@ def _endpoints() -> list[str]:
 
 
 def _flood(network: Network) -> None:
-    """Have a client that all endpoints drop send SYNs to all Services until this process ends."""
+    """Make a client that all endpoints drop send SYNs to all Services until this process ends."""
     network.client.ask("configure", lines=[f"address add {unsteady.DROPPED}/24 dev eth0"])
     Companion("bench.unsteady", str(network.client.pid), "scan", str(OTHERS.services))
 

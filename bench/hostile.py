@@ -346,17 +346,17 @@ def run(with_: Run) -> Report:
         rows.append(Row(case, figures))
     notes = (
         f"{SIZE}; one other Service changes each {EVERY * 1e3:.0f} ms, {seconds} s quiet and {seconds} s attacked.",
-        "delay: from when a change was due to the kernel's acknowledgement. own, late: the CPU times, counted in",
-        "yardsticks (bench/yardstick.py): what else the machine does is less in them.",
-        "limit: the longest transaction without any change, beside the other program only. beyond: delay beyond the",
-        f"quiet one, in units of {GOAL_DELAY:.0f} ms or of the limit, if that is longer.",
+        "delay: from a change's due time to the kernel's acknowledgement. own, late: the CPU times, counted in",
+        "yardsticks (bench/yardstick.py): in these units other work of the machine has less effect.",
+        "limit: the longest transaction without any change, while only the other program runs. beyond: delay minus the",
+        f"quiet delay, in units of {GOAL_DELAY:.0f} ms or of the limit, if that is longer.",
         f"goal: hold under {GOAL_HOLD:.0f} ms, beyond at most 1.",
     )
     chart = Chart(
-        "Under attack, beside a quiet run",
+        "Under attack, compared with a quiet run",
         (
             panel_by_kind("Longest hold of the loop", "ms", "", rows, {"quiet_hold": "quiet", "hold": "attacked"}),
             panel_by_kind("Latest change", "ms", "", rows, {"quiet_delay": "quiet", "delay": "attacked"}),
         ),
     )
-    return Report("hostile", "Attacks, and how others fare meanwhile", COLUMNS, rows, chart, notes)
+    return Report("hostile", "Attacks, and their effect on other clients", COLUMNS, rows, chart, notes)

@@ -127,7 +127,7 @@ def _measure(wanted: objects.Size, variant: str) -> dict[str, float]:
         for kind, events in (("endpoint", _endpoint_changes(wanted, n)), ("service", _service_comes(wanted, n))):
             for event in events:
                 recorder.inputs.clear()
-                backend.touched()  # as the engine: the limit's changes cost the proxy nothing
+                backend.touched()  # as the engine does: the limit's changes do not count
                 ours = _timed(kind, lambda e=event: _partial(planner, backend, e))
                 rounds[kind].append(ours | _limit(kind, commands.name, recorder.inputs))
     for several in rounds.values():

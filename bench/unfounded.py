@@ -32,9 +32,9 @@ from kubeproxy.model.events import Event, Replaced
 from kubeproxy.model.plan import ServiceName
 
 ENDPOINTS: Final = objects.endpoints_of(0, 2 * len(unsteady.KINDS))
-RATE: Final = 50  # connections a second by a client that nothing drops
+RATE: Final = 50  # connections per second of a client that no rule drops
 RESTART: Final = 60.0  # seconds between two starts of the proxy
-LOSS: Final = 100  # one packet of so many is lost, in each direction
+LOSS: Final = 100  # one packet in this number is lost, in each direction
 BEFORE: Final = 0.5  # seconds before an ejection in which the endpoint failed
 SETTINGS: Final = EJECTION.on(proxy.SETTINGS, "always")
 
@@ -85,7 +85,9 @@ async def _measured(seconds: float) -> dict[str, Any]:
 
 
 def _drops() -> str:
-    """Return rules by which the first endpoint of each kind drops one client's packets, and the network some of all."""
+    """Return rules by which the first endpoint of each kind drops one client's packets, and the network drops some
+    packets of all clients.
+    """
     some = ", ".join(ENDPOINTS[: len(unsteady.KINDS)])
     rules = {"input": f"ip saddr {unsteady.DROPPED} ip daddr {{ {some} }} tcp dport {PORT} drop", "output": ""}
     text = "add table ip drops\n"
@@ -117,7 +119,7 @@ async def _proxy(knock: Callable[[], dict[str, float]], ejected: Ejected, counts
 
 
 def _record(ejections: Ejections, ejected: Ejected, counts: Counter[str]) -> None:
-    """Have the results of attempts recorded."""
+    """Record the results of connection attempts."""
     failed, answered = ejections.failed, ejections.answered
 
     def recorded(key: bytes, reason: str, now: float, epoch: float) -> Sequence[ServiceName]:
@@ -139,7 +141,7 @@ def _lists() -> list[Event]:
 
 
 def _unfounded(key: bytes, reason: str, at: float, outages: unsteady.Outages) -> str:
-    """Return what is known of an ejection, '' if the endpoint failed in the time before."""
+    """Return the details of an unfounded ejection, '' if the endpoint failed shortly before."""
     address = unpack(key[:-3])
     mine = [(began, ended) for one, began, ended in outages if one == address]
     if any(began <= at and ended >= at - BEFORE for began, ended in mine):

@@ -28,7 +28,7 @@ SYNS, KNOCKS, SCANS = 300, 5, 4000  # a second
 _ROOM = 4  # connections that wait at an endpoint before it is full
 
 Outages = list[tuple[str, float, float]]
-"""Addresses, and the times from when until when they refuse or drop SYNs; seconds of the machine's monotonic clock."""
+"""Addresses, and the periods in which they refuse or drop SYNs, in seconds of the machine's monotonic clock."""
 
 
 def _waiting(listening: socket.socket, until: float) -> None:
@@ -45,7 +45,7 @@ def steady(address: str, _: Outages) -> None:
 
 
 def slow(address: str, _: Outages) -> None:
-    """Accept what waits after 0.3 to 3 s."""
+    """Accept waiting connections after 0.3 to 3 s."""
     listening = socket.create_server((address, PORT), backlog=4096)
     while True:
         time.sleep(random.uniform(0.3, 3))
@@ -63,7 +63,7 @@ def full(address: str, outages: Outages) -> None:
 
 
 def restarted(address: str, outages: Outages) -> None:
-    """End and begin to listen at once, each twentieth time after some seconds."""
+    """Stop listening and start again at once, every twentieth time after some seconds."""
     for turn in itertools.count(1):
         with socket.create_server((address, PORT), backlog=4096) as listening:
             _waiting(listening, time.monotonic() + random.uniform(1, 4))
@@ -77,7 +77,7 @@ KINDS: Final = (steady, slow, full, restarted)
 
 
 def _endpoints(*addresses: str) -> Callable[[], dict[str, Any]]:
-    """Serve each address in the way that is its turn."""
+    """Serve the addresses with these behaviours in turn."""
     outages: Outages = []
     for address, serve in zip(addresses, itertools.cycle(KINDS), strict=False):
         threading.Thread(target=serve, args=(address, outages), daemon=True).start()

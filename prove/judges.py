@@ -395,7 +395,7 @@ def _usage(pid: int) -> dict[str, int]:
     """Return no complaints about a proxy that was expected to die, and has died."""
     with suppress(FileNotFoundError, ProcessLookupError):
         descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-        if not descriptors:  # It has ended, and its exit status was not collected yet.
+        if not descriptors:  # The process has ended, and its exit status was not collected yet.
             return {}
         return {"descriptors": descriptors, "threads": len(list(Path(f"/proc/{pid}/task").iterdir()))}
     return {}

@@ -236,7 +236,7 @@ async def _report(share: Share, name: str, recent: list[list[Step]], wrong: list
     again = f"make prove MODE={share.mode} SEED={name} STEPS={share.steps} HISTORIES=1"
     print(f"FAILED: {again}", *wrong, sep="\n  ", flush=True)
     if launcher.MUTATION in os.environ:
-        return  # its name identifies it
+        return  # the mutation is identified by its name
     history = recent[-1] if recent else []
     longer = [step for one in recent for step in (*one, ("clear",))]
     for steps in (history, longer):

@@ -197,7 +197,7 @@ async def _compared(live: Live, peer: str, mode: str, fields: Json, *, more: int
     file = _configured(cluster, f"go-{mode}", go)
     proxy = await cluster.launch_proxy([peer, "--config", str(file)], file)
     await proxy.wait_ready(60.0 + more / 10)
-    await asyncio.sleep(2.0 + more / 500)  # It is ready before its second family is synced.
+    await asyncio.sleep(2.0 + more / 500)  # The Go kube-proxy is ready before its second family is synced.
     await proxy.stop()
     ours = [file, "--strict"] if strict else [_configured(cluster, f"ours-{mode}", fields | {"mode": mode})]
     begin = time.monotonic()

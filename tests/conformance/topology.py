@@ -33,7 +33,7 @@ REMOTE_SYSCTL = ["net.ipv6.ip_nonlocal_bind=1", "net.ipv4.ip_nonlocal_bind=1"]
 
 
 def run(command: str, *, must: bool = True) -> str:
-    """Run a command and return its output. Raises RuntimeError if it fails, unless it may."""
+    """Run a command and return its output. Raises RuntimeError if the command fails, unless `must` is false."""
     done = subprocess.run(shlex.split(command), text=True, capture_output=True, check=False)
     if must and done.returncode:
         raise RuntimeError(f"{command}\n{done.stderr}")

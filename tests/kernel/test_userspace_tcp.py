@@ -203,7 +203,7 @@ def test_dead_endpoints_are_passed_over(loopback: Stage) -> None:
 @pytest.mark.parametrize("pool", ["one refuses", "none"])
 def test_without_a_living_endpoint_the_client_is_reset(loopback: Stage, pool: str, caplog) -> None:
     where = loopback.carry([nowhere()] if pool == "one refuses" else [])
-    with pytest.raises(ConnectionResetError), connect(where) as client:  # it may arrive before connect() returns
+    with pytest.raises(ConnectionResetError), connect(where) as client:  # the reset may arrive before connect() returns
         client.recv(1)
     why = "Connection refused" if pool == "one refuses" else "there is none"
     until(lambda: re.search(f"ns/web/TCP: a connection was reset, .*{why}", caplog.text), caplog.text)

@@ -154,7 +154,8 @@ async def test_tcp_and_udp_of_one_port_are_two_affinities(sticky: Live) -> None:
     assert await choices(sticky, front, "tcp") == tcp
 
 
-@modes("nftables", "iptables-nft", "userspace")  # in ipvs mode it lasts as long as the kernel stores the connections
+# In ipvs mode affinity lasts as long as the kernel stores the connections.
+@modes("nftables", "iptables-nft", "userspace")
 async def test_affinity_expires_after_its_timeout(sticky: Live) -> None:
     brief = {"clientIP": {"timeoutSeconds": 1}}
     sticky.service("brief", "a1 a2 b1 b2", sessionAffinityConfig=brief, **STICKY)

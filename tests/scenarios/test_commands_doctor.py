@@ -260,7 +260,8 @@ async def test_a_second_proxy_is_named_with_its_mode(live: Live) -> None:
     finally:
         await second.stop()
     for table in ("ip kube-proxy-userspace", "ip6 kube-proxy-userspace"):
-        await live.nft(f"add table {table}; delete table {table}")  # it may have been stopped before it created one
+        # The proxy may have been stopped before it created the table.
+        await live.nft(f"add table {table}; delete table {table}")
     assert live.proxy is first
     await healthy(live)
 

@@ -207,7 +207,7 @@ async def test_an_endpoint_that_another_program_removed(live: Live) -> None:
         else:
             assert f"{front.address}:80/tcp" in text
     where = ("why", live.ips["outside"]["IPv4"], f"{front.address}:80", "--no-probe")
-    at_proxy = live.mode.name == "userspace"  # its only element for clients from outside is deleted
+    at_proxy = live.mode.name == "userspace"  # the only element for clients from outside is deleted
     heading = "it does not get through: the kernel's rules do not lead" if at_proxy else "but not all is well: "
     text = await differs(live, lambda: remove_endpoint(live, front, "a1"), heading, "(read now)", words=where)
     if live.mode.name != "userspace":
@@ -237,7 +237,7 @@ async def test_why_looks_at_the_kernel(live: Live) -> None:
 @every_mode
 async def test_elements_without_a_service(live: Live) -> None:
     await differs(live, lambda: add_something(live), "no Service's: too many: ")
-    if live.mode.name in STRAYS:  # it is noticed within a sync period, for which a test does not wait
+    if live.mode.name in STRAYS:  # the proxy notices this within a sync period, for which a test does not wait
         await live.cluster.exec("node", ["nft", "delete", "element", *STRAYS[live.mode.name]])
     await equal(live)
 

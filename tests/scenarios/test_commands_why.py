@@ -231,7 +231,7 @@ async def test_only_chains_that_may_drop_this_connection_are_noted(live: Live) -
 
 async def test_a_chain_of_the_hook_input_drops_connections_to_this_node(live: Live) -> None:
     if live.mode.name == "userspace":
-        return  # its chains reject elsewhere
+        return  # the chains of userspace mode reject elsewhere
     made = live.service("checked", "a1", type="LoadBalancer", externalTrafficPolicy="Local")
     live.service("refusing", "", type="NodePort")
     node, client = live.ips["node"]["IPv4"], live.ips["outside"]["IPv4"]
@@ -360,7 +360,8 @@ async def test_leftovers_for_an_address_are_reported(live: Live) -> None:
         await live.run("iptables-nft", "-t", "nat", "-A", *catches.split())
         await live.expect(front, {"pod": "a2"}, "tcp")
         await live.eventually(lambda: asked(f"{front.address}:80", caught=True, passes=True))
-        status, text = await live.ask("why", "node", f"{front.address}:80")  # its packets do not pass PREROUTING
+        # Packets of the node do not pass PREROUTING.
+        status, text = await live.ask("why", "node", f"{front.address}:80")
         assert (status, left in text) == (0, False), text
         await live.run("iptables-nft", "-t", "nat", "-D", *jump.split())  # packets pass no rules any more
         await live.expect(front, {"pod": "a1"}, "tcp")

@@ -173,7 +173,7 @@ async def test_the_form_reports_the_cause_while_the_proxy_has_no_list(bare: Live
     async def check() -> str:
         try:
             reader, writer, status = await opened(proxy, "/ui/api/why?from=node&to=before:80")
-        except OSError as error:  # it does not listen yet
+        except OSError as error:  # the proxy does not listen yet
             return str(error)
         try:
             text = (await reader.read()).decode()

@@ -68,8 +68,8 @@ async def test_both_of_two_modes_say_that_there_is_another(bare: Live) -> None:
     for reason in ("AnotherKubeProxy", "FailedToStartProxierHealthcheck", "FailedToStartMetricServer"):
         await bare.until(lambda reason=reason: any(e.startswith(reason) for e in bare.events("node-a")), reason)
     what = f"another kube-proxy of this program runs here too (pid {second.pid}) in userspace mode"
-    # The start of the second proxy removes the first one's tables; the first restores them, and doctor names this until
-    # then.
+    # The start of the second proxy removes the first one's tables; the first restores them, and until then doctor
+    # reports the missing tables.
     await bare.eventually(partial(other_than, bare, first, f"  x  {what}"))
     asked = ("why", bare.ips["pod"]["IPv4"], f"{bare.front('web').address}:80")
     assert (await wrong(bare, first, *asked))[0].startswith(f"  x  {what}, with rules for ")

@@ -138,7 +138,7 @@ async def test_a_flow_leaves_an_endpoint_that_goes(live: Live) -> None:
             other = "b1" if first == "a1" else "a1"
             way.endpoints(f"{first}/draining {other}")
             await way.programmed(other)
-            # It still serves the existing flows; a virtual server has no state for it (docs/ipvs.md).
+            # The endpoint still serves existing flows; a virtual server has no such state (docs/ipvs.md).
             stays = other if live.mode.name == "ipvs" else first
             assert await flow.expect(stays) == stays
             way.endpoints(other)

@@ -269,7 +269,7 @@ async def test_a_pod_without_a_node_name_in_its_slice_does_not_reach_itself(live
 
 async def test_the_policy_of_forward_stops_only_packets_without_masquerade(live: Live) -> None:
     if live.mode.name == "nftables":
-        return  # it has no chain that accepts these packets
+        return  # nftables mode has no chain that accepts these packets
     live.service("open", "a1", type="NodePort")
     nodeport = live.front("open", "nodeport")
     await live.expect(nodeport, {"outside": "a1", "pod": "a1"})
@@ -429,7 +429,7 @@ async def test_without_a_proxy_the_rules_that_remain_decide(bare: Live) -> None:
 
 async def test_the_sysctl_that_keeps_packets_on_loopback_is_the_cause(live: Live) -> None:
     if live.mode.name == "nftables":
-        return  # it does not serve NodePorts on loopback by rules
+        return  # the mode does not serve NodePorts on loopback by rules
     live.service("looped", "a1 b1", type="NodePort")
     front = Front("127.0.0.1", live.front("looped", "nodeport").port)
     await live.expect(front, {"node": "a1 b1"}, "tcp")

@@ -43,5 +43,5 @@ def filled(expression: str) -> str:
 
 
 def metrics_of(expression: str) -> set[str]:
-    """Return the metrics in an expression, a histogram by its own name: the words before a brace."""
+    """Return the names of the metrics in an expression (the words before a brace); a histogram's name has no suffix."""
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\b([a-z]\w+)\{", expression)}

@@ -24,7 +24,7 @@ TIMEOUT = 60.0
 
 @pytest.fixture
 def client(ground):
-    """The name of a client's namespace; it reaches Services through this one, the node's."""
+    """The name of a client's namespace, whose packets to Services pass this namespace, the node's."""
     with namespace() as name:
         run("ip", "link", "set", "lo", "up")
         run("ip", "link", "add", "name", "up0", "type", "veth", "peer", "name", "up0", "netns", name)

@@ -1,4 +1,6 @@
-"""The effects of a changed configuration on clients: a row has two worlds or modes, and the resulting sentences."""
+"""The effects of a changed configuration on clients: a row has the worlds or modes before and after, and the resulting
+sentences.
+"""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_answers_that_do_not_return_through_this_node(source, policy, mode, lost
     told = tell(desk, desk.facts(), explain(there, packet(there, source, f"{NODE_IPS[Family.IPV4]}:30080")), ())
     assert {one.address for one in told.why.endpoints if not one.returns} == lost
     assert len(told.why.endpoints) == 3
-    itself = {one for one in lost if one == "10.244.3.9:8080"}  # its endpoint has no nodeName
+    itself = {one for one in lost if one == "10.244.3.9:8080"}  # the client's endpoint has no nodeName
     assert [one.what for one in told.findings if one.about != "proxy"] == [
         f"{len(each) / 3:.1%} of the connections time out" for each in (itself, lost - itself) if each
     ]

@@ -187,7 +187,8 @@ def test_a_node_with_the_go_kube_proxy_is_no_error(cluster: StandIn, ask: Ask):
 @pytest.mark.parametrize(
     "answer",
     [
-        near("yes", ends=[end("10.244.1.8:3000", "node-b", client="")]),  # of a release that does not state the client
+        # An answer of a release that does not state the client.
+        near("yes", ends=[end("10.244.1.8:3000", "node-b", client="")]),
         near("yes", ends=[end("10.244.1.8:3000", "")]),
         near("yes", ends=[end("10.244.1.8:3000", "node-a")]),
         near("yes", ends=[]),

@@ -46,7 +46,7 @@ LATE = "the first packet had no answer in time"
 ASTRAY = f"it leaves node-a for {END}, but no rule of node-b meets it: see the network between them"
 NONE = "node-b received no further packet of it: let the client connect again during the trace"
 LEFT = trace(SILENT, False, packet(), packet(), departed=True)
-STRAYED = trace(SILENT, False, packet(), packet(to="10.244.2.8:3000"), departed=True)  # one to another endpoint
+STRAYED = trace(SILENT, False, packet(), packet(to="10.244.2.8:3000"), departed=True)  # a packet to another endpoint
 DROPPED = trace(RULE, False, packet(lost="dropped"))
 RESET = trace("a reset", False, packet(), reset(), packet(), reset()) | {"served": []}
 REFUSED = 'the request was refused by rule "reject" of table inet firewall'

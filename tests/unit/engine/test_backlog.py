@@ -57,7 +57,7 @@ def test_a_difference_stands_until_a_full_sync(backlog, now):
     backlog.differs("rules were changed")
     assert backlog.stale
     assert backlog.standing == FamilyStanding(V4, inspected_at=100.0, difference="rules were changed")
-    backlog.committed(backlog.portion())  # of a sync that had already started
+    backlog.committed(backlog.portion())  # a change of a sync that had already started
     assert backlog.standing == FamilyStanding(V4, inspected_at=100.0, difference="rules were changed")
     now[0], backlog.stale = 120.0, False
     backlog.committed(backlog.portion())

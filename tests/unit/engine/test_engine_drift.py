@@ -93,7 +93,7 @@ def test_inspections_are_thorough_once_per_period_and_a_second_difference_is_rep
         looks = list(stage.backend.looks)
         await stage.settled()
         assert set(looks) == {Depth.THOROUGH}
-        assert len(looks) in (2, 3)  # one may have been under way
+        assert len(looks) in (2, 3)  # an inspection may have been under way
         assert stage.backend.calls == [("resync", ["a"])]
         assert stage.notes.notices == [ELEMENTS]
 

@@ -39,7 +39,7 @@ def test_a_long_full_sync_logs_its_progress(caplog, monkeypatch, kind, words):
 
         def slow():
             seen.append(str(stage.engine.progress))
-            time.sleep(0.05)  # it runs in a thread
+            time.sleep(0.05)  # the sync runs in a thread
 
         stage.backend.before_step = slow
         stage.tell(*READY, *(piece for n in (1, 2, 3) for piece in (service(f"s{n}", n), endpoints(f"s{n}", n))))

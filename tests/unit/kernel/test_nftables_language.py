@@ -119,5 +119,5 @@ def test_attributes_of_any_layout_are_kept(body, kind):
     try:
         parsed = x.parse(x.pack(x.Opaque(kind, body)))
     except (KeyError, ValueError, ApplyError):
-        return  # As in other parsers of the kernel's bytes: `understood` converts it to an ApplyError.
+        return  # As in other parsers of the kernel's bytes: `understood` converts the error to an ApplyError.
     assert len(parsed) == 1

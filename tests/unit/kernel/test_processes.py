@@ -42,7 +42,7 @@ def test_processes_that_are_no_proxy(proc):
     proc(22, "vi", "kube-proxy")
     proc(23)
     proc(24, "/x/bin/python3", "-V")
-    (proc.root / "25").mkdir()  # it has ended
+    (proc.root / "25").mkdir()  # the process has ended
     assert processes.proxies(proc.root) == []
     assert [processes.is_elsewhere(pid, proc.root) for pid in (20, 21, 25, 26)] == [False, True, False, False]
 

@@ -101,7 +101,7 @@ def test_each_run_of_comparisons_with_a_difference_has_one_end(history):
         for port in found:
             first = runs.setdefault(port, now)
             if first is not None and now - first > GRACE:
-                runs[port] = None  # it is lasting
+                runs[port] = None  # the difference is lasting
                 lasted += 1
     assert (len(shadow.lasted), shadow.transient) == (lasted, transient)
     assert reported == shadow.lasted

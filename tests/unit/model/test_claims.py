@@ -70,9 +70,9 @@ def test_an_unclaimed_key_has_no_owner():
 def test_services_to_compile_again():
     claims = Claims()
     assert claim(claims, MID, K) == set()
-    assert claim(claims, NEW, K) == set()  # it loses the key, and reports this
-    assert claim(claims, OLD, K) >= {name(MID)}  # it lost the key before
-    assert release(claims, OLD, K) >= {name(MID)}  # it owns the key again
+    assert claim(claims, NEW, K) == set()  # the claimant loses the key, and reports this
+    assert claim(claims, OLD, K) >= {name(MID)}  # the claimant lost the key before
+    assert release(claims, OLD, K) >= {name(MID)}  # the claimant owns the key again
 
 
 def test_claimants_without_ownership_get_a_new_owner_too():

@@ -63,7 +63,7 @@ def fate(tables: FakeTables, table: str, chain: str, packet: Packet) -> str:
     return ""
 
 
-words_of = lru_cache(maxsize=1 << 14)(shlex.split)  # This takes longer than all the rest.
+words_of = lru_cache(maxsize=1 << 14)(shlex.split)  # This comparison takes longer than all the rest.
 
 
 @lru_cache(maxsize=1 << 14)

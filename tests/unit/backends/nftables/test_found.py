@@ -130,12 +130,12 @@ def test_every_class_but_the_first_has_one_below():
 
 
 STRAYS = [
-    "add element ip kube-proxy endpoints { 10.96.9.9 . tcp . 80 . 0 : 10.244.0.9 . 80 }",  # of no frontend
+    "add element ip kube-proxy endpoints { 10.96.9.9 . tcp . 80 . 0 : 10.244.0.9 . 80 }",  # an element of no frontend
     "add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 7 : 10.244.0.9 . 80 }",  # beyond its class
-    "flush map ip kube-proxy cluster-services",  # of a removed frontend
-    "add element ip kube-proxy session-slots { 0.0.0.7 . 0 : 192.0.0.1 }",  # of no pool
+    "flush map ip kube-proxy cluster-services",  # an element of a removed frontend
+    "add element ip kube-proxy session-slots { 0.0.0.7 . 0 : 192.0.0.1 }",  # an element of no pool
     "add element ip kube-proxy session-slots { 0.0.0.2 . 3 : 192.0.0.1 }",  # beyond the class of a pool
-    "add element ip kube-proxy session-endpoints { 192.0.0.99 . tcp : 10.244.0.9 . 80 }",  # in no slot
+    "add element ip kube-proxy session-endpoints { 192.0.0.99 . tcp : 10.244.0.9 . 80 }",  # an element in no slot
 ]
 
 

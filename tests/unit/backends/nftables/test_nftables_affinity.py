@@ -228,7 +228,7 @@ WRITTEN_TWICE = {
 @pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.parametrize("case", WRITTEN_TWICE)
 def test_elements_that_several_services_lead_to_are_repaired(ground, monkeypatch, case, restarts, together):
-    """With as many stray elements as elements that are read twice, the number of unread elements stays 0."""
+    """The number of unread elements stays 0 if the numbers of stray elements and of duplicate elements are equal."""
     monkeypatch.setattr(found, "SERVICES", together)
     udp = [ServicePort(port=80, protocol="UDP")]
     plans = {("default", "a"): sticky("a", 1, 2), ("default", "b"): sticky("b", 2, 2)}

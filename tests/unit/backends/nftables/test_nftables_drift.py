@@ -158,7 +158,8 @@ def test_changed_elements_are_noticed_and_repaired(ground, case):
     assert found.what.endswith("another program: nft")
     assert found.certain
     resync(backend, plans)
-    comparable = without_slots if case == "changed endpoint with affinity" else dict  # its number is not reused
+    # The number of an endpoint with affinity is not reused.
+    comparable = without_slots if case == "changed endpoint with affinity" else dict
     assert comparable(ground.contents()) == comparable(before)
     ground.is_clean(backend, plans)
 

@@ -259,7 +259,7 @@ def test_an_endpoint_with_affinity_that_is_replaced_is_a_few_elements(ground, mo
 
     resync(backend, {a: plans(60)})
     before = ground.generation()
-    assert sync(backend, (a, plans(61))) == 4  # its slot and its number, removed and added
+    assert sync(backend, (a, plans(61))) == 4  # slot and number of the endpoint, removed and added
     assert ground.generation() - before == 2  # the old number is removed later
     ground.is_clean(backend, {a: plans(61)})
 
@@ -267,7 +267,8 @@ def test_an_endpoint_with_affinity_that_is_replaced_is_a_few_elements(ground, mo
 def test_a_kernel_that_does_not_remove_unused_chains_keeps_them(ground, monkeypatch):
     removals = messages.chain_removals
     monkeypatch.setattr(backend_module, "PRUNE_FROM", 5)
-    monkeypatch.setattr(messages, "chain_removals", lambda *where: removals(*where)[-1:])  # its rules already exist
+    # The rules of the pool already exist.
+    monkeypatch.setattr(messages, "chain_removals", lambda *where: removals(*where)[-1:])
     backend = ground.start()
     plans = {("default", "a"): sticky("a", 1, 4, 10)}
     resync(backend, {("default", "a"): sticky("a", 1, 3, 20)})
