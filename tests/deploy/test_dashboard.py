@@ -42,7 +42,7 @@ NOT_IN_THE_MODELS = {"builtIn", "definition", "expr", "step", "titleFormat", "te
 """Fields that Grafana adds to each dashboard, and fields of annotations that its Prometheus data source reads."""
 
 
-def test_grafanas_own_models_know_all_of_it() -> None:
+def test_grafanas_own_models_keep_all_fields() -> None:
     """Fields that Grafana does not know are lost when it saves the dashboard."""
     plugins.register_default_plugins()
     kept = json.loads(json.dumps(Dashboard.from_json(dashboard()), cls=JSONEncoder))

@@ -92,7 +92,7 @@ def test_the_elements_of_a_rules_set_show(verdict):
         assert contents(link, "one").chains != contents(link, "two").chains
 
 
-def test_what_is_missing():
+def test_missing_objects_and_requirements():
     with tables("one") as link:
         assert chains_by_name(IP, "none", link) == {}
         with pytest.raises(NetlinkError, match="No such file"):

@@ -52,7 +52,7 @@ def test_version_3_has_every_kind_of_a_group_and_no_reference_into_nothing(group
 
 
 @pytest.mark.parametrize("resource", RESOURCES, ids=lambda r: f"{r.plural}.{r.group}")
-def test_writes_say_that_fields_are_validated_and_in_what_formats(resource) -> None:
+def test_writes_document_field_validation_and_their_formats(resource) -> None:
     for paths in (openapi.v2(VERSION)["paths"], openapi.v3(resource.group, VERSION)["paths"]):
         (item,) = [path for name, path in paths.items() if name.endswith(f"/{resource.plural}/{{name}}")
                    and name.startswith(f"/{openapi.base(resource.group)}/")]  # fmt: skip
@@ -64,7 +64,7 @@ def test_writes_say_that_fields_are_validated_and_in_what_formats(resource) -> N
         assert patch["x-kubernetes-group-version-kind"]["kind"] == resource.kind
 
 
-def test_how_lists_and_maps_are_patched_and_applied() -> None:
+def test_rules_for_patching_and_applying_lists_and_maps() -> None:
     spec = openapi.v2(VERSION)["definitions"]["io.k8s.api.core.v1.ServiceSpec"]["properties"]
     marks = {key: value for key, value in spec["ports"].items() if key.startswith("x-")}
     assert marks == {

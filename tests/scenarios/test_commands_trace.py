@@ -427,7 +427,7 @@ async def test_an_answer_before_the_trace_is_not_taken_for_one_during_it(live: L
 
 
 @pytest.mark.slow("retransmissions")
-async def test_an_open_connection_whose_endpoint_is_silent_now_is_not_answered(live: Live) -> None:
+async def test_an_open_connection_to_a_silent_endpoint_counts_as_unanswered(live: Live) -> None:
     live.service("hushed", "a2")
     front = live.front("hushed")
     await live.expect(front, {"pod": "a2"})

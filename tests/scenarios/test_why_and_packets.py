@@ -220,7 +220,7 @@ async def test_packets_that_the_reverse_path_filter_drops_are_reported(live: Liv
     await answer(live, "outside", front, 0)
 
 
-async def test_a_client_whose_interface_of_arrival_is_unknown(live: Live) -> None:
+async def test_a_client_with_an_unknown_interface_of_arrival(live: Live) -> None:
     live.service("doubtful", "b1", type="NodePort")
     front, client = live.front("doubtful", "nodeport"), "198.18.7.9"
     await live.expect(front, {"outside": "b1"})

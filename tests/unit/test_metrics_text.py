@@ -175,7 +175,7 @@ def conntrack_of(metrics: ProxyMetrics, folder: Path) -> None:
     metrics.registry.collect(lambda: conntrack(folder))
 
 
-def test_how_full_connection_tracking_is(tmp_path: Path) -> None:
+def test_the_metrics_of_connection_tracking(tmp_path: Path) -> None:
     metrics = ProxyMetrics()
     conntrack_of(metrics, tmp_path)
     text = metrics.render().decode()

@@ -250,7 +250,7 @@ def test_a_lock_file_that_is_replaced_is_not_held_any_more(netns, lock_file):
     assert is_free(lock_file)
 
 
-def test_old_commands_that_know_one_lock_alone_take_it_themselves(netns):
+def test_old_commands_with_only_one_lock_take_it_themselves(netns):
     made, wanted = opened("legacy"), state()
     made._commands = made._watch._commands = old = made._commands._replace(version=(1, 8, 5))
     made._writer = RuleWriter(old, None)

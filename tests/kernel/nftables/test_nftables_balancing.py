@@ -163,7 +163,7 @@ def test_maglev_shares_as_weights_say():
 
 
 @pytest.mark.slow("tables of megabytes")
-def test_tables_of_many_services_cost_what_a_node_gives():
+def test_tables_of_many_services_stay_within_the_nodes_budget():
     """Forty Services with sixteen ports had 2.6 million elements."""
     globals_ = BALANCING.on(world(families=[Family.IPV4]), 1 << 16)
     ports = [ServicePort(port=number, name=f"p{number}") for number in range(1, 5)]

@@ -229,7 +229,7 @@ def test_an_endpoint_of_another_node_reaches_itself_through_this_node_in_one_mod
     assert shifts(iptables, nftables, LOCAL, pods[:1]) == []
 
 
-def test_a_service_whose_only_endpoint_is_the_compared_pod_changes_as_others_do():
+def test_a_service_with_only_the_compared_pod_changes_like_others():
     """Its connections to itself are masqueraded when the detector does not recognise it as a pod."""
     web = service("web", "10.96.0.10", ports=HTTP)
     piece = endpoint_slice(endpoint("10.244.200.1", node=THERE), ports=PORTS)

@@ -26,7 +26,7 @@ def attempt():
     return weakref.ref(work)
 
 
-def test_what_was_refused_does_not_wait_for_the_garbage_collector():
+def test_refused_work_does_not_wait_for_the_garbage_collector():
     gc.collect()
     gc.disable()
     try:

@@ -23,7 +23,7 @@ def test_jumps_are_as_iptables_save_prints_them():
         (Detector("prefix", "veth"), 'iifname {}"veth*"', "-i veth+"),
     ],
 )
-def test_what_recognises_pods(detector, nft, iptables):
+def test_rules_that_recognise_pods(detector, nft, iptables):
     assert pods_in_nft(detector, "ip") == nft.format("")
     assert pods_in_nft(detector, "ip", "!= ") == nft.format("!= ")
     assert pods_in_iptables(detector) == iptables

@@ -29,7 +29,7 @@ def weigh(mode, wanted, family=V4):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_there_weighs(mode):
+def test_weights_of_plans(mode):
     assert weigh(mode, {}).amount == 0
     none, one, three = (weigh(mode, plans(count)).amount for count in (0, 1, 3))
     assert none > 0

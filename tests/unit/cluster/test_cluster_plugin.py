@@ -247,7 +247,7 @@ def test_options_of_the_command_reach_the_node_as_single_arguments(cluster: Stan
         ("flows", "shop/web"),
     ],
 )
-def test_the_nodes_command_takes_what_it_is_given(words: tuple[str, ...], cluster: StandIn, run: Run):
+def test_the_nodes_command_gets_the_given_arguments(words: tuple[str, ...], cluster: StandIn, run: Run):
     cluster.node("node-a")
     run(*words)
     ((_, (program, command, *given)),) = asked(cluster)
@@ -513,7 +513,7 @@ def test_errors_are_json_too(cluster: StandIn, run: Run):
     assert errors == f"Error: {valid('error', text)['error']}\n"
 
 
-def test_a_node_whose_proxy_is_dead_is_examined_but_has_not_answered(cluster: StandIn, run: Run):
+def test_a_node_without_a_running_proxy_is_examined_but_has_not_answered(cluster: StandIn, run: Run):
     cluster.node("node-a", **doctor(finding("net.ipv4.ip_forward is 0")))
     silence = "no kube-proxy answers at /run/kube-proxy/control.sock"
     findings = [finding("net.ipv4.ip_forward is 0")]

@@ -128,7 +128,7 @@ def test_an_endpoint_of_the_same_node_or_of_none(node, text):
         (LEFT, "it hangs", f"on node-a, {SILENT}; node-b, which has {END}, gave no answer: it hangs", UNKNOWN),
     ],
 )
-def test_both_nodes_are_asked_about_what_left_one(second, far, text, status):
+def test_both_nodes_are_asked_about_a_packet_that_left_one(second, far, text, status):
     made, flows = followed({"node-a": LEFT}, {"node-a": second, "node-b": far})
     assert (made.text, made.status) == (text, status)
     assert flows[1] == ({"node-b": (CLIENT, f"{END}/tcp"), "node-a": ("10.244.0.7", SERVICE)}, 10)
@@ -202,7 +202,7 @@ def test_a_node_that_cannot_send_waits_for_the_pods_packets(ask, error, reason):
     assert [call[call.index("--") + 7] for call in cluster.calls if "trace" in call] == ["--send", "--no-send"]
 
 
-def test_what_is_printed(ask):
+def test_printed_results(ask):
     cluster, run = ask
     ends = [end(END, "node-b")]
     cluster.node("node-a", **near("yes", ends=ends), trace={"out": json.dumps(LEFT), "status": NO})

@@ -87,7 +87,7 @@ def asked(shell: Path, command: list[str], text: str = "") -> list[str]:
         ("kube-proxy", [*COMMANDS]),
     ],
 )
-def test_what_may_follow(monkeypatch: pytest.MonkeyPatch, line: str, shown: list[str]) -> None:
+def test_possible_completions(monkeypatch: pytest.MonkeyPatch, line: str, shown: list[str]) -> None:
     monkeypatch.setattr(
         completion,
         "names",

@@ -27,7 +27,7 @@ def test_json_has_marks_of_direction_and_controls_as_escapes(show, capsysbinary)
 
 
 @pytest.mark.parametrize(("wrong", "unknown", "code"), [((), (), 0), (["x"], (), 1), ((), ["?"], 2), (["x"], ["?"], 1)])
-def test_what_is_wrong_outranks_what_is_unknown(wrong, unknown, code):
+def test_an_error_outranks_an_unknown_result(wrong, unknown, code):
     assert exit_code(wrong=wrong, unknown=unknown) == code
 
 

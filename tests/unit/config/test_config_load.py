@@ -334,7 +334,7 @@ FINE = [
 
 
 @pytest.mark.parametrize("text", FINE)
-def test_what_another_mode_does_not_use_is_not_checked(text):
+def test_settings_of_other_modes_are_not_checked(text):
     load_text(HEAD + text)
 
 
@@ -355,7 +355,7 @@ def test_zero_durations_take_the_default_where_upstream_does_so():
     assert (config.conntrack.tcp_established_timeout, config.conntrack.max_per_core) == (0, 0)
 
 
-def test_without_a_mode_the_iptables_block_speaks_for_nftables():
+def test_without_a_mode_the_iptables_block_applies_to_nftables():
     block = "iptables: {masqueradeBit: 15, masqueradeAll: true, syncPeriod: 1m, minSyncPeriod: 2s}\n"
     for text in (block, block + "nftables: {masqueradeBit: null, masqueradeAll: false, syncPeriod: 0s}\n"):
         config = load_text(HEAD + text)
@@ -441,7 +441,7 @@ def test_an_interface_name_that_is_none_is_a_mistake(name):
         load_text(text)
 
 
-def test_what_the_mode_does_not_use_is_not_looked_at():
+def test_unused_settings_are_not_checked():
     """As in the Go kube-proxy: leftover settings of another mode do not prevent a start."""
     unused = {
         "detectLocalMode": "BridgeInterface",

@@ -106,5 +106,5 @@ def test_a_contradiction_names_both(tmp_path, line, lack):
     assert str(caught.value) == mistake
 
 
-def test_what_the_go_kube_proxy_accepts_stays_accepted():
+def test_values_that_the_go_kube_proxy_accepts_are_accepted():
     options_of("--strict", "--nodeport-addresses=primary", "--feature-gates=AllBeta=false", "--fast-forward-after=0")

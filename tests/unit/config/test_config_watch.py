@@ -111,7 +111,7 @@ def test_a_file_that_goes_away_and_comes_back(file, running, caplog):
     assert "is not used" in caplog.text
 
 
-def test_what_flags_say_stays_over_the_file(file):
+def test_flags_precede_the_changed_file(file):
     def resolve(config):
         return with_values(config, {"logging.verbosity": 4})
 

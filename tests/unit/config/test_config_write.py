@@ -44,7 +44,7 @@ configs = st.builds(
 
 
 @given(configs)
-def test_what_is_written_reads_back(config):
+def test_a_written_configuration_is_read_unchanged(config):
     config = load_text(dump(config))  # like any running configuration, it was read from a file
     assert load_text(dump(config)) == config
 
@@ -65,7 +65,7 @@ def test_describe_is_plain_values_under_kubernetes_names():
     assert yaml.safe_load(dump(KubeProxyConfiguration())) == described
 
 
-def test_what_is_written_is_the_owners_alone_and_no_link_is_followed(tmp_path):
+def test_a_written_file_belongs_to_its_owner_alone_and_no_link_is_followed(tmp_path):
     out, other, link = tmp_path / "out.yaml", tmp_path / "other", tmp_path / "link"
     out.write_text("what was there")
     out.chmod(0o644)

@@ -113,7 +113,7 @@ def test_prints_as_go_does(nanoseconds, text):
 
 
 @given(st.integers(-MAX - 1, MAX))
-def test_what_is_printed_reads_back(nanoseconds):
+def test_a_printed_duration_is_parsed_unchanged(nanoseconds):
     duration = Duration.from_nanoseconds(nanoseconds)
     again = Duration.parse(str(duration))
     assert again.nanoseconds == nanoseconds

@@ -110,7 +110,7 @@ def test_states_without_any_set_are_the_defaults():
     assert states() == {name: gate.default for name, gate in GATES.items()}
 
 
-def test_all_alpha_and_all_beta_hold_for_what_is_not_named():
+def test_all_alpha_and_all_beta_apply_to_unnamed_gates():
     found = states(AllAlpha=True, AllBeta=False, CSIVolumeHealth=False, WatchList=True)
     assert (found["MemoryQoS"], found["CSIVolumeHealth"], found["AllAlpha"]) == (True, False, True)
     assert (found["WatchListClient"], found["WatchList"], found["AllBeta"]) == (False, True, False)

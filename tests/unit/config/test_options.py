@@ -34,7 +34,7 @@ def test_the_file_replaces_flags(file):
     )
 
 
-def test_what_counts_beside_the_file(file):
+def test_flags_that_apply_in_addition_to_the_file(file):
     options = options_of(
         f"--config={file}",
         "--hostname-override=From-Flag",
@@ -98,7 +98,7 @@ def test_a_zero_by_flag_stays_zero():
         options_of("--iptables-sync-period=0")
 
 
-def test_sync_flags_speak_to_their_mode():
+def test_sync_flags_apply_to_their_mode():
     every = ("--iptables-sync-period=1m", "--iptables-min-sync-period=10s", "--ipvs-sync-period=2m")
     assert options_of(*every, "--proxy-mode=iptables").config.syncs.sync_period == 60
     assert options_of(*every, "--proxy-mode=nftables").config.syncs.sync_period == 60
@@ -109,7 +109,7 @@ def test_sync_flags_speak_to_their_mode():
     assert options_of("--proxy-mode=nftables").config.syncs.min_sync_period == 0
 
 
-def test_masquerade_flags_speak_to_the_active_mode():
+def test_masquerade_flags_apply_to_the_active_mode():
     assert options_of("--masquerade-all").config.masquerades.masquerade_all
     assert options_of("--masquerade-all", "--proxy-mode=iptables").config.masquerades.masquerade_all
     assert options_of("--iptables-masquerade-bit=15").config.masquerades.masquerade_bit == 15

@@ -46,7 +46,7 @@ def test_a_page_that_an_older_proxy_lacks(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("streamed", ["streamed", "whole"])
-def test_an_answer_without_what_this_version_needs(monkeypatch: pytest.MonkeyPatch, streamed: str) -> None:
+def test_an_answer_without_required_fields_of_this_version(monkeypatch: pytest.MonkeyPatch, streamed: str) -> None:
     body = framed([msgspec.msgpack.encode({"name": ["default", "web"]})])
     asked = client.Client("/run/control.sock")
     monkeypatch.setattr(asked, "_request", lambda *_: Answer(body if streamed == "streamed" else body[4:]))

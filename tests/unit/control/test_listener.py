@@ -32,7 +32,7 @@ def test_file_and_folder_are_the_owners_alone(path: str) -> None:
     assert after == before
 
 
-def test_what_a_dead_process_left_is_replaced(path: str) -> None:
+def test_the_socket_of_an_ended_process_is_replaced(path: str) -> None:
     listen(path).close()
     assert Path(path).exists()
     with listen(path), connect(path, 1.0):
@@ -86,7 +86,7 @@ def test_connections_that_cannot_be_accepted_wait_in_the_backlog(path: str) -> N
             last.result().close()
 
 
-def test_a_folder_in_which_anybody_may_put_a_socket_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_other_users_can_write_to_is_refused(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     path, link = str(shared / "control.sock"), tmp_path / "link"

@@ -34,7 +34,7 @@ def test_the_request_of_the_manifests_is_that_of_ten_thousand_services() -> None
     assert request == proxy["resources"]["requests"]["memory"] == values["resources"]["requests"]["memory"]
 
 
-def test_requests_hold_what_a_container_has_and_limits_what_it_has_at_most() -> None:
+def test_requests_cover_a_containers_memory_and_limits_its_maximum() -> None:
     for case, (_, _, _, process, container, most, request, limit) in ROWS.items():
         have, peak = (float(text.replace(",", "")) for text in (container, most))
         assert have <= mebibytes(request), case

@@ -166,7 +166,7 @@ def test_pages_exist_on_the_port_that_is_asked() -> None:
         assert path in pages[port], f"{place}: {path} on {port}"
 
 
-def test_what_is_installed_exists() -> None:
+def test_installed_folders_and_values_exist() -> None:
     """Folders of kustomize, and values of the chart."""
     folders = [(place, name) for place, text in shown() for name in re.findall(r"kubectl \w+ -k (\S+)", text)]
     values = [(place, name) for place, text in shown() for name in re.findall(r"--set ([\w]+)", text)]

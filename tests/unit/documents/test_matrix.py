@@ -32,7 +32,7 @@ def test_each_check_has_a_row_also_those_that_failed_or_were_not_run():
     assert "| ipvs | not run |" in lines
 
 
-def test_the_page_has_what_was_recorded():
+def test_the_page_shows_the_recorded_results():
     _, mark, rest = matrix.PAGE.read_text().partition(matrix.BEGIN)
     assert mark
     assert rest.partition(matrix.END)[0].strip() == matrix.render(matrix.read())

@@ -89,7 +89,7 @@ def test_sections_that_comments_cite_exist() -> None:
             assert {first, last or first} <= set(numbers), f"{place}: {match[0]}"
 
 
-def test_no_comment_cites_what_is_not_here() -> None:
+def test_no_comment_cites_a_missing_document() -> None:
     elsewhere = re.compile(r"\b(?:REFERENCE|DESIGN|STYLE|E2E)(?:\.md\b|\s*[\"':])|\.\./shared\b(?!/conformance)")
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"

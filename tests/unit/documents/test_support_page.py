@@ -45,7 +45,7 @@ def test_kubernetes_is_the_one_that_is_implemented_and_three_more() -> None:
     assert chart["kubeVersion"] == f">={oldest}.0-0"
 
 
-def test_what_was_tested_was_recorded() -> None:
+def test_tested_versions_are_recorded() -> None:
     results = (ROOT / "docs/conformance.md").read_text(encoding="utf-8")
     version = re.match(r"[\d.]+", TESTED["Kubernetes API server"])
     assert version is not None

@@ -221,7 +221,7 @@ def test_processes_are_found_while_cgroups_vanish(monkeypatch, tmp_path):
     assert processes_module.remaining() == {1}
 
 
-def test_an_earlier_revision_of_ours_is_that_of_the_last_tag(monkeypatch, tmp_path):
+def test_the_earlier_revision_is_that_of_the_last_tag(monkeypatch, tmp_path):
     source = tmp_path / "repository/src/kubeproxy"
     source.mkdir(parents=True)
     git = ["git", "-C", str(tmp_path / "repository"), "-c", "user.name=x", "-c", "user.email=x@example.org"]

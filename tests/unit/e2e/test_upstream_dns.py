@@ -63,6 +63,6 @@ def test_an_answer_repeats_the_question_and_has_the_records_of_its_type():
     assert struct.unpack_from("!H", both, 6) == (2,)
 
 
-def test_what_is_no_query_gets_no_answer():
+def test_invalid_queries_get_no_answer():
     for message in (b"", b"\0" * 11, question("a.b", A)[:-3], reply(question("a.b", A), lambda _: [])):
         assert reply(message, lambda _: [Record("a.b", A, "10.0.0.1")]) == b""

@@ -98,7 +98,7 @@ def test_tests_run_side_by_side_then_serial_ones_and_failed_ones_alone():
     assert made.tests["b"].tries == 2
 
 
-def test_a_resumed_run_keeps_what_passed_and_tries_what_failed_again():
+def test_a_resumed_run_keeps_passed_tests_and_repeats_failed_ones():
     earlier = begin("ours", "nftables", "", ["a", "b", "c", "gone"], {})
     earlier.tests = {"a": Verdict("passed"), "b": Verdict("failed", "no"), "gone": Verdict("failed")}
     made = resume(earlier, begin("ours", "nftables", "", ["a", "b", "c"], {"d": "why"}))

@@ -64,7 +64,7 @@ def test_a_difference_stands_until_a_full_sync(backlog, now):
     assert backlog.standing == FamilyStanding(V4, inspected_at=120.0, sound_since=120.0)
 
 
-def test_what_is_queued_is_counted_until_it_is_committed(backlog):
+def test_queued_changes_are_counted_until_they_are_committed(backlog):
     backlog.add([Change(("ns", "a"), NOTHING, NOTHING), Change(("ns", "b"), NOTHING, NOTHING)])
     assert backlog.standing.queued == 2
     backlog.committed(backlog.portion())

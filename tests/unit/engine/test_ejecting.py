@@ -190,7 +190,7 @@ def place(made):
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
-def test_an_attempt_fails_if_nobody_listens(kind):
+def test_an_attempt_fails_without_a_listener(kind):
     with closing(socket.socket(socket.AF_INET, kind)) as made:
         made.bind(("127.0.0.1", 0))
         where = place(made)

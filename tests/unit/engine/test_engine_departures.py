@@ -64,7 +64,7 @@ def test_without_the_flag_nothing_is_reported():
     play(scene)
 
 
-def test_what_is_refused_comes_with_the_next_full_sync():
+def test_refused_departures_are_part_of_the_next_full_sync():
     async def scene(stage):
         await started(stage, service("a"), failing(1, 2))
         stage.backend.failures = [True]

@@ -31,7 +31,7 @@ def test_changed_rules_are_repaired_at_once():
     play(scene)
 
 
-def test_how_a_family_stands_is_known_until_the_repair_and_after_it():
+def test_the_state_of_a_family_is_reported_until_the_repair_and_after_it():
     async def scene(stage):
         await started(stage, service("a"))
         sound = stage.engine.standing(V4)
@@ -129,7 +129,7 @@ def test_an_unconfirmed_difference_is_dropped():
 
 
 @pytest.mark.parametrize("part", ["is_touched", "altered"])
-def test_what_cannot_be_read_is_written_again(part):
+def test_an_unreadable_kernel_is_written_again(part):
     async def scene(stage):
         await started(stage)
         stage.backend.is_touched = True
@@ -155,7 +155,7 @@ def test_upkeep_that_fails_leads_to_a_full_sync():
     play(scene)
 
 
-def test_what_is_asked_for_during_a_sync_is_not_forgotten():
+def test_a_request_during_a_sync_is_not_lost():
     async def scene(stage):
         await started(stage, service("a"), service("b", 2))
         asked = iter([True])
@@ -186,7 +186,7 @@ def test_a_look_out_that_breaks_ends_the_program():
     play(scene)
 
 
-def test_a_full_sync_writes_what_arrived_while_it_read_the_kernel():
+def test_a_full_sync_writes_changes_that_arrived_during_its_reading():
     """Another kube-proxy may have written it by then: older plans would restore a deleted endpoint."""
 
     async def scene(stage):
@@ -202,7 +202,7 @@ def test_a_full_sync_writes_what_arrived_while_it_read_the_kernel():
     play(scene)
 
 
-def test_what_arrived_while_it_read_stays_queued_when_the_kernel_refuses():
+def test_changes_during_the_reading_remain_queued_when_the_kernel_refuses():
     async def scene(stage):
         await started(stage, service("a"), endpoints("a", 1))
         stage.tell_while_it_reads(endpoints("a", 2))

@@ -47,7 +47,7 @@ def test_foreign_changes_during_a_sync_are_reported_as_drift():
     play(scene)
 
 
-def test_what_others_change_is_logged_once_a_minute_unless_repairs_are_refused_too(caplog):
+def test_foreign_changes_are_logged_once_per_minute_unless_repairs_are_refused_too(caplog):
     async def scene(stage):
         await started(stage, service("a"))
         stage.backend.mood = ChangedByOthersError("another program changed table t")
@@ -81,7 +81,7 @@ def test_a_failed_first_sync_is_tried_again_and_not_ready_until_it_is_done():
     play(scene)
 
 
-def test_retries_come_later_and_later_and_start_anew_after_a_success(monkeypatch):
+def test_the_pauses_of_retries_grow_and_restart_after_a_success(monkeypatch):
     async def scene(stage):
         await started(stage, service("a"))
         loop, pauses = asyncio.get_running_loop(), []
@@ -197,7 +197,7 @@ def test_attempts_that_fail_are_not_reported_as_done():
     play(scene, families=(V4, V6))
 
 
-def test_what_a_family_has_is_known_while_the_other_one_is_refused():
+def test_the_state_of_a_family_is_reported_while_the_other_one_is_refused():
     async def scene(stage):
         await started(stage, service("a"), service("six", 6, V6))
         stage.backends[1].failures = [True] * 10_000
@@ -286,7 +286,7 @@ def test_nothing_is_lost_whatever_fails(moves):
     play(scene, families=(V4, V6))
 
 
-def test_a_family_that_fails_does_not_hold_what_follows_from_changes_of_the_other_one():
+def test_a_failing_family_does_not_delay_the_effects_of_the_other_ones_changes():
     async def scene(stage):
         await started(stage, service("a", protocol="UDP"))
         stage.backends[1].failures = [True] * 10_000

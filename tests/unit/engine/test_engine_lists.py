@@ -44,7 +44,7 @@ def test_half_a_list_is_not_written():
 
 
 @pytest.mark.usefixtures("bit_by_bit")
-def test_what_comes_after_a_list_waits_for_its_turn():
+def test_changes_after_a_list_wait_for_the_list():
     async def scene(stage):
         await started(stage)
         stage.tell(*lists(1, 2, 3))
@@ -71,7 +71,7 @@ def test_the_node_does_not_wait_for_a_list():
 
 
 @pytest.mark.usefixtures("bit_by_bit")
-def test_what_changes_during_a_sync_is_written_by_the_next():
+def test_changes_during_a_sync_are_written_by_the_next():
     async def scene(stage):
         await started(stage, *lists(1, 2, 3))
         for n in range(30):

@@ -67,7 +67,7 @@ def test_pending_changes_are_counted_until_they_are_in_the_kernel():
     play(scene)
 
 
-def test_what_comes_during_a_sync_is_pending_after_it():
+def test_changes_during_a_sync_are_pending_after_it():
     async def scene(stage):
         await started(stage)
         stage.tell_during_sync(endpoints("a", 1))
@@ -103,7 +103,7 @@ def test_changes_that_mean_nothing_are_not_pending_for_ever():
         ("2026-01-01", False),
     ],
 )
-def test_how_long_it_took_is_reported_where_it_is_known(triggered, known):
+def test_the_duration_of_a_change_is_reported_if_it_is_known(triggered, known):
     async def scene(stage):
         await started(stage, service("a"))
         runs_for_years(stage)
@@ -177,7 +177,7 @@ def test_a_changed_node_is_queued_and_an_equal_one_is_not():
     play(scene)
 
 
-def test_what_is_queued_during_a_sync_still_waits_after_it():
+def test_changes_queued_during_a_sync_still_wait_after_it():
     async def scene(stage):
         await started(stage)
         stage.tell_during_sync(endpoints("a", 1))

@@ -139,7 +139,7 @@ def test_a_node_with_an_unserved_first_address_is_refused(address, bind, runs):
 # -- which Services -------------------------------------------------------------------------------------------------
 
 
-def test_only_what_changed_is_synced():
+def test_only_changes_are_synced():
     async def scene(stage):
         await started(stage, service("a"), service("b", 2))
         stage.tell(endpoints("b", 1))
@@ -192,7 +192,7 @@ def test_a_service_that_changes_family_after_a_failure_leaves_the_one_it_had():
     play(scene, families=(V4, V6))
 
 
-def test_what_has_no_meaning_is_not_synced_and_counts_as_done():
+def test_changes_without_effect_are_not_synced_and_count_as_done():
     async def scene(stage):
         await started(stage, service("a"), endpoints("a", 1, 2))
         stage.tell(endpoints("a", 2, 1, triggered="2026-01-01T00:00:00Z"))
@@ -203,7 +203,7 @@ def test_what_has_no_meaning_is_not_synced_and_counts_as_done():
     play(scene)
 
 
-def test_what_comes_during_a_sync_is_in_the_next_one():
+def test_changes_during_a_sync_are_in_the_next_one():
     async def scene(stage):
         await started(stage, service("a"), service("b", 2), service("c", 3))
         late = iter([endpoints("a", 7), endpoints("c", 7)])
@@ -309,7 +309,7 @@ def test_others_wait_for_one_large_service_and_not_for_all(monkeypatch):
     play(scene)
 
 
-def test_what_comes_while_a_large_service_is_committed_waits_for_no_other_commit_of_it(monkeypatch):
+def test_changes_during_the_commit_of_a_large_service_wait_only_for_this_commit(monkeypatch):
     """A Service whose endpoint becomes ready and unready again and again: others waited for two of its commits."""
     monkeypatch.setattr(backlog_module, "LARGE", 3)
 

@@ -104,7 +104,7 @@ def test_external_local_policy_short_cuts_pods_and_the_node(which, internal, det
 
 
 @pytest.mark.parametrize("kind", ["bridge", "prefix"])
-def test_interface_detectors_know_pods_too(kind):
+def test_interface_detectors_recognise_pods_too(kind):
     plan = plan_of((NEAR, FAR), external="Local", detector=Detector(kind, "cni0"))
     assert plan.internal == Traffic(C, CM, CM)
     assert plan.external == Traffic(C, CM, L)

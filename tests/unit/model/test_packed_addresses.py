@@ -190,5 +190,5 @@ def test_destinations_are_reported_with_their_addresses():
     assert destination_texts([b"\xfd" + b"\0" * 14 + b"\x01\0\x50"]) == {"[fd00::1]:80": "fd00::1"}
 
 
-def test_families_know_their_names_and_sizes():
+def test_families_have_names_and_sizes():
     assert [(f.label, f.address_size) for f in Family] == [("IPv4", 4), ("IPv6", 16)]

@@ -146,7 +146,7 @@ def test_a_process_with_too_much_output_is_ended(monkeypatch):
     assert "wrote too much output" in stage.ended[0]
 
 
-def test_how_we_are_started(monkeypatch, tmp_path):
+def test_the_command_line_of_a_companion(monkeypatch, tmp_path):
     assert ourselves() == [sys.executable, "-P", "-m", "kubeproxy.cli"]
     one_file = tmp_path / "kube-proxy.pyz"
     with zipfile.ZipFile(one_file, "w") as archive:

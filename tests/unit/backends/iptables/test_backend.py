@@ -99,7 +99,7 @@ def test_a_large_sync_by_nft_is_a_row_of_restores_with_the_way_in_at_the_end(mon
 
 
 @pytest.mark.parametrize("kind", ["network", "bridge", "prefix", "none"])
-def test_another_way_to_know_pods_asks_for_everything(kind):
+def test_another_detector_of_pods_requires_a_full_sync(kind):
     made = opened({})
     ours = structs.replace(WORLD.ipv4, detector=Detector(kind, "cni0" if kind != "network" else "10.1.0.0/16"))
     assert made.set_world(structs.replace(WORLD, ipv4=ours))

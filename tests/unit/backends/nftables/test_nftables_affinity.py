@@ -55,7 +55,7 @@ def test_an_endpoint_keeps_its_unique_number_when_it_moves_to_another_slot(groun
     assert resync(ground.start(), {name: plans_for(1, 2, 3)}) == 0
 
 
-def test_an_endpoint_whose_number_was_lost_gets_it_again(ground):
+def test_an_endpoint_with_a_lost_number_gets_it_again(ground):
     backend, name = ground.start(), ("default", "a")
     resync(backend, {name: plans_for(1, 2, 3)})
     before = ground.contents()

@@ -143,7 +143,7 @@ class Trouble:
     worlds,
     st.lists(st.one_of(steps, steps, steps, refusals, disturbances, lost_answers, unread), max_size=30),
 )
-def test_whatever_is_refused_or_disturbed_the_next_full_sync_mends_it(family, world, sequence):
+def test_the_next_full_sync_repairs_any_refusal_or_disturbance(family, world, sequence):
     with FakeGround.fresh() as ground:
         history, trouble = History(ground, family, world), Trouble(ground)
         for step in sequence:

@@ -48,7 +48,7 @@ def test_new_enough(node, release):
         ({"answers": False}, "nf_tables does not answer .*modprobe nf_tables.*capability CAP_NET_ADMIN"),
     ],
 )
-def test_what_is_missing(node, lacks, message, monkeypatch):
+def test_missing_objects_and_requirements(node, lacks, message, monkeypatch):
     monkeypatch.setenv(mode_module.SKIP_KERNEL, "")  # as in the Go kube-proxy: only with a value
     node(**lacks)
     with pytest.raises(Unsupported, match=message):

@@ -82,7 +82,7 @@ def test_a_transaction_that_is_refused_anywhere_leaves_nothing_behind(how):
 
 
 @pytest.mark.parametrize("how", CHANGES)
-def test_after_an_answer_that_is_lost_a_full_sync_mends_what_is_not_known(how):
+def test_after_a_lost_answer_a_full_sync_repairs_the_uncertain_state(how):
     for answers in itertools.count():
         with FakeGround.fresh() as ground:
             backend = prepared(ground, how)
@@ -104,7 +104,7 @@ def test_after_an_answer_that_is_lost_a_full_sync_mends_what_is_not_known(how):
 
 
 @pytest.mark.parametrize("how", CHANGES)
-def test_after_a_dump_that_fails_a_full_sync_mends_what_is_not_known(how):
+def test_after_a_failed_dump_a_full_sync_repairs_the_uncertain_state(how):
     for reads in itertools.count(0, stride(5)):
         with FakeGround.fresh() as ground:
             backend = prepared(ground, how)

@@ -64,7 +64,7 @@ def flat(kind, elements):
 
 
 @given(histories(max_size=1))
-def test_what_is_packed_is_what_was_rendered(history):
+def test_packed_messages_contain_the_rendered_elements(history):
     globals_, (plans,) = history
     (family,) = globals_.families
     items = placed(p for found in plans.values() for p in found)
@@ -133,7 +133,7 @@ def test_many_elements_are_cut_between_elements(family):
     assert [d for _, set_id, _, d in found if set_id == SetId.ENDPOINTS] == [d + b"\0\0" for d in pool]
 
 
-def test_what_is_shared_is_added_for_the_first_service_and_removed_with_the_last():
+def test_shared_elements_are_added_for_the_first_service_and_removed_with_the_last():
     users = {set_id: Counter() for set_id in SHARED}
     key = b"\x0a\0\0\1"
     first, second, third = (transaction(Family.IPV4, users) for _ in range(3))

@@ -67,7 +67,7 @@ DYNAMIC = {
 }
 
 
-def test_every_static_fact_is_in_what_tells_tables_apart():
+def test_every_static_fact_distinguishes_tables():
     texts = [Ruleset(V4, globals_).texts() for globals_ in STATIC.values()]
     assert all(one != two for one, two in itertools.combinations(texts, 2))
 
@@ -80,7 +80,7 @@ def test_other_facts_leave_the_table_as_it_is(fact):
 
 
 @pytest.mark.parametrize("fact", STATIC)
-def test_the_table_changes_exactly_with_what_tells_tables_apart(fact):
+def test_the_table_changes_exactly_with_its_distinguishing_texts(fact):
     base, other = Ruleset(V4, BASE), Ruleset(V4, STATIC[fact])
     assert (base.definition([]) == other.definition([])) is (base.texts() == other.texts())
 

@@ -32,7 +32,7 @@ def probabilities(counts):
 
 @examples(300)
 @given(pools)
-def test_every_share_is_within_2_percent_of_what_was_asked_for(asked):
+def test_every_share_is_within_2_percent_of_the_requested_one(asked):
     counts = slot_counts(tuple(asked), CLASSES[-1])
     assert all(counts)
     assert sum(counts) <= CLASSES[-1]

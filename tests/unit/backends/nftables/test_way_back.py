@@ -81,7 +81,7 @@ def test_base_chains_are_those_of_the_go_kube_proxy_and_no_others(text):
     assert {name: re.search(r"type .* priority \S+", hook)[0] for name, hook in ours.items()} == BASE_CHAINS
 
 
-def test_no_set_or_chain_of_ours_is_one_that_the_go_kube_proxy_deletes(text):
+def test_the_go_kube_proxy_deletes_no_set_or_chain_of_ours(text):
     sets = {name for keyword in ("set", "map", "flowtable", "counter") for name, _ in made(text, keyword)}
     assert {CLIENTS, SetId.AFFINITY_SERVICES, "localhost-tcp", FLOWTABLE, FAILING, *OF_RANGES} <= sets
     assert {name for name in sets if DELETED_SETS.match(name)} == {"nodeport-ips"}
@@ -90,7 +90,7 @@ def test_no_set_or_chain_of_ours_is_one_that_the_go_kube_proxy_deletes(text):
     assert not [name for name in chains if DELETED_CHAINS.match(name)]
 
 
-def test_a_set_that_both_have_is_of_one_type_and_no_other_name_of_theirs_is_taken(text):
+def test_common_sets_have_one_type_and_all_other_names_differ(text):
     sets = dict(made(text, "set"))
     maps = dict(made(text, "map"))
     assert not OTHERS & (sets.keys() | maps.keys())

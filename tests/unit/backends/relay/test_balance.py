@@ -48,7 +48,7 @@ def test_no_endpoint_none_picked() -> None:
 
 
 @given(st.sets(st.sampled_from(POOL)), st.integers(0, 7), st.sampled_from([0, 10]))
-def test_what_failed_is_passed_over(failed: set[bytes], earlier: int, affinity: int) -> None:
+def test_failed_endpoints_are_skipped(failed: set[bytes], earlier: int, affinity: int) -> None:
     made = balancer(affinity=affinity)
     for n in range(earlier):
         made.pick(f"other{n}")
