@@ -56,7 +56,7 @@ async def test_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, client: str) 
     finally:
         await nodes.admit("node-b")
     lost = (
-        f": node-b does not deliver to {ip(nodes, 'b2')}:3000 and {ip(nodes, 'b3')}:3000 (50.0% of the connections): "
+        f": node-b does not deliver to {ip(nodes, 'b2')}:3000, {ip(nodes, 'b3')}:3000 (50.0% of the connections): "
         "table inet firewall, chain "
     )
     assert f"ok node-b delivers to {ip(nodes, 'b1')}:3000 (25.0% of the connections)" in text

@@ -93,7 +93,7 @@ class Delivery(Struct):
 def _with_share(ends: Sequence[Target]) -> str:
     """Return the addresses of endpoints with their share of the connections."""
     share = sum(one.share for one in ends)
-    return f"{' and '.join(one.address for one in ends)} ({share:.1%} of the connections)"
+    return f"{', '.join(one.address for one in ends)} ({share:.1%} of the connections)"
 
 
 def asked(answer: WhyAnswer, node: str) -> list[Target]:
@@ -157,8 +157,13 @@ def question(end: Target, destination: str) -> tuple[str, str]:
 
 def heading(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> str:
     """Return the first line: the connection, and the node that drops it or delivers it."""
-    connection, _, decision = answer.heading.partition(": ")
-    return f"{connection}: {'; '.join(_parts(node, answer, decision, deliveries))}"
+    decision = answer.heading.partition(": ")[2]
+    return f"{connection(node, answer)}: {'; '.join(_parts(node, answer, decision, deliveries))}"
+
+
+def connection(node: str, answer: WhyAnswer) -> str:
+    """Return the connection of an answer, with the name of the node for the client `this node`."""
+    return answer.heading.partition(": ")[0].replace("this node", node)
 
 
 def drops_elsewhere(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> bool:

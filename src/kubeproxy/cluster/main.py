@@ -185,7 +185,7 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
     if gone is not None:
         causes.append(gone.what)
         fixes.append(gone.fix)
-    heading = ": ".join((answer.heading.partition(": ")[0], *causes, followed.text))
+    heading = ": ".join((ends.connection(node, answer), *causes, followed.text))
     if given.output == "json":
         output.json(show.fields(followed.fleet) | {"heading": heading})
     else:

@@ -46,9 +46,8 @@ def one(
         output.marked(output.UNSEEN, named(f"{text}at most {ends.MOST} endpoints are checked", known))
     output.more(len(others) - _ENDS)
     elsewhere = ends.drops_elsewhere(answer, deliveries)
-    for fix in () if elsewhere else answer.fixes:
-        output.say(f"Fix: {fix}")
-    for fix in (fix for each in deliveries for fix in each.fixes):
+    fixes = [*(() if elsewhere else answer.fixes), *(fix for each in deliveries for fix in each.fixes)]
+    for fix in dict.fromkeys(fixes):
         output.say(f"Fix: {fix}")
     if answer.next:
         output.say(f"Next: which rules its packets meet on both nodes: {shlex.join(trace)}")

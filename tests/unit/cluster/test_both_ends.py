@@ -154,8 +154,9 @@ def test_fixes_of_the_endpoints_node_take_the_place_of_those_of_probes(cluster: 
 
 
 def test_the_first_line_has_the_name_of_the_clients_node(cluster: StandIn, ask: Ask):
-    cluster.node("node-a", **near("no", ends=[], heading=f"{SERVICE}: dropped: no endpoint is on this node (x)"))
-    assert ask()[1].splitlines()[1] == f"{SERVICE}: dropped: no endpoint is on node-a (x)"
+    heading = "this node -> 10.96.0.10:80/tcp: dropped: no endpoint is on this node (x)"
+    cluster.node("node-a", **near("no", ends=[], heading=heading))
+    assert ask()[1].splitlines()[1] == heading.replace("this node", "node-a")
 
 
 def test_the_fix_of_a_probe_from_the_endpoints_node_is_not_for_that_node(cluster: StandIn, ask: Ask):
@@ -215,7 +216,8 @@ def test_each_endpoint_of_a_node_is_checked(cluster: StandIn, ask: Ask):
 
     cluster.printed["kube-proxy-py-node-b"][places[0]] = far("no", DROPS, place=places[0])
     _, text = ask()
-    both = f"{places[0]} and {places[1]} (50.0% of the connections)"
+    assert text.count("Fix: on node-b: mend firewall\n") == 1
+    both = f"{places[0]}, {places[1]} (50.0% of the connections)"
     assert text.splitlines()[1] == f"{SERVICE}: node-b does not deliver to {both}: {GUARD} (x)"
     assert len(valid("cluster", ask("-o", "json")[1])["deliveries"]) == 3
 
