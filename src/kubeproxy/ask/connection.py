@@ -298,7 +298,8 @@ def _without_proxy(
         return
     proxies, flags = node.proxies, asked.flags
     severity, unasked = Severity.NOTE if proxies else Severity.UNKNOWN, strangers.unasked(proxies, node.control)
-    yield Diagnosis(severity, "proxy", f"{unasked}; the answer is from the objects alone")
+    known = "decision is from the objects" if proxies else "answer is from the objects alone"
+    yield Diagnosis(severity, "proxy", f"{unasked}; the {known}")
     if proxies:
         yield from _beside(asked, node, rules, explained, unasked)
         return

@@ -12,6 +12,7 @@ import msgspec
 
 from kubeproxy.control.listener import LENGTH, connect, server
 from kubeproxy.errors import NoAnswerError, QuestionError
+from kubeproxy.kernel.proc import processes
 from kubeproxy.release import different
 
 T = TypeVar("T")
@@ -114,5 +115,7 @@ class Client:
         if isinstance(error, PermissionError):
             return f"{self.path}: only root may ask; use sudo"
         if isinstance(error, TimeoutError):
-            return f"the proxy at {self.path} did not answer within {self.seconds:.0f} s: see its log and /livez"
+            halted, cause = processes.is_halted(self.pid()), "see its log and /livez"
+            cause = f"a signal (SIGSTOP) or a debugger has stopped it: `kill -CONT {self.pid()}`" if halted else cause
+            return f"the proxy at {self.path} did not answer within {self.seconds:.0f} s: {cause}"
         return f"the proxy at {self.path} cannot be asked: {getattr(error, 'strerror', None) or error}"
