@@ -11,14 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask import packets
-from kubeproxy.ask.checks import checkup, ports, programming, routes, strangers, whereabouts
+from kubeproxy.ask.checks import checkup, ports, programming, returns, routes, strangers, whereabouts
 from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, unforwarded, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity, end_of
+from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Severity, end_of
 from kubeproxy.ask.kernel import present
-from kubeproxy.ask.question import counted_host
 from kubeproxy.ask.source import Source
-from kubeproxy.ask.why import POLICIES, Explained, Target, Why, unmasqueraded
+from kubeproxy.ask.why import POLICIES, Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.relay.tcp import DIAL_TIMEOUTS
 from kubeproxy.errors import KubeProxyError
@@ -195,11 +194,11 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         held = (Target(pin[0], 1.0, why.endpoints[0].masqueraded),)
     if held:
         why = replace(why, endpoints=held)
-    astray = _astray(node, explained, why)
+    astray = returns.astray(node, explained, why)
     ends = (replace(one, returns=one.returns and one.address not in astray) for one in why.endpoints)
     why = replace(why, endpoints=tuple(_seen(tuple(ends), packet)))
     probes = present.all_of(why.endpoints, packet.protocol) if packet.protocol in probed else ()
-    findings = [*(pin[1:] if pin else present.affinity(why, kept)), *_unreturned(why, astray, node)]
+    findings = [*(pin[1:] if pin else present.affinity(why, kept)), *returns.unreturned(why, astray, node)]
     if asked.running:
         way = _way(node, why, explained)
         if why.forwarded and _ends_at_proxy(node, explained) and not explained.relayed:
@@ -390,60 +389,6 @@ def _probed_for(
             interfaces = {one.ip: one.interface for one in local_addresses(family_of(packet.destination))}
     here = {one: name for one in away if (name := interfaces.get(end_of(one)[0]))}
     return present.ProbedFor(untranslated, own, blocked, moved, routed, away, here)
-
-
-def _astray(node: CheckedNode, explained: Explained, why: Why) -> frozenset[str]:
-    """Return the endpoints on other nodes that answer a client outside directly, because no pod network of the family
-    is configured, so that this node keeps the client's address. A client on this node (a pod) has no such endpoints,
-    because its interface does not lead to other nodes."""
-    packet = explained.packet
-    if packet.source is None or not explained.keeps_outside:
-        return frozenset()
-    family, own = family_of(packet.destination), explained.world.node_name
-    addresses = [address for each, part in node.parts if each is family for address in part.node_ips]
-    with suppress(KubeProxyError):
-        client = arrival(node, packet) or packets.interface_to(packet.source)
-        uplinks = {one.interface for one in local_addresses(family) if one.ip in addresses}
-        away = [one for one in why.endpoints if not one.masqueraded and one.node != own]
-        return frozenset(
-            one.address
-            for one in away
-            if (client in uplinks and one.node) or client == packets.interface_to(end_of(one.address)[0])
-        )
-    return frozenset()
-
-
-def _unreturned(why: Why, astray: Collection[str], node: CheckedNode) -> Iterator[Diagnosis]:
-    """Report endpoints whose answers do not return through this node; only this node could reverse the translation."""
-    lost = [one for one in why.endpoints if one.address in astray]
-    if lost:
-        share = sum(one.share for one in lost)
-        family = family_of(end_of(lost[0].address)[0])
-        facts, client = node.facts, pack(why.source)
-        counted = counted_host(facts.world, facts.node, client) if facts is not None and client is not None else ""
-        what, fix = unmasqueraded(node.config.local_mode, family, counted)
-        text = (
-            f"{share:.1%} of the connections time out, because this node does not replace the client's address: "
-            "the endpoint answers the client directly, with an address that the client did not ask"
-        )
-        harm = Harm(Effect.LOSES, frozenset(end_of(one.address) for one in lost))
-        yield Diagnosis(Severity.DEGRADED, "pod network", what, text, fix, harm)
-    reason, fix = "the endpoint is the client itself and is not masqueraded, because it has no nodeName", ""
-    for is_client in (True, False):
-        others = [one for one in why.endpoints if not one.returns and one.address not in astray]
-        lost = [one for one in others if one.is_unnamed(why.source) is is_client]
-        if lost:
-            what = f"{sum(one.share for one in lost):.1%} of the connections time out"
-            harm = Harm(Effect.LOSES, frozenset(end_of(one.address) for one in lost))
-            yield Diagnosis(Severity.DEGRADED, "masquerade", what, reason, fix, harm)
-        reason = (
-            "client and endpoint are on other nodes, and policy Local keeps the client's address: the endpoint answers "
-            "the client directly, with an address that the client did not ask"
-        )
-        fix = (
-            "have pods use the Service's cluster IP, or the NodePort of their own node; or set "
-            "spec.externalTrafficPolicy to Cluster"
-        )
 
 
 def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
