@@ -24,6 +24,9 @@ async def test_the_node_that_differs_is_named(bare: Live) -> None:
     assert f"{bare.ips['a1']['IPv4']} (default/a1) -> " in text
     assert "kube-proxy forwards it" in text
 
+    bare.service("near", "b1", internalTrafficPolicy="Local")
+    await nodes.until(0, "ok default/near: programmed, 1 endpoint: ", "services")
+
     _, text = await nodes.ask("doctor")
     assert "3 of 3 nodes answered, 3 in nftables mode" in text
 

@@ -174,7 +174,8 @@ class _Service(Struct):
     endpoints: int
     addresses: list[str]
     problems: list[str]
-    unserved: list[str] = []  # older releases lack this field
+    unserved: list[str] = []  # older releases lack this field and the next one
+    serving: int = -1
 
 
 class ServicesAnswer(_Answer):
@@ -183,12 +184,15 @@ class ServicesAnswer(_Answer):
     services: list[_Service]
 
     def facts(self) -> Iterator[Fact]:
-        """Yield the state of each Service."""
+        """Yield the state of each Service, and its ports without an endpoint for connections from the node, which
+        depend on the node by policy."""
         for one in self.services:
-            reason = f" ({one.reason})" * bool(one.reason)
-            lacking = f", none for {' '.join(one.unserved)}" * bool(one.unserved)
-            text = f"{one.namespace}/{one.name}: {one.state}{reason}, {counted(one.endpoints, 'endpoint')}{lacking}"
-            yield Fact(_severity(one.state), f"{text}: {' '.join(one.addresses)}", tuple(one.problems), expected=True)
+            name, reason = f"{one.namespace}/{one.name}", f" ({one.reason})" * bool(one.reason)
+            count = one.endpoints if one.serving < 0 else one.serving
+            text = f"{name}: {one.state}{reason}, {counted(count, 'endpoint')}: {' '.join(one.addresses)}"
+            yield Fact(_severity(one.state), text, tuple(one.problems), expected=True)
+            if one.unserved:
+                yield Fact(Severity.NOTE, f"{name}: no endpoint for {' '.join(one.unserved)}")
 
 
 class _Frontend(Struct):

@@ -129,6 +129,7 @@ def _endpoints(held: ProgrammedService) -> tuple[int, int]:
 
 
 def _row(held: ProgrammedService) -> dict[str, object]:
+    used, serving = _endpoints(held)
     return {
         "namespace": held.name[0],
         "name": held.name[1],
@@ -136,7 +137,8 @@ def _row(held: ProgrammedService) -> dict[str, object]:
         "reason": held.reason,
         "resourceVersion": held.version,
         "slices": held.slices,
-        "endpoints": _endpoints(held)[0],
+        "endpoints": used,
+        "serving": serving,
         "unserved": list(unserved(held.plans)),
         "addresses": list(_addresses(held)),
         "problems": [f"{problem.field}: {problem.reason}" for problem in held.problems],

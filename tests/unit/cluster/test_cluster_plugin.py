@@ -327,6 +327,17 @@ def test_a_missing_endpoint_and_an_old_slice_are_named(cluster: StandIn, run: Ru
     assert text.count("10.244.0.7:3000") == 1
 
 
+def test_nodes_without_local_endpoint_do_not_differ_in_the_list_of_services(cluster: StandIn, run: Run):
+    row = {"namespace": "shop", "name": "web", "state": "programmed", "reason": "", "addresses": ["10.96.0.10:80/tcp"]}
+    for name, here in (("node-a", 0), ("node-b", 1)):
+        it = row | {"endpoints": here, "serving": 1, "unserved": ["80/TCP"] * (not here), "problems": []}
+        cluster.node(name, out=made(mode="nftables", services=[it]), status=0)
+    status, text, _ = run("services")
+    assert status == YES
+    assert "\n  ok shop/web: programmed, 1 endpoint: 10.96.0.10:80/tcp\n" in text
+    assert "\n  -  1 of 2 nodes: shop/web: no endpoint for 80/TCP: node-a\n" in text
+
+
 def test_differences_of_the_kernel_are_named_by_node(cluster: StandIn, run: Run):
     lost = {"service": ["shop", "web"], "kind": "missing", "what": "endpoint 10.244.1.8:3000", "where": "map endpoints"}
     for name in ("node-a", "node-b"):
