@@ -522,7 +522,7 @@ async def test_an_endpoint_that_packets_do_not_reach_by_the_routes_of_this_node(
         await told(pod, front, f"it does not get through: answers to {pod} leave by eth0, and not by cbr0")
     await fails(live, "pod", front, False)
     for client in (pod, "node"):
-        await told(client, lost, "x  TCP from this node to 10.244.0.77:3000: ", "as nothing answers ARP for 10.244.0.77")
+        await told(client, lost, "x  TCP from this node to 10.244.0.77:3000: ", "as nothing answers ARP for 10.244.0.7")
 
 
 async def test_a_route_past_the_network_of_a_client_or_endpoint_is_named(live: Live) -> None:
