@@ -13,6 +13,6 @@ from prove.steps import Step
 
 @pytest.mark.slow("a history in a cluster")
 async def test_udp_by_either_family_is_answered_soon_after_a_start_in_userspace_mode() -> None:
-    # steady traffic: udp from pod: stale flows of the family that was committed second waited for a pause
+    # UDP requests of a pod failed: the removal of stale flows in the second committed family waited for a pause.
     history: list[Step] = [("restart",), ("quiet",)]
     assert await played(history, mode="userspace") == []

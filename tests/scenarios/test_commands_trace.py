@@ -529,7 +529,7 @@ async def test_a_flow_to_an_address_that_is_no_endpoint_is_reported_with_its_rem
     made = f"-r {gone} -q {client} --reply-port-src 3000 --reply-port-dst 40123 -t 300 -u SEEN_REPLY,ASSURED"
 
     async def reported() -> str:
-        """Trace the flow. The proxy may still delete stale flows because of the change above, and this one too."""
+        """Trace the flow. A search for stale flows after the change above may still delete this flow."""
         await live.cluster.exec("node", ["conntrack", "-D", *entry.split()])
         await live.run("conntrack", "-I", *entry.split(), *made.split())
         with open_socket_in(

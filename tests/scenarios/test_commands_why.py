@@ -577,7 +577,7 @@ async def test_a_flow_of_the_clients_port_keeps_its_endpoint(live: Live) -> None
     made = f"-r 10.244.0.99 -q {client} --reply-port-src 3000 --reply-port-dst 40779 -t 300 -u SEEN_REPLY,ASSURED"
 
     async def reported() -> str:
-        """Ask about the flow. The proxy may still delete stale flows because of the change above, and this one too."""
+        """Ask about the flow. A search for stale flows after the change above may still delete this flow."""
         await live.cluster.exec("node", ["conntrack", "-D", *entry.split()])
         await live.run("conntrack", "-I", *entry.split(), *made.split())
         status, text = await live.ask("why", f"{client}:40779", *asked[2:])

@@ -176,7 +176,7 @@ def test_changes_are_reported_once_and_when_no_family_has_them_not_at_all():
         await stage.settled()
         changes = [change for (changes,) in stage.notes.of("settled") for change in changes]
         assert {change.name[1] for change in changes} == {"a"}
-        assert changes[0].before.plans[0].cluster == ()  # one change, or two if it was announced between steps
+        assert changes[0].before.plans[0].cluster == ()  # one change or two, by the moment of the steps
         assert all(one.after == two.before for one, two in itertools.pairwise(changes))
         assert len(changes[-1].after.plans[0].cluster) == 2
         assert sum(slices for _, slices in stage.notes.counts[0]) == 2

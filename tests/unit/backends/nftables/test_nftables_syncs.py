@@ -249,7 +249,7 @@ def test_a_new_timeout_is_two_transactions_and_reads_nothing(ground):
     "more", [{}, {"external_ips": ["203.0.113.1"], "ports": [ServicePort(port=80, node_port=30080)]}]
 )
 def test_an_endpoint_with_affinity_that_is_replaced_is_a_few_elements(ground, more):
-    """For any number of endpoints and frontends of the Service."""
+    """The number of written elements does not depend on the numbers of endpoints and frontends of the Service."""
     backend, a = ground.start(), ("default", "a")
 
     def plans(last):
