@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import ExitStack
 from functools import partial
 
+from kubeproxy.model.addresses import host_port
 from lab.probes import NoAnswer
 from scenarios.test_commands_flows import connected
 from scenarios.test_udp_flows import client
@@ -182,6 +184,53 @@ async def test_the_older_service_has_a_contested_range_and_the_younger_one_an_ev
     annotate(live, "older", {"kube-proxy-py/port-ranges": None})
     await live.expect(front, {"outside": "b1 masqueraded"}, "tcp")
     await is_whole(live)
+
+
+@modes("nftables")
+async def test_two_services_with_separate_ranges_at_an_address_are_right_for_each_command(bare: Live) -> None:
+    """Also after a restart, after the older one takes a part of the younger one's, and after it is deleted."""
+    addresses = ("198.51.100.80", "2001:db8:1::80")
+    shared = {"externalIPs": list(addresses), **DUAL}
+    await bare.start()
+    ranged(bare, "one", "a1", {"kube-proxy-py/port-ranges": "2990-3000/tcp,3000/udp"}, **shared)
+    await asyncio.sleep(1.1)  # the age of a Service is in whole seconds
+    port = [{"name": "tcp", "port": 81, "targetPort": 3000, "protocol": "TCP"}]
+    bare.service("two", "b1", ports=port, **shared)
+    annotate(bare, "two", {"kube-proxy-py/port-ranges": "3001-3010/tcp,3001/udp"})
+
+    async def served(wanted: dict[str, str], services: tuple[str, ...] = ("one", "two")) -> None:
+        for address in addresses:
+            for where, pod in wanted.items():
+                number, protocol = where.split("/")
+                await bare.expect(Front(address, int(number)), {"outside": pod}, protocol)
+                client_ip = bare.ips["outside"]["IPv6" if ":" in address else "IPv4"]
+                status, text = await bare.ask("why", client_ip, f"{host_port(address, number)}/{protocol}")
+                assert status == 0, text
+        for words in ([], *([name] for name in services)):
+            status, text = await bare.ask("verify", *words)
+            assert status == 0, text
+
+    separate = {"3000/tcp": "a1", "3000/udp": "a1", "3001/tcp": "b1", "3001/udp": "b1"}
+    await served(separate)
+    before = without_time(await bare.nft("-a", "list", "ruleset"))
+    await bare.proxy.kill()
+    await bare.start()
+    await served(separate)
+    assert without_time(await bare.nft("-a", "list", "ruleset")) == before, "nothing is written again"
+    annotate(bare, "one", {"kube-proxy-py/port-ranges": "2990-3005/tcp,3000/udp"})
+    await bare.until(lambda: any("TCP 3001-3010 overlaps ports of" in text for text in bare.events("two")), "an event")
+    await served(separate | {"3001/tcp": "a1"})
+    bare.delete("one")
+    await served({"3001/tcp": "b1", "3001/udp": "b1"}, ("two",))
+    await bare.nft(
+        "delete", "element", "ip", "kube-proxy", "external-ranges", f"{{ {addresses[0]} . tcp . 3001-3010 }}"
+    )
+    await served({"3001/tcp": "b1"}, ("two",))
+
+
+def without_time(listed: str) -> str:
+    """Return rules without the time that is left for elements."""
+    return re.sub(r" expires \w+", "", listed)
 
 
 @modes("nftables")

@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.backends.iptables import skeleton
 from kubeproxy.backends.leftovers import CHAINS, PREFIXES
-from kubeproxy.backends.nftables.layout import ChainName
+from kubeproxy.backends.nftables.layout import OF_RANGES, ChainName
 from kubeproxy.backends.nftables.ruleset import Ruleset
 from kubeproxy.backends.userspace import ruleset as userspace
 from kubeproxy.setup import modes
@@ -25,7 +25,8 @@ def test_chains_of_nftables_mode_have_words():
     sticky = [
         ChainName(nodeport, kind, affinity=30) for nodeport in (False, True) for kind in ("cluster", "policy-local")
     ]
-    chains = Ruleset(V4, WORLD).chains(sticky).keys()
+    sticky.append(ChainName(False, "range-pick", affinity=30))
+    chains = Ruleset(V4, WORLD, OF_RANGES).chains(sticky).keys()
     words = {chain: NFTABLES.decision("kube-proxy", chain) for chain in chains}
     assert len(words) > 60
     assert [chain for chain, decision in words.items() if decision in {None, "kube-proxy's own"}] == []

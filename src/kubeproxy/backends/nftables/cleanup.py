@@ -30,6 +30,12 @@ _WORDS: Final = {
     "fast-forward": "long connection: its next packets skip all rules",
     "gone-endpoints-check": "checks whether the connection's endpoint is deleted",
     "reset-gone": "its endpoint is deleted: reset",
+    "ranges": "finds the Service of this address and range of ports",
+    "range-sources": "whether the source ranges let the client in",
+    "range-endpoints-check": "checks whether this address has endpoints",
+    "range-go": "an endpoint is picked",
+    "range-out": "an endpoint is picked",
+    "session-choose": "an endpoint is picked",
     "refuse": "no endpoint: refused",
     "nat-prerouting": "for incoming packets",
     "nat-output": "for packets from this node",
@@ -58,13 +64,9 @@ def decision(table: str, chain: str) -> str | None:
     """Return the description of a chain; None if it is not ours."""
     if table != TABLE:
         return None
-    if (words := _WORDS.get(chain)) is not None:
+    if (words := _WORDS.get(chain) or _WORDS.get(chain.removeprefix("range-"))) is not None:
         return words
     name = parse_chain_name(chain)
-    if (
-        chain.endswith("local-affinity")
-        or chain.startswith(("session-go", "session-choose"))
-        or (name is not None and name.affinity)
-    ):
+    if chain.endswith("local-affinity") or chain.startswith("session-go") or (name is not None and name.affinity):
         return _STICKY
     return _PICKED if "pick" in chain or "try" in chain or name is not None else "kube-proxy's own"
