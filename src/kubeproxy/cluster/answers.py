@@ -249,6 +249,8 @@ class ServiceAnswer(_Answer):
                 yield Fact(Severity.FINE, f"{front.kind} {front.address} ({label})", expected=True)
             for end in port.ends:
                 yield Fact(Severity.FINE, f"endpoint {end} ({label})", expected=True)
+            if not port.ends:
+                yield Fact(Severity.NOTE, f"no endpoint for new connections ({label})")
 
 
 class FlowsAnswer(_Answer):

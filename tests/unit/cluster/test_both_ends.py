@@ -304,6 +304,15 @@ def test_endpoints_that_cannot_be_listed_are_not_outdated(cluster: StandIn, ask:
 MAY_DROP = found("note", "firewall", "table netdev cloud, chain guard may drop packets, and is not evaluated")
 
 
+def test_the_network_between_the_nodes_is_no_cause_of_a_silent_endpoint_on_the_clients_node(cluster: StandIn, ask: Ask):
+    here = near("unknown", NEAR_DOUBT, heading=f"{SERVICE}: forwarded, if this node can (?)")
+    answer = json.loads(here["out"])
+    answer["probes"][0]["address"] = "10.244.0.9:3000"
+    cluster.node("node-a", **here | {"out": json.dumps(answer)})
+    cluster.node("node-b", **far("yes"))
+    assert ask()[1].splitlines()[1].endswith("on node-a, forwarded, if node-a can (?); node-b delivers it")
+
+
 def test_chains_that_may_drop_are_named_together_with_the_network(cluster: StandIn, ask: Ask):
     cluster.node("node-a", **near("unknown", NEAR_DOUBT, heading=f"{SERVICE}: forwarded, if this node can (?)"))
     cluster.node("node-b", **far("yes", MAY_DROP))

@@ -327,6 +327,12 @@ def test_a_missing_endpoint_and_an_old_slice_are_named(cluster: StandIn, run: Ru
     assert text.count("10.244.0.7:3000") == 1
 
 
+def test_a_service_without_endpoints_is_noted(cluster: StandIn, run: Run):
+    cluster.node("node-a", **service("9"))
+    status, text, _ = run("services", "shop/web")
+    assert (status, "\n  -  no endpoint for new connections (http TCP IPv4)\n" in text) == (YES, True), text
+
+
 def test_nodes_without_local_endpoint_do_not_differ_in_the_list_of_services(cluster: StandIn, run: Run):
     row = {"namespace": "shop", "name": "web", "state": "programmed", "reason": "", "addresses": ["10.96.0.10:80/tcp"]}
     for name, here in (("node-a", 0), ("node-b", 1)):
