@@ -184,10 +184,11 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
         else:
             yield f"on {node}, " * (node not in decision) + here
             if fine and not answer.cause(probes=False):
-                routes = [one.what for one in answer.diagnoses if (one.about, one.severity) == ("routes", Severity.NOTE)]
+                routes = (one for one in answer.diagnoses if one.about == "routes" and one.severity is Severity.NOTE)
                 lost = {one.address for one in answer.probes if one.problem}
                 here_only = lost and not any(one.end.address in lost for one in deliveries)
-                between = () if here_only else ("see the network between the nodes", *(f"{one} (-)" for one in routes))
+                causes = ("see the network between the nodes", *(f"{one.what} (-)" for one in routes))
+                between = () if here_only else causes
                 yield ": ".join((carried, *between))
     kinds = groupby(sorted(deliveries, key=_kind), key=_kind)
     for several in (list(group) for (severity, *_), group in kinds if severity < Severity.NOTE):
