@@ -75,7 +75,7 @@ def test_a_node_has_all_of_it_and_nothing_afterwards(archive: Path, tmp_path: Pa
     version = build().name.replace("+", ".")
     assert of_the_host(tmp_path, str(program), "--version") == f"Kubernetes v1.36.0+python.{version}\n"
     assert f"\ncommit: {build().commit}\ntree: {build().tree}\n" in of_the_host(tmp_path, str(program), "--version=raw")
-    # A process of it can start another one of the same release.
+    # A process of a release can start another process of the same release.
     own = "/opt/kube-proxy/current/bin/python"
     assert of_the_host(tmp_path, own, "-I", "-m", "kubeproxy.cli", "--version").startswith("Kubernetes v1.36")
     loaded = "import msgspec, yaml, httptools, kubeproxy.program.app as app; print(app.__file__)"

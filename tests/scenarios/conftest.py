@@ -19,7 +19,7 @@ from support.modes import GUEST, MODES, NFTABLES, ScenarioMode, translate_bridge
 from support.three_nodes import ThreeNodes
 
 DRAWS = {"iptables-legacy": 3}
-"""How often the quick set includes this mode where it includes others once: few scenarios are meant for this mode."""
+"""The weight of a mode in the quick set, where other modes have weight 1: few scenarios support this mode."""
 
 
 @pytest.fixture(autouse=True, scope="session")

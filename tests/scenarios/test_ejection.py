@@ -178,7 +178,7 @@ async def restart(live: Live) -> None:
 
 
 async def endpoint_leaves(live: Live) -> None:
-    """The API decides about endpoints; without annotations a restart removes the rules."""
+    """The API takes precedence over ejection; without annotations a restart removes the rules."""
     live.endpoints("most", "a3 a4")
 
     async def gone() -> str:

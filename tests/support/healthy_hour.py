@@ -126,7 +126,7 @@ async def _traffic(live: Live) -> None:
 
 
 async def _events(live: Live, seconds: float) -> None:
-    """Make the changes that happen on each node now and then."""
+    """Make the occasional changes of each node."""
     await asyncio.sleep(seconds * 0.25)
     await live.proxy.stop()
     await live.start()

@@ -38,8 +38,8 @@ def changed(at: float, service: str, what: str, ms: float | None, kind: str = "c
 
 
 def past(at: float) -> Json:
-    """Return the journal of the 15 minutes before a time: changes (one from a list), a problem with its end, and a busy
-    minute."""
+    """Return the journal of the 15 minutes before a time: changes, among them a list, a problem with its end, and a
+    busy minute."""
     away = "the API server cannot be reached at 192.0.2.1:6443: timed out"
     told = [
         changed(at - 800, "", "10,000 Services, by a list of objects or a change of the node", None),

@@ -1,4 +1,4 @@
-"""The lock of legacy iptables with many waiters, with a holder that never releases it, and without resources."""
+"""The lock of legacy iptables with many waiters, with a holder that never releases it, and without descriptors."""
 
 from __future__ import annotations
 

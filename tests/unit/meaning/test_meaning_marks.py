@@ -1,4 +1,4 @@
-"""Whether a chain of another program surely drops a packet, if the result depends on the mark of masquerading."""
+"""Detection of other programs' chains that certainly drop a packet, if the result depends on the masquerade mark."""
 
 from __future__ import annotations
 

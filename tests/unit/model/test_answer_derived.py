@@ -1,7 +1,7 @@
 """Answers in modes without recordings: conformance runs of these modes are compared with them.
 
-userspace: tools/conformance derives them from the recordings of the other modes. ipvs: they are those of the recording
-in iptables mode, or an intended difference according to the runner in the guest.
+In userspace mode tools/conformance derives the answers from the recordings of the other modes. In ipvs mode the answers
+are those recorded in iptables mode, or intended differences according to the runner in the guest.
 """
 
 from __future__ import annotations

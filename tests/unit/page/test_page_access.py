@@ -45,7 +45,7 @@ def test_refused_clients_get_the_allowed_ways(peer: str) -> None:
     [
         ("localhost", True),
         ("localhost:10249", True),  # kubectl port-forward, and ssh -L
-        ("localhost:8080", True),  # to another port of the user's machine
+        ("localhost:8080", True),  # forwarded to another port of the user's machine
         ("LOCALHOST.", True),
         ("127.0.0.1:10249", True),
         ("127.9.9.9", True),

@@ -1,4 +1,4 @@
-"""The times of checks for problems: at once, seldom without a page, and at a page's request, with a limited rate."""
+"""Checks for problems run at the start, seldom without a page, and at a page's request, with a limited rate."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Packets to Services that change: they find endpoints between any two transactions, and when a commit is between two
-of their lookups. The kernel evaluates a packet's rules by one generation, but each lookup by the generation of its
-moment: such a packet passes the old rules, with old elements until the commit and new elements in all later lookups.
+"""A packet to a changing Service finds an endpoint between any two transactions, and also if a commit happens between
+two of the packet's lookups. The kernel evaluates a packet's rules by one generation, but each lookup by the generation
+of its moment: such a packet passes the old rules, with old elements until the commit and new elements in all later
+lookups.
 """
 
 import itertools

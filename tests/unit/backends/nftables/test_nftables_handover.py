@@ -1,4 +1,4 @@
-"""Keys that move from one Service to another which remains, in any distribution of the Services over transactions."""
+"""Keys that move from one Service to another Service, whatever transactions the two Services are in."""
 
 import itertools
 
