@@ -75,7 +75,7 @@ def _locked() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
-            raise E2EError(f"another run is going on: it holds {_LOCK}") from e
+            raise E2EError(f"another run is active: it holds {_LOCK}") from e
         yield
 
 

@@ -145,7 +145,7 @@ def _retried(columns: Sequence[Result]) -> Iterator[str]:
         if verdict.state == "passed" and verdict.tries > 1
     ]
     if rows:
-        yield "## Passed alone, after a failure beside other tests\n"
+        yield "## Passed alone, after a failure with parallel tests\n"
         yield "| test | kube-proxy | the first failure |"
         yield "|---|---|---|"
         yield from (f"| {' | '.join(map(_cell, row))} |" for row in sorted(rows))

@@ -165,7 +165,7 @@ class LabCluster:
             try:
                 await step()
             except (Exception, asyncio.CancelledError) as e:
-                log.warning("lab step failed on the way down err=%r", e)
+                log.warning("lab step failed during the stop err=%r", e)
                 failures.append(e)
         self._proxies.clear()
         self._forwards.clear()

@@ -141,7 +141,7 @@ async def settled(world: World) -> Scene:
             held = {one.name: one for one in running.services()}
         except KubeProxyError as error:
             return [str(error)]
-        wrong = [f"{'/'.join(n)} is on its way ({one.reason})" for n, one in held.items() if one.wanted is not None]
+        wrong = [f"{'/'.join(n)} is pending ({one.reason})" for n, one in held.items() if one.wanted is not None]
         wrong += truth.unknown(world.store, running.objects())
         if wrong:
             return wrong

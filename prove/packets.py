@@ -80,7 +80,7 @@ async def _asked(world: World, place: str, protocol: str, packet: Packet, predic
         }[predicted.outcome]
         if not fine:
             steps = "; ".join(step.text for step in predicted.steps)
-            met = f"{predicted.outcome.value} {sorted(wanted)} foretold ({steps}), got {got}"
+            met = f"{predicted.outcome.value} {sorted(wanted)} expected ({steps}), got {got}"
             return [f"packet: {place} {protocol} {unpack(packet.destination)}:{packet.port}: {met}"]
     return []
 

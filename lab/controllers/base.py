@@ -25,11 +25,11 @@ class Controller:
 
     def start(self) -> None:
         """Subscribe, and mark everything that exists."""
-        raise AssertionError("a controller says what it watches")
+        raise AssertionError("subclasses subscribe to their storages")
 
     def sync(self, key: Key) -> None:
         """Bring the objects of one key into the desired state."""
-        raise AssertionError(f"a controller says what it does about {key}")
+        raise AssertionError(f"subclasses sync {key}")
 
     def stop(self) -> None:
         """Unsubscribe from all storages."""
