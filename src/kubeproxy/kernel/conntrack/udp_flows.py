@@ -150,7 +150,8 @@ class Conntrack(Closing):
             table = self._table()
             if not table.entries:
                 return  # without a frontend or port, a request would walk the table of all namespaces
-            filtered = _questions(family, frontends, ports)
+            least = len({target[-2:] for target in frontends})  # a range of ports has thousands
+            filtered = _questions(family, frontends, ports) if table.dumps(least) < table.everything() else questions
             if table.dumps(len(filtered)) < table.everything():
                 questions = filtered
         for question in questions:
