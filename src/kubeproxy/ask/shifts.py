@@ -63,7 +63,7 @@ _WORDS: Final = {
 
 
 class ConfiguredNode(NamedTuple):
-    """The node under one configuration: its compiled plans, the habits of its mode, and its detectLocalMode."""
+    """The node under one configuration: its compiled plans, the properties of its mode, and its detectLocalMode."""
 
     planner: Planner
     habits: Habits

@@ -283,7 +283,7 @@ class TraceAnswer(_Answer):
 
     @property
     def unanswered(self) -> bool:
-        """Whether a request left the node and nothing came back."""
+        """Whether a request left the node and no answer arrived."""
         answers = any(one.direction == "answer" for one in self.journeys)
         return self.departed is True and self.verdict.passed is False and not answers
 

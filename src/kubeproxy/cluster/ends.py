@@ -97,8 +97,8 @@ def _with_share(ends: Sequence[Target]) -> str:
 
 
 def asked(answer: WhyAnswer, node: str) -> list[Target]:
-    """Return the endpoints to check on their nodes: those of different nodes first, and of each node those that a probe
-    did not reach. The node of the answer is omitted."""
+    """Return the endpoints to check on their nodes: first one endpoint per node, and per node first the endpoints that
+    a probe did not reach. The node of the answer is omitted."""
     failed = {one.address for one in answer.probes if one.problem}
     ends = [one for one in answer.why.endpoints if one.client and one.node not in {"", node}]
     ends.sort(key=lambda one: one.address not in failed)

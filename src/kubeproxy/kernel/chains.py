@@ -85,7 +85,7 @@ def iptables_chains(known: Iterable[Chain]) -> list[RuleChain]:
             continue
         for table in legacy_tables(family):
             for line in xtables.commands(LEGACY[family]).saved(table):
-                if line.startswith("-A "):  # rules follow the chains, and there may be many rules
+                if line.startswith("-A "):  # the rules, often many, follow the chains
                     break
                 if line.startswith(":"):
                     found.append(RuleChain("legacy", number, table, line[1:].split(" ", 1)[0]))

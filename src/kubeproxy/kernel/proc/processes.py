@@ -296,11 +296,11 @@ LOOK: Final = 2.0
 class Orphans:
     """Reaps processes whose parents have ended; process 1, which in a container is the proxy, becomes their parent.
 
-    If nobody reaps them, they remain zombies, and a container's number of processes is limited: a credential plugin may
-    leave processes behind with every token. A separate init process would need memory for this task only. Children that
-    the proxy started are not reaped here, because other code waits for them. They are in the proxy's session, except
-    credential plugins, but asyncio reaps plugins at once, so a zombie in another session that two checks find is an
-    orphan.
+    Orphaned processes that no process reaps remain zombies, and a container's number of processes is limited: a
+    credential plugin may leave processes behind with every token. A separate init process would need memory for this
+    task only. Children that the proxy started are not reaped here, because other code waits for them. They are in the
+    proxy's session, except credential plugins, but asyncio reaps plugins at once, so a zombie in another session that
+    two checks find is an orphan.
     """
 
     def __init__(self) -> None:
