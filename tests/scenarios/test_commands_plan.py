@@ -117,3 +117,4 @@ async def test_conntrack_and_another_node(live: Live, tmp_path: Path) -> None:
     assert any("net.netfilter.nf_conntrack_udp_timeout: " in line and "-> 77" in line for line in seen["node"])
     _, seen = await outlook(live, "--hostname-override", "node-b")
     assert "Node node-b is another one than node-a" in seen["unknown"][0]
+    assert not seen["shifts"], "NodePorts keep the addresses that are assumed"

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.why import Missing, Why
+from kubeproxy.model.balancing import WEIGHTS
+from kubeproxy.model.ejection import EJECT
 
 REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
 
@@ -55,7 +57,8 @@ def _endpoints(why: Why) -> Iterator[Marked]:
 
 def _missing(missing: Sequence[Missing]) -> Iterator[Marked]:
     for one in missing[:_SHOWN]:
-        where = f"{one.field} in EndpointSlice {one.slice}" if one.slice else one.field
+        of_slice = one.slice and one.field not in {EJECT, WEIGHTS}
+        where = f"{one.field} in EndpointSlice {one.slice}" if of_slice else one.field
         yield Severity.NOTE, f"not to {one.address}: {one.reason} ({where})"
     if len(missing) > _SHOWN:
         yield Severity.NOTE, f"nor to {len(missing) - _SHOWN} others; -o json has them"

@@ -96,7 +96,7 @@ def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple
     """Return the settings on this node, a missing requirement ('' for none), and remarks about a family without
     support."""
     settings = host.settings(new, facts.world.features.values)
-    primary = primary_family(settings, facts.node if settings.node_name == facts.world.node_name else None)
+    primary = primary_family(settings, facts.node)
     try:
         able = host.supported(settings.families, primary, partial(mode.operations().look, new))
     except Unsupported as error:
@@ -107,14 +107,12 @@ def settings_for(facts: Facts, new: KubeProxyConfiguration, mode: Mode) -> tuple
 def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, list[str]]:
     """Return the node's globals under the new settings, and sentences about unknown parts."""
     unknown = []
-    node = facts.node
     if settings.node_name != facts.world.node_name:
         unknown.append(
             f"Node {settings.node_name} is another one than {facts.world.node_name}: its addresses, zone and pod "
-            "networks are not known here"
+            f"networks are not known here, and this comparison assumes those of {facts.world.node_name}"
         )
-        node = None
-    world = build(settings, Surroundings(node, (), local))
+    world = build(settings, Surroundings(facts.node, (), local))
     parts = {}
     for family, part in world.parts.items():
         old = facts.world.of(family)

@@ -16,7 +16,7 @@ from kubeproxy.cluster.fleet import Reply
 from kubeproxy.commands import UNKNOWN, exit_code
 from kubeproxy.wording import counted
 
-MOST: Final = 4
+MOST: Final = 16
 """The maximum number of endpoints that are checked on their nodes."""
 
 
