@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kubeproxy.cluster.ends import MOST
 from kubeproxy.cluster.main import main
 from kubeproxy.commands import NO, UNKNOWN, YES
 from support.answers import valid
@@ -222,28 +223,33 @@ def test_each_endpoint_of_a_node_is_checked(cluster: StandIn, ask: Ask):
     assert len(valid("cluster", ask("-o", "json")[1])["deliveries"]) == 3
 
 
-def test_endpoints_beyond_the_fourth_are_named_and_make_the_answer_unknown(cluster: StandIn, ask: Ask):
-    places = {f"10.244.1.{n}:3000": "node-b" for n in range(1, 7)} | {"10.244.2.1:3000": "node-c"}
-    cluster.node("node-a", **near("yes", ends=[end(*one, share=0.1) for one in places.items()]))
+def test_endpoints_beyond_the_limit_are_named_and_make_the_answer_unknown(cluster: StandIn, ask: Ask):
+    places = {f"10.244.1.{n}:3000": "node-b" for n in range(1, MOST + 3)} | {"10.244.2.1:3000": "node-c"}
+    cluster.node("node-a", **near("yes", ends=[end(*one, share=0.05) for one in places.items()]))
     for name in ("node-b", "node-c"):
         cluster.node(name, **{one: far("yes", place=one) for one in places})
     status, text = ask()
-    rest = "3 more endpoints (30.0% of the connections) could not be checked (?)"
+    rest = "3 more endpoints (15.0% of the connections) could not be checked (?)"
     assert (status, text.splitlines()[1]) == (UNKNOWN, f"{FORWARDED}, and node-b, node-c deliver it; {rest}")
-    assert [pod for pod, *_ in asked(cluster)] == ["node-a", "node-b", "node-b", "node-b", "node-c"]
-    unasked = "  ?  node-b was not asked about 10.244.1.6:3000 (10.0% of the connections): at most 4 endpoints"
+    assert [pod for pod, *_ in asked(cluster)] == ["node-a", *["node-b"] * (MOST - 1), "node-c"]
+    unasked = (
+        f"  ?  node-b was not asked about 10.244.1.{MOST}:3000 (5.0% of the connections): at most {MOST} endpoints"
+    )
     assert (text.count("was not asked about"), unasked in text) == (3, True)
 
 
-def test_at_most_four_endpoints_are_checked_of_different_nodes_first(cluster: StandIn, ask: Ask):
-    ends = [end(f"10.244.{n}.9:3000", f"node-{n}") for n in range(2, 7)] + [end("10.244.1.8:3000", "node-b")]
+def test_endpoints_of_different_nodes_are_checked_first(cluster: StandIn, ask: Ask):
+    ends = [end(f"10.244.{n}.9:3000", f"node-{n}") for n in range(2, MOST + 3)] + [end("10.244.1.8:3000", "node-b")]
     cluster.node("node-a", **near("unknown", NEAR_DOUBT, ends=ends))
     cluster.node("node-b", **far("yes"))
     status, text = ask()
     assert [pod for pod, *_ in asked(cluster)] == ["node-a", "node-b"]
     assert status == UNKNOWN
     assert "which has 10.244.4.9:3000 (50.0% of the connections), gave no answer: no kube-proxy was found there" in text
-    assert "?  node-5 was not asked about 10.244.5.9:3000 (50.0% of the connections): at most 4 endpoints are" in text
+    last = MOST + 1
+    assert (
+        f"?  node-{last} was not asked about 10.244.{last}.9:3000 (50.0% of the connections): at most {MOST} e" in text
+    )
 
 
 def test_a_proxy_that_does_not_have_the_endpoint_cannot_tell(cluster: StandIn, ask: Ask):
