@@ -26,7 +26,7 @@ LONGEST: Final = 300.0
 """Seconds after which an endpoint returns without an answer: a network policy may allow only its clients to connect."""
 REST: Final = 0.25  # seconds after an attempt that succeeded in which the endpoint is no suspect; they double up to
 LONGEST_REST: Final = 1.0
-"""Seconds. A rest ends before a client repeats its SYN to an endpoint that vanished in it, so it delays no ejection."""
+"""Maximum seconds of such a pause, shorter than TCP's first retransmission, so the pause delays no ejection."""
 RELAPSE: Final = 60.0  # seconds after a return in which the next failure continues with the pause of the last one
 
 _PROTOCOLS: Final = frozenset({IPPROTO_TCP, IPPROTO_UDP})
@@ -123,8 +123,8 @@ class _Answered(NamedTuple):
 class Ejections:
     """The failing endpoints of Services that eject them. `now` is in seconds of a monotonic clock.
 
-    The endpoints of a Service are those that the API allows for its pools. An endpoint that leaves them is forgotten,
-    so that the state of the API always precedes.
+    The endpoints of a Service are those that the API allows for its pools. If the API removes an endpoint from the
+    pools, its ejection is forgotten: the API takes precedence.
     """
 
     def __init__(self, setting: Ejecting) -> None:
