@@ -88,7 +88,8 @@ def _programmed(proxy: Contestant, size: objects.Size) -> float:
 
 
 def last_transaction(proxy: Contestant, limit: float, complete: Callable[[], bool], what: str) -> float:
-    """Return the seconds from a proxy's start to its last transaction: no other one followed, and it is `complete`.
+    """Return the seconds from a proxy's start to its last transaction: no further transaction followed, and the start
+    is `complete`.
 
     Raises RuntimeError if this does not happen within `limit` seconds.
     """

@@ -1,7 +1,7 @@
 """Endpoints that are slow, full or restarted, and the clients of `unfounded`: one that endpoints drop, and a SYN flood.
 
 `python -m bench.unsteady PID ROLE ADDRESS...` runs in the network namespace of a process, and answers each command
-(companion.py) with what it counted.
+(companion.py) with its counters.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _TRIES = 1000
 
 
 class NoAnswer(StrEnum):
-    """The reason why there was no answer; equal to its text."""
+    """The reason why there was no answer; a reason compares equal to its text."""
 
     REFUSED = "refused"
     TIMEOUT = "timeout"

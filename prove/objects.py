@@ -335,7 +335,7 @@ class Objects:
         return self.random.choice(pool)
 
     def _node_port(self, also: list[Json]) -> int:
-        """Return a port that no existing Service has, nor one of these ports of the new one."""
+        """Return a port that neither an existing Service nor these ports of the new Service use."""
         specs = [service["spec"] for service in self.services.values()]
         taken = {port.get("nodePort") for ports in (also, *(s["ports"] for s in specs)) for port in ports}
         return self._free(31000, 31400, taken | {spec.get("healthCheckNodePort") for spec in specs})

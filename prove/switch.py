@@ -225,8 +225,8 @@ def _printed(answer: tuple[int, str]) -> int:
 
 
 def undeclared(mode: str, answer: tuple[int, str], addresses: Mapping[str, str]) -> list[str]:
-    """Return the contradictions to DECLARED in an answer: differences at other addresses than these, which are by the
-    names of DECLARED, and missing differences.
+    """Return the contradictions to DECLARED in an answer: differences at addresses outside of `addresses` (by the names
+    of DECLARED), and missing differences.
     """
     code, text = answer
     if code not in (0, 1):

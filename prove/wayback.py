@@ -141,7 +141,7 @@ HEAD: Final = (
 
 
 def faults(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield the failures beyond the baseline, a replacement of the Go kube-proxy by itself between the same modes."""
+    """Yield the failures beyond the baseline, in which the Go kube-proxy replaces itself between the same modes."""
     own = {(s.before.mode, s.after.mode): s.found for s in steps if s.before.name == s.after.name == GO}
     for step in steps:
         for kind, found in step.found.items():

@@ -82,7 +82,7 @@ async def explained(live: Live) -> None:
 
 
 async def weighed(live: Live) -> None:
-    """Weights have an effect: the endpoint on this node, with half a weight, gets one of three connections."""
+    """Weights have an effect: an endpoint with half the weight of the other one gets one of three connections."""
     live.service("weighed", "a3 b3", type="NodePort", **DUAL)
     await live.expect(loopback(live, "weighed", "IPv4"), {"node": "a3 b3"}, "tcp")
     live.cluster.patch("services", "weighed", {"metadata": {"annotations": {"kube-proxy-py/weights": "node-a=50"}}})

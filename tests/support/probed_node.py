@@ -156,7 +156,7 @@ def checksum(data: bytes) -> bytes:
 
 
 def stated(packet: FirstPacket, shares: Shares) -> dict[str, float]:
-    """Return the shares of outcomes by their words, as `Node.fates` does."""
+    """Return the shares of outcomes by their text, as `Node.fates` does."""
     found: dict[str, float] = {}
     for outcome, share in shares:
         if outcome.kind in {"dropped", "refused"}:

@@ -1,4 +1,4 @@
-"""No constructor opens a socket, starts a thread or reads addresses: named methods have these effects."""
+"""No constructor opens a socket, starts a thread or reads addresses: only methods have these effects."""
 
 import ast
 from pathlib import Path

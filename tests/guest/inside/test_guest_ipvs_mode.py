@@ -325,7 +325,7 @@ def go_writes() -> None:
 
 
 def go_removes() -> None:
-    """Remove the jumps to its chains, and the chains."""
+    """Remove the jumps to the Go kube-proxy's chains, and these chains."""
     for table in xtables.tables(used_commands(V4).name):
         chains = [chain for chain in GO_CHAINS.get(table.name, ()) if chain in table.chains]
         outside = [rule for rule in table.rules if xtables.chain_of(rule) not in chains]

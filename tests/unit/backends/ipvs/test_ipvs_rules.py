@@ -53,7 +53,7 @@ def test_only_missing_jumps_are_added_in_front_and_in_order() -> None:
     missing = [jump for jump in JUMPS if jump.chain in {"INPUT", "PREROUTING"}]
     text = rules().text(("filter", "nat"), missing)
     inserted = [line.split(" -j ")[1] for line in text.splitlines() if line.startswith("-I INPUT")]
-    assert inserted == ["KUBE-IPVS-FILTER", "KUBE-PROXY-FIREWALL", "KUBE-NODE-PORT"]  # the last one becomes the first
+    assert inserted == ["KUBE-IPVS-FILTER", "KUBE-PROXY-FIREWALL", "KUBE-NODE-PORT"]  # the last rule becomes the first
     assert "-I OUTPUT" not in text
     assert text.count("COMMIT") == 2
 

@@ -107,7 +107,7 @@ def test_a_client_of_a_moved_endpoint_does_not_follow_the_endpoint_that_replaced
 
 
 def test_a_client_stays_when_the_local_pool_was_lost_while_no_proxy_ran():
-    """The cluster IP had only endpoint 2 of this node; the addresses of all endpoints must not use that pool."""
+    """The cluster IP's pool had only this node's endpoint 2; addresses of all endpoints must not use this pool."""
     for seed in range(10):
         everybody_stays([[2, 5], [5, 7]], random.Random(seed), internal_traffic_policy="Local")
 
