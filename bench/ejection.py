@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from bench import objects, path, proxy, unsteady
+from bench import lasting, objects, path, proxy, unsteady
 from bench.charts import Chart
 from bench.companion import Companion
 from bench.figures import ratio, spreads
@@ -52,6 +52,7 @@ def measure(
 
 
 async def _measured(kind: str, fault: str, rate: int, seconds: float, before: float, flood: bool) -> dict[str, float]:
+    lasting.allow_files()
     network, ejected = Network(), list[float]()
     network.pods.ask("nft", text=_fault(f"ip saddr {unsteady.DROPPED} drop"))
     settings = EJECTION.on(proxy.SETTINGS, "always" if kind == "with" else "never")

@@ -48,7 +48,7 @@ def measure(mode: str, connections: int, rounds: int, seconds: float) -> dict[st
 
     Gbit/s and datagrams per second, through a Service and directly.
     """
-    _allow_files()
+    allow_files()
     wanted = objects.parse_size(SIZE)
     network, api = Network(), ApiProcess()
     try:
@@ -73,7 +73,8 @@ def measure(mode: str, connections: int, rounds: int, seconds: float) -> dict[st
         network.close()
 
 
-def _allow_files() -> None:
+def allow_files() -> None:
+    """Raise the number of files that this process and its children may open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1 << 16), most))
 
