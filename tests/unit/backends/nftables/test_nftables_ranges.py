@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.nftables.layout import OF_RANGES
+from kubeproxy.backends.nftables.layout import OF_RANGES, SESSION_SETS
 from kubeproxy.backends.state import Kind
 from kubeproxy.model.objects import Annotations, ServicePort
+from support.effort import stride
 from support.nftables_ground import resync, sync, without_slots
 from support.nftables_plans import EVERYTHING, cluster, plans_of, sticky
 from unit.backends.nftables.test_nftables_examine import everything, some
@@ -185,3 +186,29 @@ def test_a_range_that_covers_ports_of_a_service_is_found_by_a_look_at_this_servi
     for name, plans in services.items():
         (finding,) = some(ground, {name: plans})
         assert (finding.kind, finding.what) == (Kind.EXTRA, "203.0.113.1, ports 19999-20001/TCP")
+
+
+def test_each_deleted_element_is_found_by_each_look_and_repaired(ground):
+    """The elements of ranges, and those of the pools that ranges use."""
+    services = {
+        A: ranged(**EVERYTHING | {"ports": [ServicePort(port=80, node_port=30080)]}),
+        B: sticky("b", 2, 3, **asking("1-79/tcp,10000-20000/udp,10000-20000/sctp")),
+        ("default", "none"): ranged(name="none", number=3, endpoints=0),
+        ("default", "far"): ranged(name="far", number=4, local="node-b", internal_traffic_policy="Local"),
+        ("default", "one"): shared("10000-20000/tcp", "one", 5),
+        ("default", "two"): shared("20001-30000/tcp", "two", 6),
+    }
+    backend = ground.start()
+    resync(backend, services)
+    whole = without_slots(ground.contents())
+    keys = {name: {one.split(" : ")[0] for one in ground.elements(name)} for name in (*OF_RANGES, *SESSION_SETS)}
+    every = [(name, key) for name, its in keys.items() for key in sorted(its)]
+    for name, key in every[:: stride(1)]:
+        if any(one.split(" : ")[0] == key for one in ground.elements(name)):  # a repair may give another number
+            ground.disturb(f"delete element ip kube-proxy {name} {{ {key} }}")
+            assert everything(ground, services) != [], (name, key)
+            assert len([1 for each, plans in services.items() if some(ground, {each: plans})]) == 1, (name, key)
+            assert ground.is_touched(backend)
+            resync(backend, services)
+            assert without_slots(ground.contents()) == whole, (name, key)
+    ground.is_clean(backend, services)
