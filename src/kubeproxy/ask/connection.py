@@ -319,6 +319,9 @@ def _beside(
     facts, plan = node.facts, explained.plan
     if facts is None or plan is None:
         return
+    if not all(one.ours for one in node.proxies):
+        yield Diagnosis(Severity.UNKNOWN, "proxy", f"{strangers.OTHER_LAYOUT}; `kube-proxy trace` follows a packet")
+        return
     try:
         if not any(True for _ in node.mode.traces(rules.sight)):
             what, fix = f"the kernel has no rules of {node.mode.name} mode to compare", "give the proxy's --config"

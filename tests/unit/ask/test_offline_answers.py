@@ -347,6 +347,18 @@ def test_without_a_proxy_the_answer_is_that_of_a_new_proxy(
         assert (f"(`kube-proxy verify {shlex.join(folder[:4])}`), and start the proxy again" in out) is remain
 
 
+def test_the_rules_of_the_go_kube_proxy_are_not_compared(
+    folder: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chains, "chains", list)
+    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
+    monkeypatch.setattr(processes, "proxies", lambda: [processes.ProxyProcess(812, (), ours=False)])
+    for asked in (["why", "node", "shop/web:80", "--no-probe"], ["services", "shop/web"]):
+        status = run([*asked, *folder])
+        assert "the rules of the Go kube-proxy have another layout" in capfd.readouterr().out
+        assert status == 2 - (asked[0] == "why")  # refused, as the Service has no endpoint
+
+
 def test_a_proxy_that_only_its_control_socket_shows_runs_here(
     folder: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,9 @@ def unasked(proxies: Sequence[ProxyProcess], control: str = "") -> str:
     return f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig"
 
 
+OTHER_LAYOUT: Final = "the rules of the Go kube-proxy have another layout, and are not compared with the objects"
+
+
 def hanging(proxies: Iterable[ProxyProcess], control: str) -> str:
     """Return the cause and the fix if running kube-proxies do nothing; '' if they answer, or have no control socket."""
     if halted := [one.pid for one in proxies if is_halted(one.pid)]:

@@ -33,6 +33,8 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosi
         command = " ".join(("kubectl kubeproxy services", *(("/".join(name),) if name is not None else ())))
         if away := whereabouts.elsewhere(node, command):
             return replace(away, severity=Severity.NOTE, what=f"{away.what}; {_FROM_OBJECTS}")
+        if not all(one.ours for one in proxies):
+            return Diagnosis(Severity.UNKNOWN, "proxy", f"{begin}; {strangers.OTHER_LAYOUT}")
         sight = checkup.NodeRules(node).sight
         if any(True for _ in node.mode.traces(sight)):
             return _compared(asked, facts, name, node.mode.flows_end, begin if proxies else "")
