@@ -187,6 +187,24 @@ async def test_an_unreachable_choice_of_leftover_chains_is_no_failure_of_an_endp
     assert f"this node could not reach {gone} (host unreachable)" in verdict, text
 
 
+async def test_a_rule_that_sends_a_service_to_an_address_that_is_no_endpoint_is_named(live: Live) -> None:
+    if live.mode.name in {"ipvs", "userspace"}:
+        return
+    live.service("taken", "a1")
+    front, other = live.front("taken"), f"{live.ips['b1']['IPv4']}:3000"
+    await live.expect(front, {"pod": "a1"})
+    rule = f"ip daddr {front.address} tcp dport {front.port} dnat to {other}"
+    chain = "type nat hook prerouting priority -110;"
+    try:
+        await live.run("nft", f"add table ip fx; add chain ip fx p {{ {chain} }}; add rule ip fx p {rule}")
+        status, text = await tracing(live, "pod", front, "--packets", "1")
+    finally:
+        await live.run("nft", "delete table ip fx")
+    (verdict,) = re.findall(r"Verdict: (.*)", text)
+    assert (status, f"{other} answered; {other} is no endpoint of default/taken" in verdict) == (1, True), text
+    assert f'dnat to {other}" of table ip fx, chain p, which is not ours, chose it' in verdict, text
+
+
 async def test_a_policy_that_drops_is_named(live: Live) -> None:
     live.service("closed", "a1")
     front = live.front("closed")

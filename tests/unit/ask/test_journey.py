@@ -23,6 +23,7 @@ BASE = {
     (INET, "firewall", "input"): Hook("filter", INPUT, 0),
     (INET, "firewall", "raw"): Hook("filter", PREROUTING, -300),
     (INET, "firewall", "post"): Hook("nat", POSTROUTING, 90),
+    (INET, "firewall", "pre"): Hook("nat", PREROUTING, -110),
     (IP, "ours", "out"): Hook("filter", POSTROUTING, 100),
     (IP, "ours", "output"): Hook("filter", OUTPUT, 0),
     (IP, "left", "nat"): Hook("filter", OUTPUT, -100),
@@ -31,6 +32,7 @@ RULES = KnownRules(
     {
         (INET, "firewall", "forward", 4): "tcp dport 8080 drop",
         (INET, "firewall", "raw", 7): "ip daddr 10.96.0.0/16 notrack",
+        (INET, "firewall", "pre", 9): "dnat to 10.244.0.99:3000",
         (INET, "firewall", "post", 8): "snat to 192.0.2.9",
         (IP, "left", "sep", 4): "meta l4proto tcp dnat to 10.244.0.99:3000",
         (IP, "ours", "refuse", 9): "reject with tcp reset",
@@ -205,6 +207,9 @@ def test_our_chains_are_reported_as_decisions():
     )
 
 
+GONE = ("10.244.0.99", 3000)
+
+
 def chosen_by_others(to=POD) -> list[Step]:
     return [
         Step(1, IP, "left", "nat", 1, "rule", -3, "svc", headers(CLIENT, VIP)),
@@ -225,6 +230,9 @@ def test_a_destination_chosen_by_leftover_rules_is_reported():
         "which removes them"
     )
     assert told(marked(1), chosen_by_others()[:-1], served=served, proxied=True)[1] == made
+    assert told(marked(1), chosen_by_others(), served=served, serving=WEB)[1] == made
+    stray = told(marked(1), chosen_by_others(GONE), served=[("10.244.0.99:3000", True)], serving=WEB)[1]
+    assert (stray.passed, "and it is no endpoint of default/web" in stray.text) == (False, True)
     unchanged = [("10.96.0.1:80", True)]
     assert "another kube-proxy" not in told(marked(1), chosen_by_others(VIP), served=unchanged)[1].text
 
@@ -340,9 +348,8 @@ def test_a_redirect_is_no_answer(protocol, flags):
 
 
 def test_an_unreachable_destination_of_leftover_rules_is_reported_as_their_choice():
-    gone = ("10.244.0.99", 3000)
     served = [("10.244.0.99:3000", False)]
-    made = told(marked(1), chosen_by_others(gone), unreachable(), served=served, serving=WEB)[1]
+    made = told(marked(1), chosen_by_others(GONE), unreachable(), served=served, serving=WEB)[1]
     assert (made.text, made.passed) == (
         (
             "rules that another kube-proxy left in table ip left chose 10.244.0.99:3000, not the running proxy, and it "
@@ -406,12 +413,16 @@ def test_an_entry_of_an_established_connection_is_not_to_be_removed(reply):
 def test_no_older_entry_is_the_reason_for_the_choice_of_a_new_connection(answered):
     new = ("10.244.0.99:3000", answered, False, ENTRY, False)
     made = told(marked(1), OUT, served=[new], serving=WEB)[1]
-    assert (made.passed, "its entry" in made.text, "conntrack" in made.text) == (answered, False, False)
+    assert (made.passed, "its entry" in made.text, "conntrack" in made.text) == (False, False, False)
     assert made.text.endswith(
         "; 10.244.0.99:3000 is no endpoint of default/web, and rules of this node chose it for this new connection"
     )
     made = told(marked(1), OUT, served=[new], serving=WEB, rules=RULES._replace(untraced=lambda: "left: restart"))[1]
     assert made.text.endswith("for this new connection; the kernel does not trace iptables-legacy: left: restart")
+    chosen = [Step(1, INET, "firewall", "pre", 9, "rule", 1, "", headers(CLIENT, VIP))]
+    made = told(marked(1), chosen, OUT, served=[new, ("10.244.0.1:8080", True)], serving=WEB)[1]
+    rule = 'rule "dnat to 10.244.0.99:3000" of table inet firewall, chain pre, which is not ours,'
+    assert (made.passed, f"and {rule} chose it for this new connection" in made.text) == (False, True)
 
 
 @pytest.mark.parametrize(("cause", "named"), [("", "`kube-proxy verify`"), ("the kernel refuses it", "the kernel ref")])

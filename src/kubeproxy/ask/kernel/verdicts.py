@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.ask.kernel.journeys import CHOSEN, LEFT, REWRITES, UNTRACKS, Journey, KnownRules
+from kubeproxy.ask.kernel.journeys import CHOSEN, LEFT, REWRITES, TRANSLATES, UNTRACKS, Journey, KnownRules
 from kubeproxy.kernel.nftables.tables import HOOKS
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING
 from kubeproxy.model.addresses import PROTOCOLS, place_of_text
@@ -76,17 +76,17 @@ def verdict(
         made = Verdict(untracked.text + f"; {made.text}" * (made.passed is False), passed)
     if made.passed is False and ruleset.decided.unserved:
         made = Verdict(f"{made.text}; no rule of the proxy translates it: {ruleset.decided.unserved}", passed=False)
+    passed = False if any(not one.existed for one in _strays(served, serving)) else made.passed
     if others is None:
-        destinations = {one.destination for one in found if one.direction == "request"}
-        strayed = _strayed(served, serving, ruleset, protocol, destinations) or _left(found) * (made.passed is False)
+        strayed = _strayed(found, served, serving, ruleset, protocol) or _left(found) * (made.passed is False)
         untraced = "" if strayed or made.passed is not False else ruleset.untraced()
-        return Verdict(made.text + strayed + f"; {_UNTRACED}: {untraced}" * bool(untraced), made.passed)
+        return Verdict(made.text + strayed + f"; {_UNTRACED}: {untraced}" * bool(untraced), passed)
     table, chosen = others
     what = f"rules that another kube-proxy left in table {table} chose {chosen}, not the running proxy"
     if serving is not None and chosen not in serving.endpoints:
         what += f", and it is no endpoint of {serving.service}"
     text = f"{made.text}; {what}" if made.passed else f"{what}; {made.text}"
-    return Verdict(f"{text}: {_RESTART}", made.passed)
+    return Verdict(f"{text}: {_RESTART}", passed)
 
 
 _RESTART = "see that no other kube-proxy runs, then restart this one, which removes them"
@@ -152,27 +152,34 @@ def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, st
     return None
 
 
+def _strays(served: Sequence[TracedReply], serving: Serving | None) -> list[TracedReply]:
+    """Return the connections that lead to an address that is not an endpoint of their Service."""
+    return [one for one in served if serving is not None and one.endpoint not in serving.endpoints]
+
+
 def _strayed(
+    found: Sequence[Journey],
     served: Sequence[TracedReply],
     serving: Serving | None,
     ruleset: KnownRules,
     protocol: int,
-    destinations: Container[str],
 ) -> str:
-    """Return a text if a connection leads to an address that is not an endpoint of its Service, else ''.
-    `destinations` are those of the requests before any translation.
-    """
-    stray = next((one for one in reversed(served) if serving and one.endpoint not in serving.endpoints), None)
+    """Return a text if a connection leads to an address that is not an endpoint of its Service, else ''."""
+    stray = next(reversed(_strays(served, serving)), None)
     if stray is None or serving is None:
         return ""
-    if stray.endpoint in destinations and not stray.existed:
+    requests = [one for one in found if one.direction == "request"]
+    # The destination of a request is the one before any translation.
+    if stray.endpoint in {one.destination for one in requests} and not stray.existed:
         cause = ruleset.decided.untranslated() or "`kube-proxy verify` compares the proxy's rules with the kernel"
         return f"; no rule translated it to an endpoint of {serving.service}: {cause}"
     what = f"; {stray.endpoint} is no endpoint of {serving.service}, and"
     if not stray.existed:
         untraced = ruleset.untraced()
         more = f"; {_UNTRACED}: {untraced}" if untraced else ""
-        return f"{what} rules of this node chose it for this new connection{more}"
+        chosen = (_foreign(one, TRANSLATES) for one in requests if one.source == stray.source)
+        rules = next(filter(None, chosen), "rules of this node")
+        return f"{what} {rules} chose it for this new connection{more}"
     kept = kept_flow(protocol, stray.selection, answered=stray.answered or stray.earlier)
     return f"{what} its entry in connection tracking, older than the trace, keeps the flow there: {kept.text}"
 
