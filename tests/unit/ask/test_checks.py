@@ -451,6 +451,15 @@ CASES: dict = {
         strangers.firewalls([Filter("t", "ip", "c", "prerouting", False, False, 0, untracks=True)], ENDPOINTS, False),
         [(NOTE, "t, chain c: takes packets out of connection tracking at the hook prerouting")],
     ),
+    "untracked packets that no rule has to translate": (
+        strangers.firewalls(
+            [Filter("t", "ip", "c", "prerouting", False, False, 0, untracks=True)],
+            ENDPOINTS,
+            False,
+            direct="10.244.0.9",
+        ),
+        [],
+    ),
 }
 
 

@@ -346,7 +346,7 @@ def firewalls(
             )
         elif one.hook in _IN_THE_WAY and (one.closes or one.drops):
             noted.setdefault(one.where, []).append(one)
-    yield from _tracking(filters)
+    yield from () if direct else _tracking(filters)
     for where, chains in noted.items():
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)
         what = f"{where} may drop packets too: {shown}"
