@@ -149,6 +149,19 @@ async def test_a_source_that_another_program_gives_is_named(live: Live) -> None:
             await answer(live, "pod", front, 2 if wrong else 0, said)
 
 
+async def test_a_program_that_clears_the_mark_of_masquerading_is_named(live: Live) -> None:
+    live.service("unmasked", "b1", type="NodePort")
+    front, end = live.front("unmasked", "nodeport"), live.ips["b1"]["IPv4"]
+    await live.expect(front, {"outside": "b1 masqueraded"})
+    asked = ("why", live.ips["outside"]["IPv4"], f"{front.address}:{front.port}")
+    for value, wrong in (("0x1", True), ("meta mark or 0x1", False)):
+        async with changed(live, table("ip", "forward -150", f"ip daddr {end} meta mark set {value}")):
+            await fails(live, "outside", front, wrong)
+            status, text = await live.ask(*asked)
+            said = f"?  table ip other, chain c: clears the proxy's mark 0x4000 in packets to {end}:3000 at the hook fo"
+            assert (status, said in text) == ((2, True) if wrong else (0, False)), text
+
+
 async def test_a_probe_to_which_another_program_gives_a_source_does_not_judge_the_clients_packets(live: Live) -> None:
     live.service("probed", "b1", type="NodePort")
     front, end = live.front("probed", "nodeport"), live.ips["b1"]["IPv4"]

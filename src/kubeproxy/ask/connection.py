@@ -126,7 +126,8 @@ class Explanation(Struct, frozen=True):
         is_taken = stop is not None and stop.about == "ports"  # another program answers
         lost_all = self.lost(Effect.DELAYS) | failing >= self.ends > frozenset()
         outdated = next((one.what for one in self.findings if one.about in _OUTDATES and one.is_wrong), "")
-        if is_taken or (self.why.passes and (stop is not None or lost_all)):
+        is_answered = self.why.passes or self.why.outcome == Outcome.HEALTH.value
+        if is_taken or (is_answered and (stop is not None or lost_all)):
             alone = (one for one in self.findings if one.harm.ends >= self.ends)
             first = stop or next(alone, None)
             cause = first.what if first is not None else "no endpoint is reached"

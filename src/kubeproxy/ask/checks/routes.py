@@ -158,6 +158,24 @@ def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Dia
         )
 
 
+def unmarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
+    """Report chains of other programs that clear the mark of packets that the proxy is about to masquerade."""
+    marked = [one for one in node.passing if one.purpose is CompiledFor.REQUEST and one.marks[1]]
+    for one in (each for firewall in others for each in firewall.marking(marked)):
+        if any(not mark & one.packet.marks[1] for mark in one.marks):
+            end = place_text(one.packet.destination, one.packet.port)
+            yield Diagnosis(
+                severity=Severity.UNKNOWN if one.sure else Severity.NOTE,
+                about="source",
+                what=f"{one.where}, chain {one.chain}: {'clears' if one.sure else 'may clear'} the proxy's mark "
+                f"{one.packet.marks[1]:#x} in packets to {end} at the hook {one.packet.hook}",
+                why="the proxy does not masquerade them: the endpoint sees the client's address, and the connection "
+                "passes only if answers to the client return through this node",
+                fix=f"have {one.where} {one.chain} set its own bits only, with a mask, and keep this bit",
+                table=one.where,
+            )
+
+
 def sources(own: Iterable[PassingPacket], others: Sequence[Firewall]) -> Iterator[SourceTranslation]:
     """Yield the chains of other programs that give these packets of this node another source than masquerading."""
     leaving = [one._replace(before=inf) for one in own if one.hook == "postrouting"]

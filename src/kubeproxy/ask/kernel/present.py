@@ -358,8 +358,8 @@ _POLICIES: Final = (
 )
 _AS_CLIENT: Final = f"connect from the client to {{}}: if that fails too, look at {_POLICIES}"
 _RUNS: Final = (
-    "does it run, and is its interface up? If it is gone, see why its EndpointSlice still has it (`kubectl get "
-    "endpointslices -o yaml`, and the log of kube-controller-manager)"
+    "does it run, and is its interface up? If it is gone, see whether an EndpointSlice still has it (`kubectl get "
+    "endpointslices -A -o yaml`, and the log of kube-controller-manager)"
 )
 _PERHAPS_CLIENT: Final = (
     "a NetworkPolicy or a firewall {} packets of this node, and perhaps of the client: the endpoint sees the client's "
