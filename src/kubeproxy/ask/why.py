@@ -34,6 +34,7 @@ from kubeproxy.model.addresses import (
 from kubeproxy.model.answer import Answer, AnswerStep, Choice, Notice, Outcome, Packet, answer
 from kubeproxy.model.choosing import UNPLACED, Absent
 from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, Policy, ServicePlan
+from kubeproxy.model.port_ranges import FIELD as PORT_RANGES
 from kubeproxy.model.world import PRIMARY, TO_BE_DELETED_TAINT, eligible
 from kubeproxy.wording import counted
 
@@ -376,6 +377,8 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
     port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
     if "spec.ports" in blocking:
         yield f"use a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
+    if PORT_RANGES in blocking:
+        yield "change the annotation so that its ranges contain no port that another Service has at this address"
     if LOCALHOST_NODEPORTS in blocking:
         yield (
             "use an address of this node on which NodePorts answer, or set iptables.localhostNodePorts to true: "

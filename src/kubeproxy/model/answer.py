@@ -257,11 +257,12 @@ class _Question:
                 fronts = (f for plan in entry.plans if plan.key.family is self._family for f in plan.all_frontends)
                 owned["/".join(name)] = {f.port_text for f in fronts if f.address == address}
             ports = [f"{name} has {', '.join(sorted(found))} there" for name, found in owned.items() if found]
-            no_port = AnswerStep(False, f"{where}: no such port; {', '.join(ports)}", "spec.ports")
+            lost = self._planner.range_owner(self._family, address + self._tail)
+            reason = f"in a range of {'/'.join(lost)} that overlaps another Service's ports" if lost else "no such port"
+            no_port = AnswerStep(False, f"{where}: {reason}; {', '.join(ports)}", FIELD if lost else "spec.ports")
             of_node = address in self._local or self._health_check()
             steps = ((self._other_address() if of_node else None) or no_port,)
-            kinds = self._habits.refuses_ports
-            if any(f.kind in kinds and f.address == address for plan in plans for f in plan.frontends):
+            if any(f.kind in self._habits.refuses_ports and f.address == address for p in plans for f in p.frontends):
                 return Answer(Outcome.REFUSED, steps, self._refusal())
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
         if within(self._packet.destination, self._ours.service_cidrs):

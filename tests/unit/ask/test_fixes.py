@@ -11,7 +11,7 @@ from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain
 from kubeproxy.kernel.route import Address
 from kubeproxy.model.addresses import Family, pack
-from kubeproxy.model.objects import EndpointPort, NodeSpec, ServicePort, Taint
+from kubeproxy.model.objects import Annotations, EndpointPort, NodeSpec, ServicePort, Taint
 from kubeproxy.model.plan import Detector
 from kubeproxy.model.world import TO_BE_DELETED_TAINT
 from support.cluster_objects import HERE, NODE_IPS, endpoint, endpoint_slice, node_object, service, world
@@ -180,3 +180,26 @@ def test_terminating_endpoints_are_counted(serving, said):
     fixes = explain(made, packet(made, "192.0.2.77", "10.96.0.10:80")).why.fixes
     assert len(fixes) == len(said)
     assert all(fix.startswith(begin) for fix, begin in zip(fixes, said, strict=True)), fixes
+
+
+def test_a_port_in_a_range_that_another_service_keeps_from_being_served_names_the_range():
+    first, second = (
+        service(
+            name,
+            f"10.96.0.1{number}",
+            created=f"2024-01-0{number}T00:00:00Z",
+            external_ips=["203.0.113.1"],
+            ports=[ServicePort(port=80 + number)],
+            annotations=Annotations(port_ranges=text),
+        )
+        for number, (name, text) in enumerate({"old": "2990-3005/tcp", "young": "3001-3010/tcp"}.items(), 1)
+    )
+    asked = snapshot(planner_of(world(), first, second), {Family.IPV4: []})
+    made = explain(asked, packet(asked, "198.51.100.9", "203.0.113.1:3008")).why
+    assert made.steps[-1].text == (
+        "203.0.113.1:3008/TCP: in a range of default/young that overlaps another Service's ports; "
+        "default/old has 2990-3005/TCP, 81/TCP there, default/young has 82/TCP there"
+    )
+    assert made.fixes == (
+        "change the annotation so that its ranges contain no port that another Service has at this address",
+    )

@@ -43,8 +43,7 @@ def keys_of_ranges(plan: ServicePlan) -> dict[str, Keys]:
     """Return the keys of a plan's ranges of ports, by their ports, such as 10000-20000/UDP."""
     found: dict[str, Keys] = {}
     for span in plan.port_ranges:
-        ports = f"{span.ports_text}/{PROTOCOL_NAMES[span.protocol]}"
-        found[ports] = (*found.get(ports, ()), span.key + PORT_BYTES[span.last])
+        found[span.port_text] = (*found.get(span.port_text, ()), span.key + PORT_BYTES[span.last])
     return found
 
 
