@@ -123,8 +123,11 @@ def _cause(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: Kno
         client = sources.get(request.source, "")
         rule = _foreign(request, REWRITES) if client and client != place_of_text(request.source)[0] else ""
         if rule and client not in ruleset.addresses():
-            return f"; {rule} gives it the source {client}, which is no address of this node: answers go elsewhere"
+            return f"; {rule} gives it the source {client}, {NO_ADDRESS_HERE}"
     return f" ({_SHOWS})"
+
+
+NO_ADDRESS_HERE = "which is no address of this node: answers go elsewhere"
 
 
 def _left(found: Sequence[Journey]) -> str:
