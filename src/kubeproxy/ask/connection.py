@@ -329,8 +329,8 @@ def _beside(
             yield Diagnosis(Severity.UNKNOWN, "proxy", what, fix=fix)
             return
         kernel = present.look(asked, facts, explained)
-        if node.mode.flows_end is FlowsEnd.PROXY and (hung := strangers.hanging(node.proxies, node.control)):
-            what = f"the rules lead to the listeners of the proxy, which hangs: {hung}"
+        if node.mode.flows_end is FlowsEnd.PROXY and strangers.HANGS in unasked:
+            what = "the rules lead to the listeners of the proxy, which hangs"
             kernel = (Diagnosis(Severity.BROKEN, "proxy", what, fix=unasked, harm=STOPS), *kernel)
         elif any(one.is_wrong for one in kernel):
             kernel = _untranslated(kernel, *checkup.all_translations(_way(node, explained.why, explained), rules))

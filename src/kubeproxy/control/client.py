@@ -64,13 +64,13 @@ class Client:
         except OSError:
             return 0
 
-    def hangs(self) -> bool:
-        """Return whether a proxy accepts the connection, and does not answer in time."""
+    def silence(self) -> str:
+        """Return the error of a proxy that accepts the connection and does not answer in time; else ''."""
         try:
             self.ask("/facts", _Answering)
         except (NoAnswerError, QuestionError) as error:
-            return isinstance(error.__cause__, TimeoutError)
-        return False
+            return str(error) if isinstance(error.__cause__, TimeoutError) else ""
+        return ""
 
     def _request(self, page: str, parameters: list[tuple[str, str]]) -> HTTPResponse:
         connection = _Connection(self.path, self.seconds)
@@ -115,7 +115,8 @@ class Client:
         if isinstance(error, PermissionError):
             return f"{self.path}: only root may ask; use sudo"
         if isinstance(error, TimeoutError):
-            halted, cause = processes.is_halted(self.pid()), "see its log and /livez"
-            cause = f"a signal (SIGSTOP) or a debugger has stopped it: `kill -CONT {self.pid()}`" if halted else cause
+            pid, cause = self.pid(), "see its log and /livez"
+            if processes.is_halted(pid):
+                cause = f"a signal (SIGSTOP) or a debugger has stopped it: `kill -CONT {pid}`"
             return f"the proxy at {self.path} did not answer within {self.seconds:.0f} s: {cause}"
         return f"the proxy at {self.path} cannot be asked: {getattr(error, 'strerror', None) or error}"

@@ -15,9 +15,7 @@ from kubeproxy.ask.source import source
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import KubeProxyConfiguration
-from kubeproxy.control.client import Client
 from kubeproxy.errors import ConfigError, KubeProxyError
-from kubeproxy.kernel.proc.processes import is_halted
 from kubeproxy.setup import modes
 
 
@@ -33,8 +31,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
         silence = "" if before else str(error)
         if isinstance(error.__cause__, TimeoutError):
             why = "changes of Services and endpoints do not get into the kernel, whose last rules decide"
-            pid = Client(given.control_socket).pid()
-            fix = strangers.resumed([pid]) if is_halted(pid) else strangers.RESTART
+            fix = "unless a signal has stopped it, see its log; then end it: the kubelet or systemd starts it again"
             before, silence = [Diagnosis(Severity.BROKEN, "proxy", f"the proxy hangs: {silence}", why, fix)], ""
         config = KubeProxyConfiguration()
         try:

@@ -15,7 +15,7 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.control.client import Client
 from kubeproxy.kernel.chains import Chain, RuleChain
 from kubeproxy.kernel.nftables.tables import INGRESS
-from kubeproxy.kernel.proc.processes import ProxyProcess, is_halted
+from kubeproxy.kernel.proc.processes import ProxyProcess
 from kubeproxy.meaning.firewall import ZONES, Drop, Filter, ForeignTranslation
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
@@ -31,29 +31,14 @@ def unasked(proxies: Sequence[ProxyProcess], control: str = "") -> str:
     pids = ", ".join(str(process.pid or "in another PID namespace") for process in proxies)
     if not pids:
         return "no kube-proxy runs here"
-    if hung := hanging(proxies, control):
-        return f"a kube-proxy runs here (pid {pids}), and hangs: {hung}"
+    if control and (silence := Client(control, PATIENCE).silence()):
+        return f"a kube-proxy runs here (pid {pids}){HANGS}{silence}"
     return f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig"
 
 
-OTHER_LAYOUT: Final = "the rules of the Go kube-proxy have another layout, and are not compared with the objects"
-
-
-def hanging(proxies: Iterable[ProxyProcess], control: str) -> str:
-    """Return the cause and the fix if running kube-proxies do nothing; '' if they answer, or have no control socket."""
-    if halted := [one.pid for one in proxies if is_halted(one.pid)]:
-        return resumed(halted)
-    is_silent = control and Client(control, PATIENCE).hangs()
-    return f"it gives no answer for {PATIENCE:.0f} s; {RESTART}" if is_silent else ""
-
-
 PATIENCE: Final = 3.0  # seconds to wait for an answer of a proxy that the command does not need
-RESTART: Final = "see its log; then end the process, and the kubelet or systemd starts it again"
-
-
-def resumed(pids: Iterable[int]) -> str:
-    """Return the cause and the fix of processes that a signal has stopped."""
-    return f"a signal (SIGSTOP) or a debugger has stopped it; `kill -CONT {' '.join(map(str, pids))}` resumes it"
+HANGS: Final = ", and hangs: "
+OTHER_LAYOUT: Final = "the rules of the Go kube-proxy have another layout, and are not compared with the objects"
 
 
 def unevaluated(found: Iterable[Chain]) -> Iterator[Diagnosis]:
