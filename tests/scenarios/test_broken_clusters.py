@@ -158,6 +158,23 @@ async def test_a_missing_route_to_the_pods_of_another_node(nodes: ThreeNodes) ->
     assert "leave by the default route" not in text
 
 
+async def test_a_missing_route_to_the_pods_of_the_clients_node(nodes: ThreeNodes) -> None:
+    nodes.live.service("unreturned", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/unreturned:tcp")
+    route, gateway = ("10.244.0.0/24", "via", ip(nodes, "node")), NODES["node-c"].ip
+    await nodes.run("node-b", "ip", "route", "del", *route)
+    await nodes.run("node-b", "ip", "route", "replace", "default", "via", gateway)
+    try:
+        _, text = await nodes.ask("why", "pod/a1", "svc/unreturned:tcp")
+    finally:
+        await nodes.run("node-b", "ip", "route", "replace", "default", "via", "192.168.100.1")
+        await nodes.run("node-b", "ip", "route", "add", *route)
+    assert f"  -  packets to {ip(nodes, 'a1')} (default/a1) on another node leave by the default route" in text
+    assert f", to {gateway}: normal where that gateway routes the pods' addresses; else" in text
+    _, text = await nodes.ask("why", "pod/a1", "svc/unreturned:tcp")
+    assert "leave by the default route" not in text
+
+
 async def test_the_wrong_mode(nodes: ThreeNodes) -> None:
     await nodes.proxies["node-c"].stop()
     await nodes.run("node-c", "iptables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")

@@ -213,8 +213,10 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
             kernel = _untranslated(kernel, *checkup.all_translations(way, rules))
         reached = {one.address for one in probes if not (one.failed or one.unanswered)}
         away = {one.address: one.node for one in why.endpoints if one.node not in {"", explained.world.node_name}}
-        unreached = {address: where for address, where in away.items() if address not in reached}
-        around.look("default route", lambda: routes.by_default(way, unreached))
+        pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
+        if explained.client_node and packet.source is not None:  # its packets arrive, and answers have another route
+            pods[f"{why.source} on {explained.client_node}"] = packet.source
+        around.look("default route", lambda: routes.by_default(way, pods))
         misnamed = list(_misnamed(node, facts, why))
         why = replace(why, fixes=() if misnamed else why.fixes)
         findings += [*misnamed, *kernel, *_hairpin(way, why), *_around(around)]

@@ -164,6 +164,7 @@ class Explained(Struct, frozen=True):
     hosted: bytes | None = None  # the destination if another Node may have it, as the address of a NodePort
     policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
     keeps_outside: bool = False  # see model.answer.Answer; False if the client is certainly a pod of this node
+    client_node: str = ""  # the node of a client that is certainly on another node, or "another node"; else ''
 
     @property
     def relayed(self) -> bool:
@@ -194,7 +195,8 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     world, own = snapshot.planner.world, snapshot.planner.nodes.get(snapshot.planner.world.node_name)
     keeps = made.keeps_outside or (packet.source is not None and counted_host(world, own, packet.source))
     kept = bool(keeps) and not is_own_pod(snapshot, packet.source)
-    return Explained(why, made.plan, snapshot.planner.world, packet, unknown, hosted, made.policy, kept)
+    node = client.node or "another node" if client is not None else ""
+    return Explained(why, made.plan, world, packet, unknown, hosted, made.policy, kept, node)
 
 
 _OF_NODES = ("spec.ports[].nodePort", "spec.healthCheckNodePort")

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
 from kubeproxy.ask.checks.settings import FORWARDING_OF, Setting, changed_back, filtered_ways
 from kubeproxy.ask.checks.strangers import PICKED_AGAIN
-from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity, end_of
+from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import default_gateway, local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
@@ -97,13 +97,13 @@ def unanswered(node: CheckedNode) -> Iterator[Diagnosis]:
             )
 
 
-def by_default(node: CheckedNode, away: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Note endpoints on other nodes to which packets leave by the default route, if this Node has a podCIDR. `away`
-    contains the endpoints with their nodes. Raises NetlinkError."""
+def by_default(node: CheckedNode, away: Mapping[str, bytes]) -> Iterator[Diagnosis]:
+    """Note pods on other nodes to which packets leave by the default route, if this Node has a podCIDR. `away` contains
+    their addresses by text. Raises NetlinkError."""
     found: dict[bytes, list[str]] = {}
-    for address, where in away.items() if away and node.facts and pod_cidrs(node.facts.node) else ():
-        if gateway := default_gateway(end_of(address)[0]):
-            found.setdefault(gateway, []).append(f"{address} on {where}")
+    for text, address in away.items() if away and node.facts and pod_cidrs(node.facts.node) else ():
+        if gateway := default_gateway(address):
+            found.setdefault(gateway, []).append(text)
     for gateway, ends in found.items():
         what = f"packets to {', '.join(ends)} leave by the default route, to {unpack(gateway)}"
         why = "normal where that gateway routes the pods' addresses; else the route to that node's podCIDR is missing"
