@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from math import inf
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,7 +17,7 @@ from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, End, Harm, 
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import default_gateway, local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
-from kubeproxy.meaning.firewall import MASQUERADED, Firewall, PassingPacket, SourceTranslation
+from kubeproxy.meaning.firewall import MASQUERADED, Firewall, Marking, PassingPacket, SourceTranslation
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, family_of, is_loopback, place_text, unpack, within
 from kubeproxy.model.world import pod_cidrs, used_pod_networks
@@ -146,10 +145,13 @@ def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Dia
         is_own = one.sources <= {*own, MASQUERADED}
         if is_own and (one.packet.source is None or node.end_of(one.packet) in node.masqueraded):
             continue
+        known = [unpack(address) if address else "of this node" for address in one.sources if address is not None]
+        end = place_text(one.packet.destination, one.packet.port)
         yield Diagnosis(
             severity=Severity.NOTE if is_own else Severity.UNKNOWN,
             about="source",
-            what=f"{moved_source(one)} at the hook postrouting",
+            what=f"{one.where}, chain {one.chain}: {'gives' if one.sure else 'may give'} packets to {end} the source "
+            f"{' or '.join(sorted(known)) or 'of a map or range'} at the hook postrouting",
             why="the endpoint, and network policies, see this address as the client"
             if is_own
             else "it is no address of this node: the connection passes only if answers to it come here",
@@ -183,14 +185,6 @@ def sources(own: Iterable[PassingPacket], others: Sequence[Firewall]) -> Iterato
     yield from (one for one in found if one.sources != {MASQUERADED})
 
 
-def moved_source(one: SourceTranslation) -> str:
-    """Return a text about a chain that gives packets another source."""
-    known = [unpack(address) if address else "of this node" for address in one.sources if address is not None]
-    end = place_text(one.packet.destination, one.packet.port)
-    verb, source = "gives" if one.sure else "may give", " or ".join(sorted(known)) or "of a map or range"
-    return f"{one.where}, chain {one.chain}: {verb} packets to {end} the source {source}"
-
-
 def _kept_on_loopback() -> Iterator[Diagnosis]:
     """Return the finding for the sysctl that blocks IPv4 packets with a loopback address, and answers to them, on other
     links."""
@@ -208,17 +202,18 @@ def _if_marked(
     routed = list(dict.fromkeys(node.routed))
     refused_with = {mark: packet for mark in tested for packet in reversed(routed) if _is_lost(packet, mark)}
     early = [one for one in node.passing if one.hook in {"prerouting", "output"}] if refused_with else ()
-    is_lost, named, found = cache(_is_lost), set[int](), dict[_LostByMark, list[RoutedPacket]]()
+    is_lost, named, found = cache(_is_lost), set[int](), dict[Marking, list[RoutedPacket]]()
     for one in (each for firewall in (others() if early else ()) for each in firewall.marking(early)):
         for packet in routed:
             lost = [mark for mark in one.marks if is_lost(packet, mark)] if _is_way_of(packet, one.packet, node) else ()
             named.update(lost)
             if lost:
                 sure = one.sure and one.packet.hook == "prerouting"  # at output only some chains cause a new route
-                several = found.setdefault(_LostByMark(one.where, one.chain, min(lost), sure), [])
+                key = one._replace(packet=node.passing[0], marks=frozenset({min(lost)}), sure=sure)
+                several = found.setdefault(key, [])
                 several += [packet] if packet not in several else []
     for each, several in found.items():
-        yield _lost_by_mark(each, several, refused_by(_with(several[0], each.mark)), node)
+        yield _lost_by_mark(each, several, refused_by(_with(several[0], min(each.marks))), node)
     for mark, packet in refused_with.items():
         if not any(each & mark == mark for each in named):
             yield Diagnosis(
@@ -229,15 +224,6 @@ def _if_marked(
                 why="if a program gives this connection that mark, it is dropped or refused; no evaluated chain does",
                 fix="see which programs set it (`nft list ruleset`, `iptables-save`), and leave this connection out",
             )
-
-
-class _LostByMark(NamedTuple):
-    """A chain that gives packets a mark with which the kernel does not route them; `sure`: in every case."""
-
-    where: str
-    chain: str
-    mark: int
-    sure: bool
 
 
 def _is_lost(packet: RoutedPacket, mark: int) -> bool:
@@ -258,14 +244,14 @@ def _is_way_of(routed: RoutedPacket, passing: PassingPacket, node: CheckedNode) 
     return bool(node.ends_at(routed.destination)) and passing.destination in {*passing.original[:1], routed.destination}
 
 
-def _lost_by_mark(found: _LostByMark, lost: Sequence[RoutedPacket], by: str, node: CheckedNode) -> Diagnosis:
+def _lost_by_mark(found: Marking, lost: Sequence[RoutedPacket], by: str, node: CheckedNode) -> Diagnosis:
     """Return the finding for packets that a chain marks, and that the kernel does not route with this mark."""
     targets = ", ".join(dict.fromkeys(unpack(one.destination) for one in lost))
     return Diagnosis(
         severity=Severity.BROKEN if found.sure else Severity.UNKNOWN,
         about="routes" if found.sure else "mark",
         what=f"{found.where}, chain {found.chain}: {'gives' if found.sure else 'may give'} packets to {targets} the "
-        f"mark {found.mark:#x}, with which the kernel does not route them: {by or 'no table has a route'}",
+        f"mark {min(found.marks):#x}, with which the kernel does not route them: {by or 'no table has a route'}",
         why="they are dropped or refused",
         fix=f"leave this connection out of the rules of {found.where} {found.chain}, or add a route for the mark",
         harm=node.harm(_ends(node, lost)) if found.sure else NOTHING,
