@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
 from msgspec import Struct
 
 from kubeproxy.ask.finding import Diagnosis, End, Severity, end_of
-from kubeproxy.ask.why import Target
+from kubeproxy.ask.kernel.present import AS_CLIENT
+from kubeproxy.ask.why import THIS_NODE, Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply
-from kubeproxy.commands import UNKNOWN, exit_code
+from kubeproxy.commands import NO, UNKNOWN, exit_code
 from kubeproxy.wording import counted
 
 MOST: Final = 16
@@ -73,7 +74,7 @@ class Delivery(Struct):
             return f"the proxy of {node} does not have {end} as an endpoint{api}"
         if answer.answer == "yes":
             return f"{node} delivers to {end}"
-        if answer.answer == "unknown" and not answer.cause(probes=False):
+        if not answer.cause(probes=False):
             return f"{end} answer{'s' * (len(ends) == 1)} no probe of {node}, its node: {self.cause}"
         return f"{node} {'does not' if answer.answer == 'no' else 'perhaps does not'} deliver to {end}: {self.cause}"
 
@@ -148,6 +149,25 @@ def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
         why = "; ".join(far.suspects) or "see the network between the nodes"
         far.judged.add(Diagnosis(Severity.UNKNOWN, "firewall", f"{what}: {why}"))
         far.reply.status = UNKNOWN
+
+
+def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
+    """Make the result of the endpoint's node an error if its probe failed, and so did the probe of a node that is the
+    client itself."""
+    failed = {one.address for one in near.probes if one.problem}
+    unsure = [one for one in far.judged.findings if _is_doubt(one)] if far.judged is not None else []
+    if far.judged is None or near.why.source != THIS_NODE or far.end.address not in failed or not unsure:
+        return
+    for one in unsure:
+        why = f"{node}, which is the client, does not reach it either"
+        one |= {"severity": "broken", "why": why, "fix": one["fix"].replace(AS_CLIENT.format(far.end.address), "")}
+    far.judged.fixes = [fix.replace(AS_CLIENT.format(far.end.address), "") for fix in far.judged.fixes]
+    far.judged.answer, far.reply.status = "no", NO
+
+
+def _is_doubt(row: Mapping[str, str]) -> bool:
+    """Return whether a finding is a probe that failed, and that may succeed for other clients."""
+    return (row["about"], row["severity"]) == ("endpoints", "unknown")
 
 
 def question(end: Target, destination: str) -> tuple[str, str]:

@@ -219,6 +219,7 @@ def _deliveries(
     for one in made:
         one.listed = end_of(one.end.address) in listed if listed is not None else None
         ends.doubt(near, fleet.replies[0].node, one)
+        ends.confirm(near, fleet.replies[0].node, one)
     return made
 
 

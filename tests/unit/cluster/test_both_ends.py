@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kubeproxy.cluster.ends import MOST
+from kubeproxy.ask.kernel.present import AS_CLIENT
 from kubeproxy.cluster.main import main
 from kubeproxy.commands import NO, UNKNOWN, YES
 from support.answers import valid
@@ -317,6 +318,22 @@ def test_the_network_between_the_nodes_is_no_cause_of_a_silent_endpoint_on_the_c
     cluster.node("node-a", **here | {"out": json.dumps(answer)})
     cluster.node("node-b", **far("yes"))
     assert ask()[1].splitlines()[1].endswith("on node-a, forwarded, if node-a can (?); node-b delivers it")
+
+
+def test_an_endpoint_that_answers_neither_the_client_nor_its_node_is_no_doubt_if_the_client_is_a_node(
+    cluster: StandIn, ask: Ask
+):
+    here = near("no", NEAR_PROBE)
+    client = json.loads(here["out"]) | {"heading": "this node -> 10.96.0.10:80/tcp: kube-proxy forwards it"}
+    client["why"]["source"] = "this node"
+    cluster.node("node-a", **here | {"out": json.dumps(client)})
+    probe = NEAR_DOUBT | {"why": "the pod network loses packets, or a policy perhaps drops those of the client"}
+    cluster.node("node-b", **far("unknown", probe | {"fix": f"{AS_CLIENT.format('10.244.1.8:3000')}look at the pod"}))
+    status, text = ask()
+    seen = f"{THERE} answers no probe of node-b, its node: TCP from node-b to 10.244.1.8:3000: no answer within 1 s"
+    assert (status, text.splitlines()[1]) == (NO, f"node-a -> 10.96.0.10:80/tcp: {seen} (x)")
+    assert f"     x  {SILENT}: node-a, which is the client, does not reach it either\n" in text
+    assert [line for line in text.splitlines() if line.startswith("Fix")] == ["Fix: look at the pod"]
 
 
 def test_chains_that_may_drop_are_named_together_with_the_network(cluster: StandIn, ask: Ask):

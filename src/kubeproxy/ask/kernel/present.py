@@ -339,7 +339,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         elif one.address in connection.own_address and one.problem != _BLACKHOLE:
             cause, verb = ("nothing listens", "rejects") if one.refused else ("the pod network loses packets", "drops")
             is_port = one.refused and not (reached or quiet)
-            fix = _AS_CLIENT.format(", ".join(refused) if one.refused else silent)
+            fix = AS_CLIENT.format(", ".join(refused) if one.refused else silent) + f"look at {_POLICIES}"
             fix = f"perhaps {closed}: {_LISTENS} If it listens, {fix}" if is_port else fix
             yield Diagnosis(Severity.UNKNOWN, "endpoints", what, f"{cause}, or {_PERHAPS_CLIENT.format(verb)}", fix)
         else:
@@ -356,7 +356,7 @@ _POLICIES: Final = (
     "the NetworkPolicies that select the pod, and at the rules in its network namespace (`nft list ruleset`, "
     "`iptables-save`)"
 )
-_AS_CLIENT: Final = f"connect from the client to {{}}: if that fails too, look at {_POLICIES}"
+AS_CLIENT: Final = "connect from the client to {}: if that fails too, "
 _RUNS: Final = (
     "does it run, and is its interface up? If it is gone, see whether an EndpointSlice still has it (`kubectl get "
     "endpointslices -A -o yaml`, and the log of kube-controller-manager)"
