@@ -159,7 +159,7 @@ async def test_a_missing_route_to_the_pods_of_another_node(nodes: ThreeNodes) ->
 
 
 async def test_a_missing_route_to_the_pods_of_the_clients_node(nodes: ThreeNodes) -> None:
-    nodes.live.service("unreturned", "b1")
+    nodes.live.service("unreturned", "b1 a1")
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/unreturned:tcp")
     route, gateway = ("10.244.0.0/24", "via", ip(nodes, "node")), NODES["node-c"].ip
     await nodes.run("node-b", "ip", "route", "del", *route)
@@ -169,7 +169,7 @@ async def test_a_missing_route_to_the_pods_of_the_clients_node(nodes: ThreeNodes
     finally:
         await nodes.run("node-b", "ip", "route", "replace", "default", "via", "192.168.100.1")
         await nodes.run("node-b", "ip", "route", "add", *route)
-    assert f"  -  packets to {ip(nodes, 'a1')} (default/a1) on another node leave by the default route" in text
+    assert f"  -  packets to {ip(nodes, 'a1')} (default/a1) on node-a leave by the default route" in text
     assert f", to {gateway}: normal where that gateway routes the pods' addresses; else" in text
     _, text = await nodes.ask("why", "pod/a1", "svc/unreturned:tcp")
     assert "leave by the default route" not in text

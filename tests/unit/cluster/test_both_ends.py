@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kubeproxy.cluster.ends import MOST
 from kubeproxy.ask.kernel.present import AS_CLIENT
+from kubeproxy.cluster.ends import MOST
 from kubeproxy.cluster.main import main
 from kubeproxy.commands import NO, UNKNOWN, YES
 from support.answers import valid
