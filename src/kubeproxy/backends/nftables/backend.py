@@ -77,6 +77,7 @@ class NftablesBackend:
         self._gone = GoneEndpoints(family) if RESETS.value(world) else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # whether `_placed` describes the whole table
+        self._is_unsure = False  # whether another program committed during the last resync: its changes are unknown
         self._differs = False  # whether the last inspection found a difference that is not repaired yet
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
@@ -261,6 +262,7 @@ class NftablesBackend:
         self._table.reset_changes()
         with audit.attributed(self._ruleset.name), self._table.not_listening():
             yield from self._compared(wanted)
+        self._is_unsure = not self._table.changes().complete
         if self._relay is not None:
             self._relay.replace(wanted if self._ours.loopback is Loopback.RELAYED else {})
 
@@ -447,8 +449,9 @@ class NftablesBackend:
         if changes.nothing or changes.nothing_yet:
             return None
         announced = changes.elements or changes.rules
-        depth = Depth.THOROUGH if announced else depth
+        depth = Depth.THOROUGH if announced or self._is_unsure else depth
         if depth is Depth.THOROUGH:
+            self._is_unsure = False
             self._differs = True  # until it is compared
             self._table.reset_changes()
         is_altered = signature(self._table) != self._signature

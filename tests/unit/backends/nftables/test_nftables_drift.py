@@ -148,6 +148,21 @@ def test_a_set_of_clients_of_an_earlier_version_is_removed(ground):
     ground.is_clean(backend, plans)
 
 
+def test_a_change_during_a_repair_is_found_by_the_next_inspection(ground):
+    backend, plans = disturbed(ground)
+    before = ground.contents()
+    ground.disturb("flush map ip kube-proxy cluster-services")
+    assert backend.inspect(Depth.QUICK) is not None
+    further = ["flush set ip kube-proxy cluster-ips"]  # in the middle of the repair, which receives no announcements
+    ground.after_commit = lambda: further and ground.disturb_unheard(further.pop())
+    resync(backend, plans)
+    assert "elements of cluster-ips" in backend.inspect(Depth.QUICK).what
+    resync(backend, plans)
+    assert ground.contents() == before
+    ground.is_clean(backend, plans)
+    assert not ground.is_touched(backend)
+
+
 @pytest.mark.parametrize("case", DISTURBANCES)
 def test_changed_elements_are_noticed_and_repaired(ground, case):
     backend, plans = disturbed(ground)
