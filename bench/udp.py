@@ -169,7 +169,7 @@ def run(with_: Run) -> Report:
             rows.append(Row(case, figures))
     notes = (
         "CPU: planner, both searches of the table, and the event loop in between.",
-        "two dumps: the kernel walks its table twice, and sends the flows to one destination.",
+        "two dumps: the kernel searches its table twice, and returns the flows to one destination.",
     )
     panel = panel_by_kind("CPU time of a change", "ms", "change", rows, {"cpu": "ours", "limit": "two dumps"})
     return Report(

@@ -273,7 +273,8 @@ def _packets(
         places = [(f"NodePorts on {unpack(address)}", address) for address in addresses]
     for where, address in places:
         for client in clients:
-            # The other node translates connections of its pods to all other addresses.
+            # This node translates connections of another node's pods only if they go to one of its own addresses. The
+            # other node translates the rest.
             passes = address in local.get(family, ()) if client.is_endpoint else not is_loopback(address)
             if client.source is None or passes:
                 packet = Packet(client.source, address, frontend.protocol, frontend.port, client.interface)

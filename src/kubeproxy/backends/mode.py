@@ -84,7 +84,7 @@ class Abilities(Struct, frozen=True, kw_only=True):
 
 
 class Backend(Protocol):
-    """The implementation of a mode for one family. All calls block and raise ApplyError; only one runs at a time.
+    """The implementation of a mode for one family. A call raises ApplyError if it fails. Only one call runs at a time.
 
     Only `close` may be called on the event loop; the other methods can block for seconds while another program holds
     the kernel's locks.

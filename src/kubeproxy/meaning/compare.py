@@ -1,5 +1,5 @@
-"""Compares two rulesets for all packets. The result is a proof of equality, with the number of packet classes, or
-witnesses, grouped by cause.
+"""Compares two rulesets for all packets. If all packets have the same outcome in both, the result is a proof with the
+number of packet classes; else it is a list of packets with different outcomes (witnesses), grouped by cause.
 
 The constants in both rulesets divide destinations into classes. Sources, services and interfaces are divided only if a
 rule on the path distinguishes them. A packet of each class is followed through both rulesets."""

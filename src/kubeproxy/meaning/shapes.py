@@ -303,7 +303,7 @@ class Shapes:
 
 @lru_cache(maxsize=1024)
 def _rest(services: tuple[Service, ...]) -> int:
-    """Return the set of all services except these."""
+    """Return the set of all services except the given ones."""
     found = rules.EVERY
     for each in services:
         found &= ~rules.service(*each)
@@ -311,7 +311,7 @@ def _rest(services: tuple[Service, ...]) -> int:
 
 
 def _services_at(mentions: Iterable[_IndexedRule | _Elements]) -> Iterator[Service]:
-    """Yield each protocol and port that a rule or an element contains as its only service."""
+    """Yield each service (protocol and port) of the rules and elements that match exactly one service."""
     for mention in mentions:
         if isinstance(mention, _Elements):
             found = [mention.table.service(entry) for _, entry in mention.pairs]

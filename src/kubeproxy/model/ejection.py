@@ -21,12 +21,13 @@ from kubeproxy.model.plan import Pool, Problem, ServiceName, ServicePlan
 EJECT: Final = annotation_field("eject")
 
 FIRST: Final = 1.0  # seconds from an ejection to the first attempt to connect
-SLOWEST: Final = 30.0  # seconds: the longest pause between attempts, which double
+SLOWEST: Final = 30.0  # seconds; the pause between two attempts doubles with each failure, up to this maximum
 LONGEST: Final = 300.0
 """Seconds after which an endpoint returns without an answer: a network policy may allow only its clients to connect."""
-REST: Final = 0.25  # seconds after an attempt that succeeded in which the endpoint is no suspect; they double up to
-LONGEST_REST: Final = 1.0
-"""Maximum seconds of such a pause, shorter than TCP's first retransmission, so the pause delays no ejection."""
+REST: Final = 0.25
+"""Seconds for which an endpoint is not suspected again after it accepted an attempt to connect. The time doubles with
+each further such attempt, up to LONGEST_REST."""
+LONGEST_REST: Final = 1.0  # seconds; shorter than TCP's first retransmission, so it delays no ejection
 RELAPSE: Final = 60.0  # seconds after a return in which the next failure continues with the pause of the last one
 
 _PROTOCOLS: Final = frozenset({IPPROTO_TCP, IPPROTO_UDP})

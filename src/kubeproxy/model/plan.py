@@ -227,7 +227,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
 
     @property
     def numbered(self) -> bool:
-        """Whether nftables mode needs a number for the pools: for session affinity, or for ranges of ports."""
+        """Whether nftables mode identifies the pools by a number: for session affinity, or for ranges of ports."""
         return bool(self.affinity or self.port_ranges)
 
     @property

@@ -85,7 +85,9 @@ def _line(name: ServiceName, ports: Mapping[str, Keys]) -> bytes:
 
 
 class Problems:
-    """Sends the findings of `kube-proxy doctor`, which a companion collects, and unusable fields of objects."""
+    """Sends problems to the page: the findings of `kube-proxy doctor`, which a companion process collects, and the
+    fields of objects that the proxy cannot use.
+    """
 
     def __init__(self, planner: Planner, socket: str, tell: Tell) -> None:
         self._planner = planner

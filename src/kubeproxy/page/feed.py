@@ -1,7 +1,7 @@
 """Sends events to open pages: the same message to all pages, at most four times per second. While no page is open,
-nothing runs: the first page starts the tasks, and they end LINGER seconds after the last page. For a page that does not
-read, messages are not stored: the page misses them, and then gets a new greeting, after which it loads everything
-again."""
+nothing runs: the first page starts the tasks, and they end LINGER seconds after the last page. Messages are
+not stored for a page that does not read its connection. After such a page missed messages, it gets a new greeting and
+loads everything again."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ log = logging.getLogger("kubeproxy.app")
 
 FIRST_REMOVAL_RETRY = 0.5  # seconds; a short delay, because the other mode's rules still translate connections
 SLOWEST_REMOVAL_RETRY = 600.0  # seconds; a long delay, because without the required rights no attempt succeeds
-CONFIG_CHANGED = 1  # exit code: the supervisor restarts the proxy with the new file, as it does the Go kube-proxy
+CONFIG_CHANGED = 1  # exit code; as with the Go kube-proxy, the supervisor starts the proxy again, with the new file
 
 
 def run(options: Options) -> int:

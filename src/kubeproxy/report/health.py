@@ -270,11 +270,11 @@ class Notifier:
         return cls(address, seconds)
 
     def ready(self) -> None:
-        """Report that the service has started, so that units ordered after it may start."""
+        """Report that this service has started, so that systemd starts the units that wait for it."""
         self._send("READY=1")
 
     def stopping(self) -> None:
-        """Report that the service ends."""
+        """Report that this service is stopping."""
         self._send("STOPPING=1\nSTATUS=Stopping; the rules stay in the kernel")
 
     async def run(self, healthy: Callable[[], bool], status: Callable[[], str]) -> None:

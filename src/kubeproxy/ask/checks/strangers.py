@@ -261,7 +261,7 @@ def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[E
 
 UNTIL: Final = "until a kube-proxy runs, "
 PRESENT: Final = "present rules"
-"""The check of the rules in the kernel that decide until a kube-proxy runs."""
+"""The check of the rules in the kernel, which determine where connections go until a kube-proxy runs."""
 
 
 def _translation(one: ForeignTranslation) -> str:

@@ -316,7 +316,8 @@ class NftablesBackend:
         log.info("Writing the rules that differ table=%r messages=%d", self._ruleset.name, len(changes))
         try:
             # Rules and sets change in one transaction, because a new rule may look up an address in a set that was
-            # empty before. Addresses are removed later, because packets under way meet the former rules.
+            # empty before. Addresses that are no longer wanted are removed after this transaction, because the former
+            # rules may still process packets in flight.
             wanted = audit.desired_node_sets(self._ours)
             if SetId.NODEPORT_IPS in contents.sets:
                 wanted[SetId.NODEPORT_IPS] |= audit.node_sets(self._table)[SetId.NODEPORT_IPS]

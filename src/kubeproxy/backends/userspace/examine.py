@@ -43,7 +43,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 
 _SOCKETS: Final = "sockets"
-"""The place of listeners in a state; the value is the port, 0 for none."""
+"""The key under which a state holds the ports of its listeners, 0 for a listener without a port."""
 _MEANINGS: Final = {
     LISTENERS: "a listener",
     FIREWALL_IPS: "closed except to its source ranges",

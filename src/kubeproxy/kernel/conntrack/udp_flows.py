@@ -149,7 +149,7 @@ class Conntrack(Closing):
         if frontends is not None and self._filters:
             table = self._table()
             if not table.entries:
-                return  # without a frontend or port, a request would walk the table of all namespaces
+                return  # a request without a frontend or port makes the kernel search the flows of all namespaces
             least = len({target[-2:] for target in frontends})  # a range of ports has thousands
             filtered = _questions(family, frontends, ports) if table.dumps(least) < table.everything() else questions
             if table.dumps(len(filtered)) < table.everything():
