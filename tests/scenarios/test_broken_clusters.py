@@ -107,6 +107,22 @@ async def test_a_clients_node_without_the_api_server(nodes: ThreeNodes) -> None:
     assert f": the proxy of node-c has outdated objects: {gone} (x); kube-proxy forwards it" in first(text)
 
 
+async def test_a_firewall_of_the_clients_node_before_the_node_port_of_another_node(nodes: ThreeNodes) -> None:
+    made = nodes.live.service("ported", "b1", type="NodePort")
+    address = f"{NODES['node-b'].ip}:{made['spec']['ports'][0]['nodePort']}"
+    await nodes.until(0, "kube-proxy forwards it", "why", "pod/a1", address)
+    await nodes.drop("node-a", "forward", f"ip daddr {NODES['node-b'].ip}")
+    try:
+        status, text = await nodes.ask("why", "pod/a1", address)
+        traced = await nodes.ask("trace", "pod/a1", address)
+    finally:
+        await nodes.admit("node-a")
+    assert (status, traced[0]) == (1, 1), text + traced[1]
+    assert "asked on node-a" in text
+    assert f"node-a stops it: table inet firewall, chain guard: drops what goes to {address}" in first(text), text
+    assert "node-a drops it: the request was dropped by rule" in traced[1], traced[1]
+
+
 async def test_a_chain_of_a_device(nodes: ThreeNodes) -> None:
     nodes.live.service("device", "b1")
     chain = "add table netdev cloud; add chain netdev cloud guard { type filter hook ingress device eth0 priority 0; }"

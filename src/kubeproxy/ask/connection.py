@@ -17,7 +17,7 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Severity, end_of
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
-from kubeproxy.ask.why import POLICIES, Explained, Target, Why
+from kubeproxy.ask.why import POLICIES, Explained, Target, Why, to_other_node
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.relay.tcp import DIAL_TIMEOUTS
 from kubeproxy.errors import KubeProxyError
@@ -70,7 +70,7 @@ class Explanation(Struct, frozen=True):
         no kube-proxy runs here, or that only this node's probe failed.
         """
         if self.why.elsewhere is not None:
-            return "unknown"
+            return "no" if self.stopped else "unknown"
         if self.stopped or not (self.why.passes or self._is_left):
             return "no"
         return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
@@ -140,6 +140,7 @@ class Explanation(Struct, frozen=True):
             lost = sum(one.share for one in self.why.endpoints if end_of(one.address) in failing)
             cause = self._cause(Effect.LOSES)
             more = f", but {lost:.1%} of the connections do not get through{': ' * bool(cause)}{cause} (x)"
+        more += f"; this node stops it: {cause} (x)" * (self.why.elsewhere is not None and self.stopped)
         if self.why.elsewhere is None and self.answer == "unknown":
             more += "".join(f", {doubt} (?)" for doubt in self._doubts())
         refused = self.why.outcome == Outcome.REFUSED.value
@@ -183,7 +184,8 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     """Add findings of the node and probes of endpoints to an answer. Raises KubeProxyError."""
     why, packet = explained.why, explained.packet
     if why.elsewhere is not None:
-        return Explanation(why)
+        found = tell(asked, facts, sent, ()).findings if asked.running and (sent := to_other_node(explained)) else ()
+        return Explanation(why, tuple(one for one in found if one.is_wrong and (one.harm == STOPS or one.harm.ends)))
     node = replace(checkup.checked(asked, facts), family=family_of(packet.destination))
     rules = checkup.NodeRules(node)
     translates = asked.running and not _ends_at_proxy(node, explained)

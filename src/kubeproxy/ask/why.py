@@ -164,6 +164,7 @@ class Explained(Struct, frozen=True):
     hosted: bytes | None = None  # the destination if another Node may have it, as the address of a NodePort
     policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
     keeps_outside: bool = False  # see model.answer.Answer; False if the client is certainly a pod of this node
+    is_own: bool = False  # whether the client is this node, or certainly a pod of it
     client_node: str = ""  # the node of a client that is certainly on another node, or "another node"; else ''
 
     @property
@@ -194,9 +195,10 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     hosted = packet.destination if made.outcome is Outcome.NOT_OURS and made.steps[-1].field in _OF_NODES else None
     world, own = snapshot.planner.world, snapshot.planner.nodes.get(snapshot.planner.world.node_name)
     keeps = made.keeps_outside or (packet.source is not None and counted_host(world, own, packet.source))
-    kept = bool(keeps) and not is_own_pod(snapshot, packet.source)
+    is_own = is_own_pod(snapshot, packet.source)
+    kept = bool(keeps) and not is_own
     node = client.node or "another node" if client is not None else ""
-    return Explained(why, made.plan, world, packet, unknown, hosted, made.policy, kept, node)
+    return Explained(why, made.plan, world, packet, unknown, hosted, made.policy, kept, is_own, node)
 
 
 _OF_NODES = ("spec.ports[].nodePort", "spec.healthCheckNodePort")
@@ -268,6 +270,17 @@ def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
     where = there.node or _ITS_NODE
     fix = f"ask on {where}: `kube-proxy {question}`; or with kubectl from anywhere: `kubectl kubeproxy {question}`"
     return replace(why, elsewhere=there, fixes=(fix,))
+
+
+def to_other_node(explained: Explained) -> Explained | None:
+    """Return the connection of a client here to another node's address as one that no rule of this node translates;
+    None for another connection."""
+    why, there = explained.why, explained.why.elsewhere
+    if there is None or there.end != "destination" or not explained.is_own:
+        return None
+    end = Target(why.destination.partition("/")[0], 1.0, masqueraded=False, node=there.node)
+    why = replace(why, outcome=Outcome.FORWARDED.value, steps=(), endpoints=(end,), elsewhere=None, fixes=())
+    return replace(explained, why=why, plan=None)
 
 
 def _told(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) -> Why:

@@ -146,7 +146,8 @@ def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: 
     arguments = question(source, target)
     fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
     answers = [one for one in fleet.answers.values() if isinstance(one, WhyAnswer)]
-    elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node else None
+    is_stopped = any(one.answer == "no" for one in answers)
+    elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node and not is_stopped else None
     if elsewhere is not None and elsewhere.node in found.places:
         fleet = _asked(given, kubectl, found.of([elsewhere.node]), "why", arguments, options)
     return fleet
