@@ -66,8 +66,8 @@ class Explanation(Struct, frozen=True):
 
     @property
     def answer(self) -> str:
-        """Whether an endpoint gets the connection: yes, no, or unknown. Unknown means that another node decides, that
-        no kube-proxy runs here, or that only this node's probe failed.
+        """Whether an endpoint gets the connection: yes, no, or unknown. Unknown means that another node handles it,
+        that no kube-proxy runs here, or that only this node's probe failed.
         """
         if self.why.elsewhere is not None:
             return "no" if self.stopped else "unknown"
@@ -96,7 +96,7 @@ class Explanation(Struct, frozen=True):
 
     @property
     def _is_left(self) -> bool:
-        """Whether rules in the kernel decide until a kube-proxy runs."""
+        """Whether rules in the kernel determine the outcome until a kube-proxy runs."""
         return self._leaves_open("leftovers") or self._leaves_open(strangers.PRESENT)
 
     def _doubts(self) -> Iterator[str]:
@@ -294,7 +294,7 @@ def _misnamed(node: CheckedNode, facts: Facts, why: Why) -> Iterator[Diagnosis]:
 def _without_proxy(
     asked: Source, node: CheckedNode, rules: checkup.NodeRules, why: Why, explained: Explained
 ) -> Iterator[Diagnosis]:
-    """Report that the answer follows only from objects, and list the rules in the kernel, which decide while no proxy
+    """Report that the answer follows only from objects, and list the rules in the kernel, which apply while no proxy
     runs."""
     away = whereabouts.elsewhere(node, f"kubectl kubeproxy why {why.source.replace('this ', '')} {why.destination}")
     if away is not None:

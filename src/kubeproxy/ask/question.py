@@ -164,8 +164,8 @@ def _cluster_ips(plans: tuple[ServicePlan, ...], family: Family | None) -> Itera
 
 
 class Elsewhere(Struct, frozen=True, rename="camel"):
-    """Another node decides: its name ('' if unknown), the reason, the field that is the cause, and the end of the
-    connection that is on that node.
+    """Another node handles the connection: its name ('' if unknown), the reason, the field that is the cause, and
+    the end of the connection that is on that node.
     """
 
     node: str

@@ -85,7 +85,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     missing: tuple[Missing, ...] = ()
     affinity: int = 0  # seconds
     fixes: tuple[str, ...] = ()  # changes that would let the connection pass
-    elsewhere: Elsewhere | None = None  # the client's node, if it decides about the connection
+    elsewhere: Elsewhere | None = None  # the client's node, if that node's rules handle the connection
 
     @property
     def passes(self) -> bool:
@@ -160,7 +160,7 @@ class Explained(Struct, frozen=True):
     plan: ServicePlan | None
     world: Globals
     packet: Packet  # that of the question
-    stranger: bytes | None = None  # the client's address if another Node may have it; this Node then decides
+    stranger: bytes | None = None  # the client's address if another Node may have it; that Node's rules then apply
     hosted: bytes | None = None  # the destination if another Node may have it, as the address of a NodePort
     policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
     keeps_outside: bool = False  # see model.answer.Answer; False if the client is certainly a pod of this node
@@ -177,8 +177,8 @@ class Explained(Struct, frozen=True):
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:
-    """Return the outcome of a packet on this node, with its reasons. This node also decides about packets from clients
-    on other nodes, if their destination is an address or endpoint of this node, or if the incoming interface is given.
+    """Return the outcome of a packet on this node, with its reasons. This also applies to packets from clients on
+    other nodes, if the destination is an address or endpoint of this node, or if the incoming interface is given.
     """
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
     if made.outcome is Outcome.NOT_OURS and made.plan is None:
@@ -261,7 +261,7 @@ def _nameless(snapshot: Snapshot) -> str:
 
 
 def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
-    """Return the answer for a connection that another node decides about; `nameless`: see `_nameless`."""
+    """Return the answer for a connection that the rules of another node handle; `nameless`: see `_nameless`."""
     if nameless:
         name = there.node or "its Node"
         fix = f"there is no Node {nameless}: set hostnameOverride to the name of this node, which may be {name}"

@@ -98,7 +98,7 @@ class Places:
 
 async def with_node(made: Explained, places: Places) -> Explained:
     """Return the answer. If the client is another Node, or the destination is a NodePort at another Node's address, the
-    answer states that the other Node decides.
+    answer states that the other Node handles the connection.
     """
     why, host = made.why, await places.node(made.hosted) if made.hosted is not None else ""
     if made.hosted is not None and host not in {"", made.world.node_name}:

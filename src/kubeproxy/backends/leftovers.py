@@ -69,7 +69,7 @@ _DECISIONS: Final = {
 
 
 def decision(table: str, chain: str) -> str | None:
-    """Describe what a chain of a kube-proxy decides or does; None for a chain of another program."""
+    """Describe the effect of a kube-proxy's chain; None for a chain of another program."""
     if table not in _TABLES:
         return None
     key = next((prefix for prefix in PREFIXES if chain.startswith(prefix)), chain)
@@ -121,7 +121,7 @@ def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Tra
 
 
 def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet, forwarded: bool) -> bool:
-    """Return whether these chains decide about a packet: their rules, or jumps to them, match its address and port, and
+    """Return whether these chains affect a packet: their rules, or jumps to them, match its address and port, and
     are reached from one of its hooks. For a forwarded packet only the table nat counts. A source of None is this node.
     True if the rules cannot be read.
     """

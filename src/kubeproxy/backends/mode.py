@@ -62,7 +62,7 @@ class Abilities(Struct, frozen=True, kw_only=True):
     """Whether a large sync costs as much as a small sync, so that large Services need not be written one after the
     other."""
     programmed: Callable[[], int] | None = None
-    """Returns the number of Services that the full sync under way has written so far; safe on any thread."""
+    """Returns the number of Services that the current full sync has written so far; safe on any thread."""
     depart: Callable[[Departed, Callable[[bytes], bool]], bool] | None = None
     """A function that receives gone endpoints; the next sync or resync resets their connections.
 
@@ -133,7 +133,7 @@ class Trace(NamedTuple):
     """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family (None for an object of
     the two families).
 
-    `catches` returns whether the object decides about an incoming packet: by the rules of its table or chains, or, if
+    `catches` returns whether the object affects an incoming packet: by the rules of its table or chains, or, if
     it is the interface of ipvs mode, by having the packet's destination address. With True as second argument, objects
     that a packet passes after its translation by this proxy are ignored. It raises ApplyError.
     """

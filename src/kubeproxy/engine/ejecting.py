@@ -113,8 +113,9 @@ class Ejector:
 async def attempt(key: bytes, pauses: Sequence[float]) -> str:
     """Connect to an endpoint, again after each pause but the last; return the reason if it fails, '' otherwise.
 
-    A UDP endpoint gets an empty datagram, and fails only if an ICMP error arrives: it need not answer. At the end the
-    kernel decides: if the machine is busy, a connection may be made before this process notices.
+    A UDP endpoint gets an empty datagram, and fails only if an ICMP error arrives: it need not answer. After the last
+    pause the state of the socket in the kernel counts: on a busy machine, a connection may be made before this process
+    notices.
     """
     address, is_udp = key[:-3], key[-3] == socket.IPPROTO_UDP
     family, loop, made = family_of(address), asyncio.get_running_loop(), list[socket.socket]()

@@ -325,7 +325,7 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
 
 class RealServerReader:
     """Reads real servers by the byte layout of the first entry, since a kernel usually sends all entries with one
-    layout. This takes a quarter of the time of a walk over the attributes. If an entry has another layout, the reader
+    layout. This takes a quarter of the time of parsing each attribute. If an entry has another layout, the reader
     uses that layout for the following entries."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Decides which differences between two changing rulesets last, from repeated comparisons. A proxy needs a moment to
+"""Finds the differences between two changing rulesets that last, by repeated comparisons. A proxy needs a moment to
 write a change, so a difference counts only if it lasts longer than a grace period; a shorter difference is transient.
 Pure."""
 
@@ -39,7 +39,7 @@ class Episode(Struct, eq=False):
 
 
 class Shadow:
-    """Decides which differences last. `lasted` are the lasting episodes; `transient` is the number of shorter
+    """Finds the differences that last. `lasted` are the lasting episodes; `transient` is the number of shorter
     episodes."""
 
     def __init__(self, grace: float) -> None:

@@ -142,7 +142,7 @@ def answer(
 
 
 class _Question:
-    """Decides about one packet on a node."""
+    """Determines the outcome of one packet on a node."""
 
     def __init__(
         self, planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits, index: Index

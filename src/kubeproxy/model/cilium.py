@@ -1,4 +1,4 @@
-"""Annotations of Cilium that decide at which addresses a Service is served, and to which clients. Pure. They take
+"""Annotations of Cilium that determine the addresses of a Service, and its clients. Pure. They take
 effect only with the flag --cilium-annotations: see docs/beyond.md "Annotations of Cilium".
 """
 

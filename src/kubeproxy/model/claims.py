@@ -1,4 +1,4 @@
-"""Decides conflicts between Services on a node: about addresses with ports, and about entries for weights and Maglev
+"""Resolves conflicts between Services on a node: about addresses with ports, and about entries for weights and Maglev
 tables. Pure. A claimed address belongs to the Service to which the API server allocated it, else to the oldest Service.
 So users with the right to write externalIPs cannot take addresses of other Services (CVE-2020-8554). In the Go
 kube-proxy the owner is random."""

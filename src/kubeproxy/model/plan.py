@@ -119,7 +119,7 @@ class PortRange(Frontend, frozen=True, gc=False):
 
 
 class Policy(IntEnum):
-    """A traffic policy, which decides which endpoints are eligible."""
+    """A traffic policy, which determines the eligible endpoints."""
 
     CLUSTER = 0  # all
     LOCAL = 1  # endpoints on this node

@@ -146,8 +146,8 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
 
 
 def outdated(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
-    """Check whether the objects may be outdated. If all watches are silent, a request to the server decides, because
-    watches of an idle cluster are silent too.
+    """Check whether the objects may be outdated. If all watches are silent, test this with a request to the server,
+    because watches of an idle cluster are silent too.
     """
     assert node.facts is not None  # noqa: S101 - callers have a proxy
     if node.running and not reach.trouble and reach.silent > contact.SILENT:

@@ -12,8 +12,8 @@ from kubeproxy.errors import QuestionError
 
 
 def outdated(asked: Source, facts: Facts) -> list[Diagnosis]:
-    """Return the findings that the objects may be outdated, a full connection table first, because it is the cause. If
-    all watches are silent, a request to the server decides.
+    """Return the findings that the objects may be outdated. A full connection table is first, because it is the cause.
+    If all watches are silent, a request to the server tests whether they still work.
     """
     if facts.reach is None or not asked.running or facts.reach.silent <= contact.SILENT:
         return list(contact.outdated(facts.reach)) if facts.reach is not None else []

@@ -222,7 +222,7 @@ class NftablesBackend:
 
     def _create(self, wanted: set[ChainName], missing: set[ChainName]) -> None:
         """Create missing chains and remove unused chains. The caller's elements follow in another transaction, because
-        a packet under way at the commit would find their chains empty. The kernel reports the handles of new objects.
+        a packet in flight at the commit would find their chains empty. The kernel reports the handles of new objects.
         Nothing is read, because a dump restarts whenever another program commits.
         """
         made = self._ruleset.messages(missing)

@@ -82,12 +82,14 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
 
 def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[str, list[bytes]]:
     """Return the keys of a Service's elements that must remain until its new elements are committed; {} for most
-    changes. If it changes with others, not `alone`, they may add the keys; then only elements of its numbers remain.
+    changes. If the Service does not change `alone`, the other Services may add the keys; then only elements with the
+    numbers of the Service remain.
 
-    A packet meets the rules of one generation, but each lookup uses the generation of its moment (nft_genmask_cur in
-    net/netfilter/nft_set_hash.c of Linux 6.18). So a commit between two lookups hides a frontend that moves to an
-    earlier map, and removes what an element found before leads to: a chain's pool, a list of source ranges, the number
-    of an endpoint. Only a removed slot has a substitute, the first slot.
+    A packet is processed by the rules of one generation, but each of its lookups uses the elements that are current at
+    the time of the lookup (nft_genmask_cur in net/netfilter/nft_set_hash.c of Linux 6.18). If a commit happens between
+    two lookups, the packet misses a frontend that moves to an earlier map. It also misses the target of an element that
+    it found before: the pool of a chain, a list of source ranges, or the number of an endpoint. Only a removed slot has
+    a substitute, the first slot.
     """
     if not alone:
         return _only_removed(delta, _NUMBERED)

@@ -155,7 +155,7 @@ class Ruleset:
         return self._treatments() | self._picking() | sticky | checks | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that look up a frontend and decide on masquerade and pool.
+        """Return the chains that look up a frontend, and select its pool and whether to masquerade.
 
         The result of the lookup is the class of the frontend's pool. An nft rule cannot use a value from one map in the
         key of another map. So until an endpoint is picked, the packet carries the class in place of its destination

@@ -117,8 +117,8 @@ def entries(link: Netlink, family: int, wanted: Wanted = EVERYTHING, selected: b
     """Yield the entries of a family (AF_INET or AF_INET6) of TCP, UDP and SCTP. Raises ApplyError.
 
     `selected` are the attributes of a `selection`, which Linux before 5.8 ignores.
-    The kernel needs 10 ms to walk a table of the usual size, 0.1 us per entry that it skips, and 3 us per entry that it
-    sends."""
+    The kernel needs 10 ms to search a table of the usual size, 0.1 us per entry that it skips, and 3 us per entry that
+    it returns."""
     payload = netfilter_header(family) + selected
     if wanted.mask:
         payload += number_attribute(STATUS, wanted.status) + number_attribute(_STATUS_MASK, wanted.mask)

@@ -34,7 +34,7 @@ _BUCKETS: Final = "net/netfilter/nf_conntrack_buckets"
 USUAL_BUCKETS: Final = 262_144
 """The default number of hash buckets with more than 4 GB of memory; with more than 1 GB the default is a quarter."""
 
-# The kernel has no index of entries by destination: each request walks the whole hash table. The costs, in nanoseconds,
+# The kernel has no index of entries by destination: each request reads the whole hash table. The costs, in nanoseconds,
 # were measured on one machine (2 cores, Linux 6.18, 262,144 buckets); only their ratios matter. A dump locks each
 # bucket, which takes 3.7 ms for the whole table, and 4.2 ms with 10,000 entries. A deletion skips empty buckets, which
 # takes 0.17 ms if the table is in the CPU's caches, else 1 ms. A deletion lets packets through after each bucket with

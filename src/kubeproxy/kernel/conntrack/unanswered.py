@@ -25,7 +25,7 @@ from kubeproxy.model.addresses import Family, endpoint_id, family_of
 
 _WANTED: Final = Wanted(DESTINATION_TRANSLATED, DESTINATION_TRANSLATED | ANSWERED)
 
-_FEW: Final = 8  # endpoints: the kernel walks its table once for each
+_FEW: Final = 8  # endpoints: the kernel searches its whole table once for each endpoint
 
 
 class Unanswered(Closing):

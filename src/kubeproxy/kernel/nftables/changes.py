@@ -78,7 +78,7 @@ class ForeignChanges(NamedTuple):
 
     `complete`: no change was missed. `by`: names of the programs, if known. `chains`: pairs of a table and a changed
     chain, '' for the table itself. `pending`: the changes are incomplete only because a transaction of some program is
-    under way."""
+    in progress."""
 
     complete: bool
     elements: frozenset[str] = frozenset()
@@ -219,7 +219,7 @@ class ChangeMonitor:
     def _catch_up(self, generation: Callable[[], int]) -> bool:
         """Read the announcements; if one is missing, mark the changes of all families as incomplete.
 
-        Return False while a transaction is under way, and during a pause, when the number of our transactions is
+        Return False while a transaction is in progress, and during a pause, when the number of our transactions is
         unknown. The kernel counts and announces a transaction under its mutex, so at most one is not announced."""
         late, self._late_since = self._late_since, None
         if self._pauses:

@@ -1,7 +1,7 @@
 """Reads many elements of an nf_tables map by their keys, in about one microsecond per element.
 
-Dumps of large maps are slow: for each buffer of 32 KiB the kernel walks over all elements that it has already sent, so
-that a dump of a million elements takes half a minute (nft_rhash_walk). This module sends one request per key: one
+Dumps of large maps are slow: for each buffer of 32 KiB the kernel skips, one by one, all elements that it has already
+sent, so a dump of a million elements takes half a minute (nft_rhash_walk). This module sends one request per key: one
 system call sends hundreds of requests, and a second call receives the answers. Sources: nf_tables_getsetelem in
 net/netfilter/nf_tables_api.c of Linux 6.18, recvmmsg(2).
 """

@@ -51,7 +51,7 @@ class RuleWriter:
     @property
     def chains_at_once(self) -> int:
         """Return the best number of chains to change together. Over netlink, this number of chains takes about 0.4 s,
-        because at the end of a transaction the kernel walks all rules of the table.
+        because at the end of a transaction the kernel checks all rules of the table.
         """
         return min(10_000, max(1, self._transactions.room // _CHAIN)) if self._transactions is not None else 1000
 
