@@ -162,6 +162,23 @@ async def test_a_program_that_clears_the_mark_of_masquerading_is_named(live: Liv
             assert (status, said in text) == ((2, True) if wrong else (0, False)), text
 
 
+async def test_a_rule_that_exempts_packets_from_masquerading_is_named(live: Live) -> None:
+    live.service("exempt", "b1", type="NodePort")
+    front, end = live.front("exempt", "nodeport"), live.ips["b1"]["IPv4"]
+    outside = live.ips["outside"]["IPv4"]
+    await live.expect(front, {"outside": "b1 masqueraded"})
+    mode, _, variant = live.mode.name.partition("-")
+    command = f"iptables-{variant or 'nft'} -w -t nat"
+    rule = f"POSTROUTING -s {outside} -j ACCEPT"
+    wrong = mode == "iptables"  # the proxy's own table of nf_tables masquerades after any other chain
+    for where, is_first in (("-I", True), ("-A", False)):
+        async with changed(live, (f"{command} {where} {rule}", f"{command} -D {rule}")):
+            await fails(live, "outside", front, wrong and is_first)
+            status, text = await live.ask("why", outside, f"{front.address}:{front.port}")
+            said = f"chain POSTROUTING: accepts packets to {end}:3000 before the proxy's chain, which masquerades them"
+            assert (status, said in text) == ((2, True) if wrong and is_first else (0, False)), text
+
+
 async def test_a_probe_to_which_another_program_gives_a_source_does_not_judge_the_clients_packets(live: Live) -> None:
     live.service("probed", "b1", type="NodePort")
     front, end = live.front("probed", "nodeport"), live.ips["b1"]["IPv4"]

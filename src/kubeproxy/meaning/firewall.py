@@ -106,7 +106,8 @@ class Drop(NamedTuple):
 
 class SourceTranslation(NamedTuple):
     """A chain of type nat that translates the source of a packet to one of these addresses (packed; None for an unknown
-    one, MASQUERADED for that of the outgoing interface). `sure`: in every case."""
+    one, MASQUERADED for that of the outgoing interface; no address if a rule keeps the packet from the proxy's chain).
+    `sure`: in every case."""
 
     where: str
     chain: str
@@ -204,7 +205,7 @@ class Firewall:
     def sources(self, packets: Collection[PassingPacket]) -> Iterator[SourceTranslation]:
         """Yield the chains that translate the source of some of these packets, or may do so."""
         for packet, walk in self._walks(packets):
-            for chain, sources, sure in walk.sources(packet):
+            for chain, sources, sure in walk.sources(packet, shared=self._shared):
                 yield SourceTranslation(self.where, _short(chain.name), packet, sources, sure)
 
     def marking(self, packets: Collection[PassingPacket]) -> Iterator[Marking]:
@@ -282,16 +283,20 @@ class _ChainWalk(Walk):
             if moved and sure and not unordered:
                 return
 
-    def sources(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, frozenset[bytes | None], bool]]:
+    def sources(
+        self, packet: PassingPacket, *, shared: bool
+    ) -> Iterator[tuple[ChainRules, frozenset[bytes | None], bool]]:
         """Yield each chain of type nat that may translate a packet's source, with the new addresses, and whether it
-        does so in every case.
+        does so in every case. `shared`: the running proxy's rules are in the same chains, so a rule that accepts the
+        packet before them decides, too.
         """
         for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)
             moved = [each for each, _ in ended if each.masquerade]
-            if moved:
+            if moved or (shared and ended):
                 found = (each.new_source if isinstance(each.new_source, bytes) else None for each in moved)
-                yield chain, frozenset(found), not back and len(moved) == len(ended) and hook.priority != packet.before
+                sure = not back and len(moved) in {0, len(ended)} and (shared or hook.priority != packet.before)
+                yield chain, frozenset(found), sure
 
     def marking(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, set[int]]]:
         """Yield each chain that a packet passes, with the possible marks of the packet after it."""

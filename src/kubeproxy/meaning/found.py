@@ -24,6 +24,7 @@ from kubeproxy.model.addresses import Family
 
 _NUMBERS: Final = {word: number for number, word in TABLE_FAMILIES.items()}
 _KUBELETS: Final = "KUBE-FIREWALL"
+_MASQUERADES: Final = "KUBE-POSTROUTING"
 _TABLE: Final = "kube-proxy"
 _MOST: Final = 2000
 """The maximum number of rules in a table, and of elements in a set, that are evaluated. Firewalls usually have tens of
@@ -43,7 +44,8 @@ def firewalls(
 ) -> list[Firewall]:
     """Return the tables with base chains, except the nf_tables tables in `without`. The table nat of iptables-nft, if
     the command is installed, and all tables of legacy iptables are read from iptables-save. In the table nat, chains
-    that the running proxy `owns` end the evaluation. Raises NetlinkError, ApplyError.
+    that the running proxy `owns` end the evaluation, except the chain that masquerades. Raises NetlinkError,
+    ApplyError.
     """
     tables = sorted({(chain.family, chain.table) for chain in known if chain.hook and chain.table not in without})
     place, found = cache(place_of), []
@@ -84,7 +86,7 @@ def _printed(
         elif line.startswith(("*", ":")):
             head.append(line)
             name = line[1:].partition(" ")[0]
-            if table == "nat" and owns(name):
+            if table == "nat" and owns(name) and name != _MASQUERADES:
                 own[name] = f"-A {name} -j ACCEPT"
     compiled = partial(iptables.compiled, "\n".join([*head, *own.values(), *lines[:_MOST], "COMMIT"]))
     where, whole = f"{command} -t {table}", len(lines) <= _MOST

@@ -24,6 +24,10 @@ from kubeproxy.model.world import pod_cidrs, used_pod_networks
 
 _FORWARDING = FORWARDING_OF[Family.IPV4]
 _FROM_LOOPBACK = "net/ipv4/conf/all/route_localnet"
+_KEEPS_CLIENT = (
+    "they are not masqueraded: the endpoint sees the client's address, and the connection passes only if answers to "
+    "the client return through this node"
+)
 _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 
@@ -142,8 +146,10 @@ def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Dia
     requests = [one if node.end_of(one) in node.masqueraded else one._replace(before=inf) for one in leaving]
     own = {one.ip for one in local_addresses(family_of(requests[0].destination))} if requests else set()
     for one in (each for firewall in others for each in firewall.sources(requests)):
-        is_own = one.sources <= {*own, MASQUERADED}
-        if is_own and (one.packet.source is None or node.end_of(one.packet) in node.masqueraded):
+        is_own, is_masqueraded = one.sources <= {*own, MASQUERADED}, node.end_of(one.packet) in node.masqueraded
+        if not one.sources and is_masqueraded:
+            yield _unmasqueraded(one)
+        if is_own and (one.packet.source is None or is_masqueraded or not one.sources):
             continue
         known = [unpack(address) if address else "of this node" for address in one.sources if address is not None]
         end = place_text(one.packet.destination, one.packet.port)
@@ -171,18 +177,32 @@ def unmarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosi
                 about="source",
                 what=f"{one.where}, chain {one.chain}: {'clears' if one.sure else 'may clear'} the proxy's mark "
                 f"{one.packet.marks[1]:#x} in packets to {end} at the hook {one.packet.hook}",
-                why="the proxy does not masquerade them: the endpoint sees the client's address, and the connection "
-                "passes only if answers to the client return through this node",
+                why=_KEEPS_CLIENT,
                 fix=f"have {one.where} {one.chain} set its own bits only, with a mask, and keep this bit",
                 table=one.where,
             )
+
+
+def _unmasqueraded(one: SourceTranslation) -> Diagnosis:
+    """Return the finding for a chain that accepts packets before the proxy's chain could masquerade them."""
+    end = place_text(one.packet.destination, one.packet.port)
+    return Diagnosis(
+        severity=Severity.UNKNOWN if one.sure else Severity.NOTE,
+        about="source",
+        what=f"{one.where}, chain {one.chain}: {'accepts' if one.sure else 'may accept'} packets to {end} before the "
+        "proxy's chain, which masquerades them",
+        why=_KEEPS_CLIENT,
+        fix=f"leave packets to endpoints out of that rule of {one.where} {one.chain}, or place it after the jump to "
+        "the proxy's chain",
+        table=one.where,
+    )
 
 
 def sources(own: Iterable[PassingPacket], others: Sequence[Firewall]) -> Iterator[SourceTranslation]:
     """Yield the chains of other programs that give these packets of this node another source than masquerading."""
     leaving = [one._replace(before=inf) for one in own if one.hook == "postrouting"]
     found = (each for firewall in others for each in firewall.sources(leaving))
-    yield from (one for one in found if one.sources != {MASQUERADED})
+    yield from (one for one in found if one.sources - {MASQUERADED})
 
 
 def _kept_on_loopback() -> Iterator[Diagnosis]:
