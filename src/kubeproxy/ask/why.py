@@ -242,8 +242,11 @@ def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
     """
     address, port = packet.destination, (packet.protocol, packet.port)
     for (namespace, name), pieces in snapshot.planner.slices.items():
+        compiled = snapshot.planner.compiled.get((namespace, name))
+        ranges = [one for plan in compiled.plans for one in plan.port_ranges] if compiled is not None else ()
+        in_range = any(one.protocol == port[0] and one.port <= port[1] <= one.last_port for one in ranges)
         for piece in pieces.values():
-            is_port = any((one.protocol, one.port) == port for one in piece.ports)
+            is_port = in_range or any((one.protocol, one.port) == port for one in piece.ports)
             if is_port and piece.family is family_of(address) and piece.holds(address) and address != packet.source:
                 text = f"{place_text(address, packet.port)} is an endpoint of {namespace}/{name}: no rule translates it"
                 step = AnswerStep(True, text, "endpoints[].addresses")

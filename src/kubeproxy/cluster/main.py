@@ -182,7 +182,7 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
     why = answer.why
     causes = [step.text for step in why.steps if not step.passes] if why.elsewhere is None else []
     fixes = list(answer.fixes) if causes else []
-    gone = ends.outdated(answer, names.listed(why.service) if why.service and why.endpoints else None, node)
+    gone = ends.outdated(answer, names.listed(why), node)
     if gone is not None:
         causes.append(gone.what)
         fixes.append(gone.fix)
@@ -209,7 +209,7 @@ def _deliveries(
     ]
     there = Fleet("why", (), whole=given.output == "json")
     replies = ask(kubectl, places, there, ["--no-probe"] * given.no_probe, max(given.at_once, 1))
-    listed = names.listed(near.why.service) if near.why.service and near.why.endpoints else None
+    listed = names.listed(near.why)
     if finding := ends.outdated(near, listed, fleet.replies[0].node):
         near.add(finding)
         fleet.replies[0].status = NO

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
+from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.question import NODE, no_such_port, source_of
+from kubeproxy.ask.why import Why
 from kubeproxy.cluster.kubectl import Items, Kubectl
 from kubeproxy.cluster.proxies import ListedPod
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.model.addresses import family_of, pack, parse_networks, unpack, within
 from kubeproxy.model.objects import ApiStruct, EndpointPort, Node, ObjectMeta, Service, SliceEndpoint
+from kubeproxy.model.port_ranges import FIELD
 from kubeproxy.model.world import pod_cidrs
 
 T = TypeVar("T")
@@ -174,14 +177,16 @@ class Names:
         addresses = service.spec.cluster_ips or [service.spec.cluster_ip or ""]
         return End(tuple(one for one in addresses if pack(one)), f"{own}/{name}{port}")
 
-    def listed(self, service: str) -> set[tuple[bytes, int]] | None:
-        """Return the API server's endpoints for the Service NAMESPACE/NAME; None if it has no EndpointSlices, or if
-        they cannot be read."""
-        slices = self._endpoints(*service.split("/"))
+    def listed(self, why: Why) -> set[tuple[bytes, int]] | None:
+        """Return the API server's endpoints for the Service of an answer; None if it has no EndpointSlices, or if they
+        cannot be read. A range of ports leads to the same port of an endpoint, which no slice has."""
+        slices = self._endpoints(*why.service.split("/")) if why.service and why.endpoints else []
+        is_ranged = bool(slices) and [one.field for one in why.steps[:1]] == [FIELD]
+        in_range = [end_of(why.endpoints[0].address)[1]] if is_ranged else []
         ends = {
-            (pack(address) or b"", port.port or 0)
+            (pack(address) or b"", number)
             for piece in slices
-            for port in piece.ports or ()
+            for number in in_range or [port.port or 0 for port in piece.ports or ()]
             for one in piece.endpoints or ()
             for address in one.addresses or ()
         }

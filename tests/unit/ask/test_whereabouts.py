@@ -12,10 +12,11 @@ from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain
 from kubeproxy.backends import iptables
 from kubeproxy.backends.nftables import MODE
+from kubeproxy.features import PORT_RANGES
 from kubeproxy.kernel.proc import processes
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.events import Replaced
-from kubeproxy.model.objects import EndpointPort, ServicePort
+from kubeproxy.model.events import Replaced, Upserted
+from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import (
@@ -235,6 +236,19 @@ def test_an_endpoints_own_address_is_forwarded_untranslated(source, target, head
     assert f": {heading}" in why.heading
     assert [one.node for one in why.endpoints] == ([node] if node else [])
     assert why.direct is bool(node)
+
+
+@pytest.mark.parametrize(
+    ("target", "direct"),
+    [("3005", True), ("3000/udp", True), ("8080", True), ("3011", False), ("3005/udp", False), ("3005/sctp", False)],
+)
+def test_each_port_of_a_range_is_an_endpoints_port(target: str, direct: bool):
+    there = subject(GATEWAY)
+    ranged = service("web", "10.96.0.10", annotations=Annotations(port_ranges="3000-3010/tcp,3000-3001/udp"))
+    there.planner.set_world(PORT_RANGES.on(there.planner.world, 16))
+    there.planner.apply([Upserted("services", ranged)])
+    there.planner.take()
+    assert explain(there, packet(there, "10.244.1.7", f"10.244.0.7:{target}")).why.direct is direct
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from kubeproxy.ask.kernel.present import AS_CLIENT
 from kubeproxy.cluster.ends import MOST
 from kubeproxy.cluster.main import main
 from kubeproxy.commands import NO, UNKNOWN, YES
+from kubeproxy.model.port_ranges import FIELD
 from support.answers import valid
 from support.kubectl_stand_in import StandIn
 
@@ -299,6 +300,17 @@ def test_an_endpoints_node_with_outdated_objects_is_named(cluster: StandIn, ask:
     late = f"the proxy of node-b does not have {THERE} as an endpoint, which the API server has: its objects are "
     assert (status, f": kube-proxy forwards it; {late}outdated, so it " in text.splitlines()[1]) == (UNKNOWN, True)
     assert "Fix: see whether the proxy of node-b reaches the API server: `kubectl kubeproxy doctor --node node" in text
+
+
+def test_an_endpoint_has_each_port_of_a_range(cluster: StandIn, ask: Ask):
+    place = "10.244.1.8:3005"
+    here = near("yes", ends=[end(place, "node-b")], service="shop/web")
+    answer = json.loads(here["out"])
+    answer["why"]["steps"] = [{"passes": True, "text": "10.96.0.10 is the cluster IP, ports 3000-3010", "field": FIELD}]
+    cluster.node("node-a", **here | {"out": json.dumps(answer)})
+    cluster.node("node-b", **far("yes", place=place))
+    listed(cluster, "10.244.1.8")
+    assert (ask()[0], ask()[1].splitlines()[1]) == (YES, f"{FORWARDED}, and node-b delivers it")
 
 
 def test_endpoints_that_cannot_be_listed_are_not_outdated(cluster: StandIn, ask: Ask):
