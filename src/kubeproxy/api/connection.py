@@ -68,7 +68,7 @@ class AnswerProgress:
 
 
 class Exchange(Struct, kw_only=True, eq=False):
-    """One request's answer as it arrives. `done` ends with the answer's end or with a SourceError.
+    """One request's answer as it arrives. `done` is completed at the end of the answer, or fails with a SourceError.
 
     The body of a successful answer (2xx) goes to the `sink` as it arrives, once for each read of the socket; without a
     sink it is collected in `body`, up to `most` bytes. The body of an error is collected up to OBJECT bytes.

@@ -27,8 +27,9 @@ log = logging.getLogger("kubeproxy.ejection")
 PERIOD: Final = 0.1  # seconds between two readings of the kernel's suspects
 IDLE: Final = 1.0  # seconds between two checks whether a Service ejects endpoints
 CONFIRMING: Final = (0.1, 0.1, 0.1)
-"""Seconds after each connection to a suspect; it fails if it accepts none of them in their sum. Packets may be lost."""
-RETURNING: Final = (0.5, 0.5)  # the same for an endpoint that fails: nothing is urgent, and a slow one may return
+"""Seconds to wait after each attempt to connect to a suspect. A suspect that accepts no attempt until the end of the
+last wait has failed. There are several attempts, because packets may be lost."""
+RETURNING: Final = (0.5, 0.5)  # the same for an ejected endpoint: longer, so that a slow endpoint may return
 REMOVALS: Final = 1.0
 """Seconds between removals of connections to the same endpoints: the kernel reads its whole table for a removal. If
 more than half of the endpoints fail, none is ejected, and a client's next SYN may reach an endpoint that answers.

@@ -417,7 +417,7 @@ class Engine:
             self.progress = None
         seconds = time.monotonic() - began
         # Before a partial sync the kernel had all earlier changes. New globals may contain a new NodePort address, and
-        # flows to it may have begun before it answered.
+        # flows to this address may have begun before its rules existed.
         everything = full or world_changed
         changes, services = portion, 0
         if everything:

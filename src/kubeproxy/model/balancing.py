@@ -182,8 +182,8 @@ def balanced(
     room: int,
     problems: list[Problem],
 ) -> ServicePlan:
-    """Return a plan without drained endpoints in its pools; its balance is set if shares are not equal. `room` is the
-    result of `room_for`; 0 if the node has no entries left for the Service.
+    """Return a plan without drained endpoints in its pools. If shares are not equal, the plan has a balance.
+    `room` is the result of `room_for`; 0 if the node has no entries left for the Service.
 
     If all endpoints of a pool have weight 0, they get equal shares, just as terminating endpoints are used if there are
     no others: draining moves connections, but never refuses them."""

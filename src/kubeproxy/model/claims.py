@@ -87,7 +87,7 @@ class Claims:
     def replace_ranges(
         self, old: Claimant | None, new: Claimant | None, before: Sequence[PortRange], after: Sequence[PortRange]
     ) -> set[bytes]:
-        """Replace a Service's claims of ranges; return the places and keys whose claimants are to be settled again."""
+        """Replace a Service's claims of ranges; return the places and keys whose owners must be determined again."""
         moved: set[bytes] = set()
         if old == new and before == after:
             return moved

@@ -113,7 +113,8 @@ def _keys(plans: Iterable[ServicePlan]) -> set[bytes]:
 
 
 class _Answered(NamedTuple):
-    """An endpoint that answered: until when it is no suspect, until when a failure is a relapse; last pause, rest."""
+    """An endpoint that answered: the end of the time in which it is not suspected, the end of the time in which a
+    failure is a relapse, its last pause between attempts, and its last rest (see REST)."""
 
     rests: float
     relapses: float

@@ -84,7 +84,7 @@ class Counts(Struct):
 
 class Planner:
     """Stores the objects, reduced to the used fields, and the last plans of each Service. `departures` tracks gone
-    endpoints; it is None unless resets are on. Three other states depend on the past: the addresses of a deleted Node
+    endpoints; without resets it is None. Three other states depend on the past: the addresses of a deleted Node
     remain (see `remembering`), the shares of new endpoints grow with time (slow start), and failing endpoints are
     ejected."""
 
@@ -93,7 +93,7 @@ class Planner:
         self.departures = departures
         self.services: dict[ServiceName, Service] = {}
         self.slices: dict[ServiceName, dict[str, Slice]] = {}
-        self.nodes: dict[str, Node] = {}  # of a deleted Node the last state
+        self.nodes: dict[str, Node] = {}  # a deleted Node keeps its last state
         self.deleted_nodes: set[str] = set()
         self.service_cidrs: dict[str, tuple[str, ...]] = {}
         self.compiled: dict[ServiceName, Compiled] = {}
@@ -290,8 +290,8 @@ class Planner:
         return None
 
     def _started(self, dirty: dict[ServiceName, None]) -> Iterator[tuple[()]]:
-        """Compile dirty Services in steps. Slow Services get SLOW_STEPS steps together, except in the first
-        compilation; the others are moved from `dirty` to `unfinished`, and take turns."""
+        """Compile dirty Services in steps. All slow Services together get SLOW_STEPS steps, except in the
+        first compilation. The rest moves from `dirty` to `unfinished`, and these Services take turns."""
         left = SLOW_STEPS if self.compiled else sys.maxsize
         # Services that have changed in the meantime are compiled again afterwards.
         self._dirty.update(dict.fromkeys(self.unfinished.keys() & dirty.keys()))

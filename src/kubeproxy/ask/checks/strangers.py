@@ -273,7 +273,7 @@ def _translation(one: ForeignTranslation) -> str:
 
 
 def _ends(ends: Sequence[End]) -> str:
-    """Return a text about the destinations of a translation; lists only the first destinations."""
+    """Return a text about the destinations of a translation, which names only the first of many destinations."""
     shown = [place_text(*end) if any(end[0]) else f"this node, port {end[1]}" for end in ends[:_LISTED]]
     return " or ".join([*shown, *([f"{len(ends) - _LISTED} others"] if len(ends) > _LISTED else [])])
 

@@ -85,7 +85,7 @@ class Census:
         self._clients = 0
 
     def add(self, entry: Tracked, *, silent: bool) -> None:
-        """Count an entry of the table. `silent`: it had no answer in both readings."""
+        """Count an entry of the table. `silent`: in both readings the entry was unanswered."""
         port = self._ports.of(entry.target)
         if port is None:
             self._add_own(entry, silent=silent)

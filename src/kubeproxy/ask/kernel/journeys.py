@@ -40,9 +40,9 @@ RuleKey = tuple[int, str, str, int]  # identifies a rule: family of its table, t
 
 
 class DecidedFlow(NamedTuple):
-    """The answer of `why` for a flow: `unrouted` returns why the kernel does not route its packets, '' if it does;
-    `unserved` is the reason why the proxy does not translate them, '' if it does. `untranslated` returns why the
-    kernel lacks the rules that would translate them, '' if unknown.
+    """The answer of `why` for a flow. `unrouted` returns the reason why the kernel does not route the flow's packets,
+    '' if it routes them. `unserved` is the reason why the proxy does not translate them, '' if it translates them.
+    `untranslated` returns the reason why the kernel lacks the rules that would translate them, '' if unknown.
     """
 
     unrouted: Callable[[], str] = str

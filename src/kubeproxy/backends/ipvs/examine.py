@@ -1,6 +1,7 @@
 """The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a separate process.
 
-A Service's address takes precedence over a NodePort; this is considered only when all Services are compared.
+A Service's address takes precedence over a NodePort. The comparison takes such conflicts into account only when it
+compares all Services.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))
 """The next smaller class of each class except the first."""
 
 _MISSED: Final = 0.005
-"""Maximum share of picks that miss in every try and then use the class below; this is the largest error of an
-endpoint's share."""
+"""Maximum share of picks that find an unused slot in every try and then use the class below. This is the largest error
+of an endpoint's share."""
 
 _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 

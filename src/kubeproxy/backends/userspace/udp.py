@@ -63,8 +63,8 @@ def prepare(sock: socket.socket, family: Family) -> None:
 
 
 def answering(control: Control) -> Control:
-    """Return the control message for an answer, given a datagram's: its source is the datagram's destination
-    address."""
+    """Return the control message for the answer to a datagram, from the datagram's control message: the answer's
+    source is the datagram's destination address."""
     for level, kind, info in control:
         if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
             return [(level, kind, bytes(4) + info[8:12] + bytes(4))]  # struct in_pktinfo: index, spec_dst, addr

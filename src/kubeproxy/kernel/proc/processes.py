@@ -313,7 +313,7 @@ class Orphans:
             self.reap()
 
     def reap(self) -> int:
-        """Reap the zombies that the previous check found, too; return their number."""
+        """Reap the zombies that this check and the previous check both found; return their number."""
         ended = frozenset(_strangers()) if _any_ended() else frozenset()
         gone = ended & self._seen
         self._seen = ended - gone

@@ -32,8 +32,8 @@ _LOOK: Final = 0.5
 _GLANCE: Final = 1.0
 """Seconds between two attempts to take the lock in iptables before 1.8.8."""
 _BUSY: Final = 4.0
-"""Seconds for which this process may hold the lock nearly without a pause while others wait: with -w 5 they fail after
-5 s."""
+"""Seconds for which this process may hold the lock nearly without a pause while other programs wait. Programs that wait
+with the option -w 5 fail after 5 s."""
 _VARIABLE: Final = "XTABLES_LOCKFILE"
 
 
