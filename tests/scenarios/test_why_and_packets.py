@@ -522,6 +522,20 @@ async def test_one_direction_in_a_zone_of_connection_tracking_is_reported(live: 
         await fails(live, "pod", front, False)
 
 
+async def test_a_zone_of_the_uplinks_packets_is_reported_for_endpoints_on_this_node(live: Live) -> None:
+    live.service("uplink", "a1 b1", type="NodePort")
+    front, near, outside = live.front("uplink", "nodeport"), live.ips["a1"]["IPv4"], live.ips["outside"]["IPv4"]
+    await live.expect(front, {"outside": "a1 b1 masqueraded"}, "tcp")
+    async with changed(live, table("ip", "prerouting -300", "iifname eth0 ct zone set 7")):
+        status, text = await live.ask("why", outside, f"{front.address}:{front.port}")
+        said = f"x  table ip other, chain c: puts what goes to {near}:3000 into a zone of connection tracking"
+        assert (status, said in text, "but 50.0% of the connections do not get through" in text) == (1, True, True), (
+            text
+        )
+        answers = await live.cluster.probes("outside", "tcp", *front, 12, 0.4)
+        assert {"timeout"} < {str(one) if str(one) in FAILED else "" for one in answers}, answers
+
+
 async def test_an_endpoint_that_packets_do_not_reach_by_the_routes_of_this_node(live: Live) -> None:
     live.service("strayed", "b1")
     live.service("ghost")

@@ -32,7 +32,7 @@ from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, listening
 from kubeproxy.kernel.route import local_addresses
-from kubeproxy.meaning.firewall import ZONES, Drop, Filter, Firewall, ForeignTranslation, PassingPacket
+from kubeproxy.meaning.firewall import Drop, Filter, Firewall, ForeignTranslation, PassingPacket
 from kubeproxy.meaning.found import firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, place_text, unpack
@@ -356,8 +356,7 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
     # connection.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
-    if len({one.packet.purpose for one in drops if one.verdict == ZONES}) > 1:  # perhaps the same zone
-        drops = [one for one in drops if one.verdict != ZONES]
+    drops = strangers.zones_of_one_direction(drops, node.end_of, node.passing)
     yield from strangers.dropping(drops, node.harm_of, nodes.filtering_bridges(node))
     if any(one.untracks for one in drops):
         yield from strangers.untracking(drops, node.harm_of, is_answered=_is_answered(node))

@@ -16,7 +16,7 @@ from kubeproxy.control.client import Client
 from kubeproxy.kernel.chains import Chain, RuleChain
 from kubeproxy.kernel.nftables.tables import INGRESS
 from kubeproxy.kernel.proc.processes import ProxyProcess
-from kubeproxy.meaning.firewall import ZONES, Drop, Filter, ForeignTranslation
+from kubeproxy.meaning.firewall import ZONES, Drop, Filter, ForeignTranslation, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
 
@@ -212,6 +212,22 @@ def untracking(
             harm=harm([each.packet for each in several]) if severity is Severity.BROKEN else NOTHING,
             table=one.where,
         )
+
+
+def zones_of_one_direction(
+    drops: list[Drop], end_of: Callable[[PassingPacket], End | None], passing: Iterable[PassingPacket]
+) -> list[Drop]:
+    """Return the drops without the conntrack zones that both directions get, which may be the same zone. Where the
+    answers of some endpoints get no zone, requests are lost for these endpoints only."""
+    zoned = [one for one in drops if one.verdict == ZONES]
+    answered = {end_of(one.packet) for one in zoned if one.packet.purpose is CompiledFor.ANSWER}
+    requests = [one for one in zoned if one.packet.purpose is CompiledFor.REQUEST]
+    if not (answered and requests):
+        return drops
+    kept = [one for one in drops if one.verdict != ZONES]
+    lost = {end_of(one) for one in passing if one.purpose is CompiledFor.ANSWER} - answered - {None}
+    ends = (requests[0].packet._replace(destination=end[0], port=end[1]) for end in lost if end is not None)
+    return [*kept, *(requests[0]._replace(packet=one) for one in ends)]
 
 
 def _apart(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagnosis:
