@@ -345,6 +345,15 @@ class Asked:
         return facts
 
 
+def test_the_fix_names_the_command_that_lists_rules_which_the_kernel_does_not_trace():
+    legacy = [Drop("iptables-legacy -t filter", "FORWARD", one) for one in PACKETS]
+    fixes = {one.fix for one in strangers.dropping(legacy)}
+    listed = "`iptables-legacy -t filter -S FORWARD` lists its rules"
+    assert fixes == {f"let iptables-legacy -t filter FORWARD accept it; {listed}"}
+    closed = Filter("iptables-legacy -t filter", "ip", "FORWARD", "forward", True, False, 0)
+    assert next(strangers.firewalls([closed], FlowsEnd.ENDPOINTS, False)).fix.endswith(listed)
+
+
 def test_an_answer_from_old_objects_has_their_age(monkeypatch):
     monkeypatch.setattr(chains, "chains", list)
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])

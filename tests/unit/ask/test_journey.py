@@ -32,6 +32,7 @@ RULES = KnownRules(
     {
         (INET, "firewall", "forward", 4): "tcp dport 8080 drop",
         (INET, "firewall", "raw", 7): "ip daddr 10.96.0.0/16 notrack",
+        (INET, "firewall", "raw", 10): "[ ct key 17, sreg 1 ]",
         (INET, "firewall", "pre", 9): "dnat to 10.244.0.99:3000",
         (INET, "firewall", "post", 8): "snat to 192.0.2.9",
         (IP, "left", "sep", 4): "meta l4proto tcp dnat to 10.244.0.99:3000",
@@ -147,6 +148,16 @@ def test_a_rule_that_gives_requests_another_source_is_named():
     for client in (CLIENT[0], "192.0.2.1"):
         made = told(marked(1), rewritten, served=[(*silent[:-1], client)], rules=rules)[1]
         assert "gives it the source" not in made.text
+
+
+def test_a_rule_that_puts_requests_into_a_zone_of_connection_tracking_is_named():
+    zoned = [Step(1, INET, "firewall", "raw", 10, "rule", 1, "", headers(CLIENT, VIP))]
+    named = (
+        '; rule "[ ct key 17, sreg 1 ]" of table inet firewall, chain raw, which is not ours, puts it into a zone of '
+    )
+    for answered in ([], [("10.244.0.2:8080", True)]):
+        made = told(marked(1), zoned, OUT, served=[*answered, ("10.244.0.1:8080", False)])[1]
+        assert (made.passed, named in made.text, "kube-proxy why" in made.text) == (False, True, False)
 
 
 def test_a_full_connection_table_is_the_cause_of_a_request_without_an_entry():

@@ -13,7 +13,7 @@ from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, E
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.control.client import Client
-from kubeproxy.kernel.chains import Chain, RuleChain
+from kubeproxy.kernel.chains import LEGACY, Chain, RuleChain
 from kubeproxy.kernel.nftables.tables import INGRESS
 from kubeproxy.kernel.proc.processes import ProxyProcess
 from kubeproxy.meaning.firewall import ZONES, Drop, Filter, ForeignTranslation, PassingPacket
@@ -169,10 +169,17 @@ def dropping(
             what=f"{one.where}, chain {one.chain}: {'may drop' if one.unordered else verdict} {packets} at the "
             f"hook {one.packet.hook}",
             why=_UNORDERED if one.unordered else why,
-            fix=f"let {one.where} {one.chain} accept it; `kube-proxy trace` shows the rule, if it is one",
+            fix=f"let {one.where} {one.chain} accept it; "
+            + _listing(one.where, one.chain, "`kube-proxy trace` shows the rule, if it is one"),
             harm=NOTHING if one.unordered else found,
             table=one.where,
         )
+
+
+def _listing(where: str, chain: str, traced: str) -> str:
+    """Return the command that lists the rules of a chain of legacy iptables, because the kernel does not trace them;
+    `traced` for another chain."""
+    return f"`{where} -S {chain}` lists its rules" if where.partition(" ")[0] in LEGACY.values() else traced
 
 
 HarmOfPackets = Callable[..., Harm]  # function that returns the harm of lost packets (see CheckedNode.harm_of)
@@ -341,7 +348,7 @@ def firewalls(
                 if one.marked
                 else "none of its rules accepts new ones: packets to endpoints are dropped, clients see a timeout",
                 fix=f"let it accept {what}: {rules} in {one.where} {one.chain}, or for iptables {options}; "
-                "`kube-proxy trace` shows a packet's way",
+                + _listing(one.where, one.chain, "`kube-proxy trace` shows a packet's way"),
                 harm=harm(one),
                 table=one.where,
             )

@@ -21,6 +21,7 @@ LEFT = "left by another kube-proxy: "
 UNTRACKS = re.compile(r"\bnotrack\b")
 REWRITES = re.compile(r"\b(snat|masquerade|netmap)\b", re.IGNORECASE)  # changes the source
 TRANSLATES = re.compile(r"\b(dnat|redirect)\b", re.IGNORECASE)  # changes the destination
+ZONES = re.compile(r"\bct key 17\b.*\bsreg\b")  # assigns a zone of connection tracking (NFT_CT_ZONE)
 CHOSEN = re.compile(r"\bdnat to ([^\s\"]+)")  # matches the destination in the text of a rule
 _RST = 0x04
 _ICMP = (1, 58)  # of IPv4 and of IPv6

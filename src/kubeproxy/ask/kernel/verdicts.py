@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.ask.kernel.journeys import CHOSEN, LEFT, REWRITES, TRANSLATES, UNTRACKS, Journey, KnownRules
+from kubeproxy.ask.kernel.journeys import CHOSEN, LEFT, REWRITES, TRANSLATES, UNTRACKS, ZONES, Journey, KnownRules
 from kubeproxy.kernel.nftables.tables import HOOKS
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING
 from kubeproxy.model.addresses import PROTOCOLS, place_of_text
@@ -116,7 +116,7 @@ def _foreign(request: Journey, pattern: re.Pattern[str]) -> str:
 
 def _cause(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> str:
     """Return why connections may have got no answer: the rule of another program that gave requests a source address
-    that this node does not have; or else the command that shows other causes.
+    that this node does not have, or a zone of connection tracking; or else the command that shows other causes.
     """
     sources = {one.source: one.client for one in served if not one.answered and one.client}
     for request in found:
@@ -124,9 +124,11 @@ def _cause(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: Kno
         rule = _foreign(request, REWRITES) if client and client != place_of_text(request.source)[0] else ""
         if rule and client not in ruleset.addresses():
             return f"; {rule} gives it the source {client}, {NO_ADDRESS_HERE}"
-    return f" ({_SHOWS})"
+    zoned = next(filter(None, (_foreign(one, ZONES) for one in found if one.direction == "request")), "")
+    return f"; {zoned} puts it into {ANOTHER_ZONE}" if zoned else f" ({_SHOWS})"
 
 
+ANOTHER_ZONE = "a zone of connection tracking: answers without the same zone do not count as answers of this connection"
 NO_ADDRESS_HERE = "which is no address of this node: answers go elsewhere"
 
 
