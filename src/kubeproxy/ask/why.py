@@ -276,8 +276,8 @@ def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
 
 
 def to_other_node(explained: Explained) -> Explained | None:
-    """Return the connection of a client here to another node's address as one that no rule of this node translates;
-    None for another connection."""
+    """Return the answer that no rule of this node translates the connection, for a connection from a client on this
+    node to an address of another node; None for any other connection."""
     why, there = explained.why, explained.why.elsewhere
     if there is None or there.end != "destination" or not explained.is_own:
         return None

@@ -155,7 +155,8 @@ class IpvsMode(ModeConfig, frozen=True, kw_only=True):
 
 
 class UserspaceMode(ModeConfig, frozen=True, kw_only=True):
-    """userspace mode, which has no block. It alone reads two fields, which the Go kube-proxy does not check."""
+    """userspace mode, which has no block. Only this mode reads portRange and udpIdleTimeout; the Go kube-proxy does not
+    check them."""
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
         """Yield a mistake for an invalid portRange, and for a udpIdleTimeout that is not positive."""

@@ -53,8 +53,9 @@ class Claims:
     """The owners of one family's frontends, by Frontend.key. `written` are the keys claimed with the right WRITTEN.
     Claiming a contested key takes logarithmic time in the number of its claimants.
 
-    A range of ports competes with the ranges and ports of other Services that overlap it: it is served if no smaller
-    claimant has one of these. `place` is a frontend's address and protocol, its key without the port."""
+    A range of ports competes with the ranges and ports of other Services that overlap it. It takes effect if no
+    smaller claimant has an overlapping range or port. `place` is a frontend's address and protocol, its key without the
+    port."""
 
     def __init__(self) -> None:
         self.written: dict[ServiceName, tuple[bytes, ...]] = {}

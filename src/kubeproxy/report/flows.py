@@ -395,7 +395,7 @@ class FlowCleaner:
         deleted = self._conntrack.forget(number, exactly, len(wanted)) if exactly is not None else None
         if deleted is not None:
             return deleted
-        # Ports precede ranges, and frontends that serve precede former frontends.
+        # Single ports take precedence over ranges, and present frontends over former frontends.
         first = sorted((key for key in wanted if key.address), key=lambda key: (bool(wanted[key].serving), -key.last))
         services = _Now(wanted, {target_of(key.address, UDP, port): key for key in first for port in key.ports})
         nodeports = _Now(wanted, {PORT_BYTES[key.port]: key for key in wanted if not key.address})

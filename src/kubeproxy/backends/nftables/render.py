@@ -422,8 +422,8 @@ def own_frontend(numbers: Mapping[bytes, bytes], frontend: bytes) -> Iterator[by
 
 
 def pools(item: Placed) -> dict[Policy, Pool]:
-    """Return the pools that the frontends of a plan use by their numbers, in slot order: without session affinity, only
-    those of its ranges of ports."""
+    """Return the pools that the frontends of a plan identify by a number, in slot order. Without session affinity, only
+    ranges of ports use such pools."""
     found = {}
     for frontend in item.plan.all_frontends if item.plan.affinity else item.plan.port_ranges:
         way = way_of(frontend.kind, item.plan.traffic(frontend))

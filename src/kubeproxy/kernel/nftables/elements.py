@@ -286,8 +286,8 @@ def _lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, in
 def one_pass(family: int, table: str, name: str, link: Netlink) -> Entries:
     """Return the key and data of each element that one dump of a set contains. Raises NetlinkError.
 
-    If another program changes the set during the dump, elements are missing, because the kernel continues by position:
-    it counts from the first element.
+    If another program changes the set during the dump, elements are missing, because the kernel continues the dump at
+    a position that it counts from the first element.
     """
     found: Entries = {}
     buffers = link.dump_once(GET_ELEMENT, netfilter_header(family) + names(table, name), f"elements of {name}")
