@@ -123,6 +123,12 @@ async def test_a_firewall_of_the_clients_node_before_the_node_port_of_another_no
     assert "node-a drops it: the request was dropped by rule" in traced[1], traced[1]
 
 
+async def test_a_port_of_another_node_is_checked_there(nodes: ThreeNodes) -> None:
+    for client in ("pod/a1", "node/node-a"):
+        text = await nodes.until(0, "is this proxy's own port", "why", client, "node/node-b:10256")
+        assert "asked on node-b" in text
+
+
 async def test_a_chain_of_a_device(nodes: ThreeNodes) -> None:
     nodes.live.service("device", "b1")
     chain = "add table netdev cloud; add chain netdev cloud guard { type filter hook ingress device eth0 priority 0; }"

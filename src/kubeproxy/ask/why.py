@@ -161,7 +161,7 @@ class Explained(Struct, frozen=True):
     world: Globals
     packet: Packet  # that of the question
     stranger: bytes | None = None  # the client's address if another Node may have it; that Node's rules then apply
-    hosted: bytes | None = None  # the destination if another Node may have it, as the address of a NodePort
+    hosted: bytes | None = None  # the destination if another Node may have it
     policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
     keeps_outside: bool = False  # see model.answer.Answer; False if the client is certainly a pod of this node
     is_own: bool = False  # whether the client is this node, or certainly a pod of it
@@ -192,17 +192,14 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     unknown = stranger(snapshot, packet) if there is None and asked else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
-    hosted = packet.destination if made.outcome is Outcome.NOT_OURS and made.steps[-1].field in _OF_NODES else None
+    is_foreign = made.outcome is Outcome.NOT_OURS and packet.destination not in snapshot.addresses
+    hosted = packet.destination if is_foreign else None
     world, own = snapshot.planner.world, snapshot.planner.nodes.get(snapshot.planner.world.node_name)
     keeps = made.keeps_outside or (packet.source is not None and counted_host(world, own, packet.source))
     is_own = is_own_pod(snapshot, packet.source)
     kept = bool(keeps) and not is_own
     node = client.node or "another node" if client is not None else ""
     return Explained(why, made.plan, world, packet, unknown, hosted, made.policy, kept, is_own, node)
-
-
-_OF_NODES = ("spec.ports[].nodePort", "spec.healthCheckNodePort")
-"""Fields of ports that answer on addresses of Nodes."""
 
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
