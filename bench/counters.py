@@ -1,8 +1,8 @@
 """counters: the cost of counting the connections of each endpoint; measures tables with and without counters in one
 run.
 
-Measures full sync and changes through planner and backend, the kernel's memory, a pass over all counters (every 30 s,
-in turns of 5 ms), and its effect on a client.
+Measures full sync and changes through planner and backend, the kernel's memory, one reading of all counters (every
+30 s, in turns of 5 ms), and the effect of this reading on a client.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ class Explanation(Struct, frozen=True):
         return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
 
     def _cause(self, *effects: Effect) -> str:
-        """Return the worst error with one of these effects; '' if it only reports that answers take another path."""
+        """Return the text of the worst error with one of these effects; '' if the error only means that answers bypass
+        this node."""
         found = [one for one in self.findings if one.is_wrong and one.harm.effect in effects]
         worst = min(found, key=lambda one: one.harm.effect is Effect.MISLEADS, default=None)
         return worst.what if worst is not None and worst.about != "masquerade" else ""

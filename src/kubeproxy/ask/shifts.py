@@ -193,8 +193,8 @@ def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Sh
 def _met(
     side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index, client: ClientKind, away: Collection[bytes]
 ) -> _Met | None:
-    """Return the outcome for a client. If only its connections to itself are compared, return the outcome of these
-    connections, None without such connections. `away` are endpoints on other nodes.
+    """Return the outcome for a client. If only the client's connections to itself are compared, return the outcome of
+    these connections, None without such connections. `away` are endpoints on other nodes.
     """
     made, to_itself = answer(side.planner, packet, here, side.habits, index), client.is_endpoint
     own = [choice for choice in made.choices if choice.destination[:-2] == packet.source]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # commands that query a running proxy do not load this module
 
 
 class Planned:
-    """Replaces engine and health without a running proxy: no change is queued, and every plan is committed."""
+    """Takes the place of engine and health if no proxy runs: no change is queued, and every plan is committed."""
 
     awaits = ""
     queued: Mapping[ServiceName, Change] = {}

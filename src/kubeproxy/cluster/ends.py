@@ -152,8 +152,8 @@ def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
 
 
 def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
-    """Make the result of the endpoint's node an error if its probe failed, and so did the probe of a node that is the
-    client itself."""
+    """Report the failed probe of the endpoint's node as an error if the client is a node, and the probe of the client
+    failed too."""
     failed = {one.address for one in near.probes if one.problem}
     unsure = [one for one in far.judged.findings if _is_doubt(one)] if far.judged is not None else []
     if far.judged is None or near.why.source != THIS_NODE or far.end.address not in failed or not unsure:

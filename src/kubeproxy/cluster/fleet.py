@@ -146,8 +146,8 @@ class Fleet:
 def ask(
     kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: Sequence[str], at_once: int
 ) -> list[tuple[Reply, NodeAnswer | None]]:
-    """Send the question to these nodes, `at_once` at the same time; on a terminal, print the progress. Return the
-    replies with their answers (None without one) in the order of `places`.
+    """Send the question to these nodes, to `at_once` nodes at the same time; on a terminal, print the progress. Return
+    the replies with their answers (None without one) in the order of `places`.
 
     `options` are further options of the command. Raises QuestionError.
     """

@@ -36,7 +36,7 @@ def served_kinds(annotations: Annotations, world: Globals, problems: list[Proble
 
 
 def denies(annotations: Annotations | None, world: Globals, problems: list[Problem]) -> bool:
-    """Return whether a Service's source ranges are the clients to refuse, not the only clients to let in."""
+    """Return whether a Service's source ranges list the clients to refuse, instead of the clients to admit."""
     text = annotations.cilium_source_policy if annotations is not None else None
     return text is not None and bool(_read(text, CILIUM_POLICY, _DENIES, world, problems))
 

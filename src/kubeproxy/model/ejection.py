@@ -37,8 +37,8 @@ _PROTOCOLS: Final = frozenset({IPPROTO_TCP, IPPROTO_UDP})
 class Failure(NamedTuple):
     """A failing endpoint: the reason, the pause between attempts to connect, and times.
 
-    `since` is the time of the first failed attempt in seconds since the epoch, `began` the same and `due` the time of
-    the next attempt in seconds of a monotonic clock.
+    `since` and `began` are the time of the first failed attempt: `since` in seconds since the epoch, `began` in seconds
+    of a monotonic clock. `due` is the time of the next attempt, in seconds of the same monotonic clock.
     """
 
     since: float

@@ -96,7 +96,7 @@ class ServerConnection(asyncio.Protocol):
         self._stream: asyncio.Task[None] | None = None
 
     def abort(self) -> None:
-        """Drop the connection with its unsent data; before `connection_made`, drop it when that is called."""
+        """Drop the connection and its unsent data; before `connection_made`, this takes effect in `connection_made`."""
         self._given_up = True
         if self._transport is not None:
             self._transport.abort()
