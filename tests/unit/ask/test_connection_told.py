@@ -388,6 +388,14 @@ def test_a_next_hop_that_is_silent_is_named(text, is_itself, marks, monkeypatch)
     assert told.answer == {"": "yes", "x": "no", "?": "unknown"}["".join(marks)]
 
 
+def test_a_client_that_is_a_silent_next_hop_is_named(monkeypatch):
+    monkeypatch.setattr(routes, "silent_neighbour", lambda _: ("nothing answers ARP for 10.0.0.1 (FAILED)", True))
+    packet, way = Packet(b"\n\0\0\1", FRONT, 6, 80), RoutedPacket(FRONT, b"\n\0\0\1")
+    node = CheckedNode(None, 0, MODE, KubeProxyConfiguration(), packet=packet, routed=[way])
+    (found,) = routes.unanswered(node)
+    assert (found.severity.mark, "nothing answers ARP for 10.0.0.1" in found.what) == ("?", True)
+
+
 @pytest.mark.parametrize(("wrong", "blocked", "count"), [(True, True, 1), (True, False, 0), (False, True, 0)])
 def test_a_proxy_with_another_nodes_name_explains_policy_local(wrong, blocked, count, monkeypatch):
     named = Diagnosis(Severity.BROKEN, "node", "Node worker-9 is another machine", "", "set hostnameOverride")

@@ -88,7 +88,8 @@ def unanswered(node: CheckedNode) -> Iterator[Diagnosis]:
         text, is_itself = "", False
         with suppress(NetlinkError):  # the packet has no route, which `refused` reports
             text, is_itself = silent_neighbour(packet.destination)
-        if text and not is_itself:
+        is_client = node.packet is not None and packet.destination == node.packet.source
+        if text and (is_client or not is_itself):  # probes report silent endpoints
             end = unpack(packet.destination)
             yield Diagnosis(
                 severity=Severity.BROKEN if "INCOMPLETE" in text else Severity.UNKNOWN,
