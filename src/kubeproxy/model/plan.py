@@ -244,7 +244,8 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return structs.replace(self, frontends=kept, port_ranges=ranges, source_ranges=sources)
 
     def at_port(self, frontend: Frontend, port: bytes) -> ServicePlan:
-        """Return the plan for one port of a frontend: in a range of ports, endpoints have the same port."""
+        """Return the plan for one port of a frontend. For a range of ports, the endpoints of this plan have
+        this port too."""
         if not isinstance(frontend, PortRange):
             return self
         pools = (tuple([one[:-2] + port for one in pool]) for pool in (self.cluster, self.local, self.serving))
