@@ -164,8 +164,8 @@ def _cluster_ips(plans: tuple[ServicePlan, ...], family: Family | None) -> Itera
 
 
 class Elsewhere(Struct, frozen=True, rename="camel"):
-    """Another node handles the connection: its name ('' if unknown), the reason, the field that is the cause, and
-    the end of the connection that is on that node.
+    """The other node that handles a connection: the node's name ('' if unknown), the reason, the field of the object
+    that is the cause, and whether the client or the destination is on that node.
     """
 
     node: str

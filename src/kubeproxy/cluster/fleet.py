@@ -171,7 +171,7 @@ def ask(
 def _reply(
     kubectl: Kubectl, place: ProxyPlace, fleet: Fleet, options: Sequence[str]
 ) -> tuple[Reply, NodeAnswer | None, Sequence[Fact]]:
-    """Return a node's reply, its answer (None without one), and the facts in the answer."""
+    """Return the reply of a node, the answer in this reply (None if it has none), and the facts in the answer."""
     where = place.container
     if where is None:
         return Reply(node=place.node, problem=place.problem), None, ()

@@ -1,4 +1,5 @@
-"""Prints traced packets as text, for `kube-proxy trace` and for the plugin for kubectl, which has no HTTP library."""
+"""Prints traced packets as text, for `kube-proxy trace` and for the plugin for kubectl. The plugin has no HTTP library,
+so this module does not import one."""
 
 from __future__ import annotations
 

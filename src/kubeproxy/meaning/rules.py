@@ -239,8 +239,8 @@ class ChainRules:
 
 
 LOOPBACK: Final[dict[int, Addresses]] = {32: ((127 << 24, (128 << 24) - 1),), 128: ((1, 1),)}
-"""Destinations (by the number of bits of an address) to which the kernel accepts packets only from its loopback
-interface.
+"""Destinations to which the kernel accepts packets only from the loopback interface. The keys are the lengths of an
+address in bits: 32 for IPv4, 128 for IPv6.
 """
 
 

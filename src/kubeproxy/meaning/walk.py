@@ -369,7 +369,7 @@ class Walk:
 
     @staticmethod
     def _groups(table: Keyed, candidates: list[tuple[int, MapEntry]]) -> Mapping[Any, list[tuple[int, MapEntry]]]:
-        """Group entries by their keys without the random number."""
+        """Group the entries whose keys are equal except for the random number."""
         if table.random is None:
             return dict(enumerate([pair] for pair in candidates))
         at = table.random

@@ -323,8 +323,8 @@ def refusal(access: PageAccess, request: Request, content: Content) -> str | Non
     name = host_name(request.host)
     if not _is_known(name, request.local, access):
         return (
-            f"this page is not asked for by the name {name!r} (against DNS rebinding): use localhost, or add the name "
-            "to --page-hosts"
+            f"the page does not answer to the host name {name!r} (against DNS rebinding): use localhost, or add the "
+            "name to --page-hosts"
         )
     if content is Content.STATE:
         if request.origin and request.origin.lower().partition("://")[2] != request.host.lower():

@@ -53,7 +53,7 @@ _SHOWN = 10
 
 
 def look(asked: Source, facts: Facts, explained: Explained) -> tuple[Diagnosis, ...]:
-    """Compare the kernel with the plan of an answer that has a plan. Raises KubeProxyError."""
+    """Compare the kernel's rules with the plan of an answer. The answer must have a plan. Raises KubeProxyError."""
     assert explained.plan is not None  # noqa: S101 - the caller checked
     key = explained.plan.key
     try:

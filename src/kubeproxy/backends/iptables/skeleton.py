@@ -204,7 +204,8 @@ _AT_ONCE: Final = 64
 
 
 def _lower_halves(bits: int, lane: int) -> int:
-    """Return a number of _AT_ONCE hashes, with the `bits` low bits set in every other lane of `lane` bits."""
+    """Return a mask for _AT_ONCE hashes. It consists of lanes of `lane` bits; every other lane has its lowest `bits`
+    bits set."""
     return sum(((1 << bits) - 1) << at for at in range(0, _AT_ONCE * 128, 2 * lane))
 
 

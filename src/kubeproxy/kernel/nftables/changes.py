@@ -54,9 +54,9 @@ class ChainChange(NamedTuple):
 
 
 class Interest(NamedTuple):
-    """Selects the changes to report. With `table`: changes of this table in messages that contain `word`. Without
-    `table`: changes of the chains for which `concerns` returns True: all changes in messages with `word`, and the
-    deletions in other messages."""
+    """Selects the changes to report. If `table` is set, these are the changes to this table in messages that contain
+    `word`. If not, they are changes to the chains for which `concerns` returns True: all changes in messages that
+    contain `word`, and only the deletions in other messages."""
 
     word: bytes
     table: str = ""
