@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -57,6 +57,8 @@ class Harm(NamedTuple):
 
 
 NOTHING, MISLEADS, STOPS = Harm(), Harm(Effect.MISLEADS), Harm(Effect.STOPS)
+AS_CLIENT: Final = "connect from the client to {}: if that fails too, "
+"""The beginning of a fix, with the endpoints."""
 
 
 class Diagnosis(Struct, frozen=True):

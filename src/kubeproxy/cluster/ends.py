@@ -9,8 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kubeproxy.ask.finding import Diagnosis, End, Severity, end_of
-from kubeproxy.ask.kernel.present import AS_CLIENT
+from kubeproxy.ask.finding import AS_CLIENT, Diagnosis, End, Severity, end_of
 from kubeproxy.ask.why import THIS_NODE, Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply

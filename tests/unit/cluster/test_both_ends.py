@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kubeproxy.ask.kernel.present import AS_CLIENT
+from kubeproxy.ask.finding import AS_CLIENT
 from kubeproxy.cluster.ends import MOST
 from kubeproxy.cluster.main import main
 from kubeproxy.commands import NO, UNKNOWN, YES

@@ -26,6 +26,14 @@ Run = Callable[..., tuple[int, str, str]]
 VERSION = "0.1.0+g0123456789ab"
 
 
+def test_the_plugin_needs_no_package_but_msgspec():
+    """kubectl-kubeproxy, one file, contains no other."""
+    lines = "sys.modules |= dict.fromkeys(['httptools', 'yaml'])", "import kubeproxy.cluster.main"
+    subprocess.run(
+        [sys.executable, "-c", "; ".join(("import sys", *lines, "import kubeproxy.cluster.completion"))], check=True
+    )
+
+
 def made(**fields: Any) -> str:
     return json.dumps({"schemaVersion": 1, "version": VERSION, **fields})
 

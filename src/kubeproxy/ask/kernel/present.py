@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Effect, Harm, Severity, end_of
+from kubeproxy.ask.finding import AS_CLIENT, MISLEADS, NOTHING, Diagnosis, Effect, Harm, Severity, end_of
 from kubeproxy.ask.kernel.looks import Seen, examiners
 from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.kernel.verdicts import kept_flow
@@ -356,7 +356,6 @@ _POLICIES: Final = (
     "the NetworkPolicies that select the pod, and at the rules in its network namespace (`nft list ruleset`, "
     "`iptables-save`)"
 )
-AS_CLIENT: Final = "connect from the client to {}: if that fails too, "
 _RUNS: Final = (
     "does it run, and is its interface up? If it is gone, see whether an EndpointSlice still has it (`kubectl get "
     "endpointslices -A -o yaml`, and the log of kube-controller-manager)"
