@@ -139,10 +139,11 @@ async def settled(world: World) -> Scene:
             if wrong:
                 return wrong  # Expensive checks run only when nothing is pending.
             held = {one.name: one for one in running.services()}
-        except KubeProxyError as error:
+            unknown = truth.unknown(world.store, running.objects())
+        except KubeProxyError as error:  # also if the proxy ends meanwhile, after a refusal at its start
             return [str(error)]
         wrong = [f"{'/'.join(n)} is pending ({one.reason})" for n, one in held.items() if one.wanted is not None]
-        wrong += truth.unknown(world.store, running.objects())
+        wrong += unknown
         if wrong:
             return wrong
         found[:] = [Scene(facts, held, truth.planned(world.store, facts.world))]
