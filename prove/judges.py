@@ -107,7 +107,9 @@ async def _quiet(world: World, chance: random.Random, only: Sequence[str] | None
 def look_now(world: World) -> list[str]:
     """Return complaints about conditions that must always hold."""
     proxy = world.live.proxy
-    wrong = [f"steady traffic: {failure}" for failure in world.failures()[:3]]
+    # A fault that ends the proxy, perhaps only at a later call, ends the connections that userspace mode carries.
+    may_fail = world.carries and world.may_end and proxy.returncode is not None
+    wrong = [f"steady traffic: {failure}" for failure in world.failures()[:3] if not may_fail]
     if proxy.returncode is not None and not world.may_end:
         wrong.append(f"the proxy ended with status {proxy.returncode}:\n{proxy.tail()}")
     said = world.live.logged("Traceback|internal error|Task exception|was never awaited|ResourceWarning")
