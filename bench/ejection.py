@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from bench import lasting, objects, path, proxy, unsteady
@@ -20,7 +20,9 @@ from bench.network import Network
 from bench.pods import PORT
 from bench.report import Column, Report, Row, Value, panel_by_kind
 from bench.runs import Run
+from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.engine.ejecting import Ejector
+from kubeproxy.engine.engine import Engine
 from kubeproxy.features import EJECTION
 from kubeproxy.model.events import Event, Replaced, Upserted
 
@@ -51,33 +53,13 @@ def measure(
     return asyncio.run(_measured(kind, fault, rate, seconds, before, flood))
 
 
-async def _measured(kind: str, fault: str, rate: int, seconds: float, before: float, flood: bool) -> dict[str, float]:
-    lasting.allow_files()
-    network, ejected = Network(), list[float]()
-    network.pods.ask("nft", text=_fault(f"ip saddr {unsteady.DROPPED} drop"))
-    settings = EJECTION.on(proxy.SETTINGS, "always" if kind == "with" else "never")
-    engine, backends = proxy.engine_of(settings, proxy.Listener(lambda _: ejected.append(time.monotonic())))
+@contextlib.asynccontextmanager
+async def running(engine: Engine, backends: Sequence[NftablesBackend]) -> AsyncIterator[None]:
+    """Run an engine that ejects failing endpoints; close its backends at the end."""
     readers = [read for each in backends if (read := each.abilities.suspects) is not None]
     work = [asyncio.create_task(each) for each in (engine.run(), Ejector(engine, readers).run())]
     try:
-        network.pods.ask("accept")
-        engine.arrive(_lists())
-        await engine.ready.wait()
-        if flood:
-            await asyncio.to_thread(_flood, network)
-        await asyncio.sleep(3)
-        ejected.clear()
-        cpu = time.process_time()
-        target: dict[str, Any] = {"address": objects.cluster_ip(OTHERS.services), "port": 80}
-        network.client.tell("knock", **target, rate=rate, limit=seconds, patience=PATIENCE)
-        await asyncio.sleep(before)
-        spent = time.process_time() - cpu
-        if fault:
-            network.pods.ask("nft", text=_fault(f"ip daddr {_endpoints()[0]} tcp dport {PORT} {FAULTS[fault]}"))
-        began = time.monotonic()
-        found: dict[str, float] = await asyncio.to_thread(network.client.answer)
-        after = ejected[0] - began if ejected else 0.0
-        return {**found, "after": after, "cpu": 100 * spent / before, "ejected": len(engine.planner.ejections.failures)}
+        yield
     finally:
         for task in work:
             task.cancel()
@@ -85,6 +67,40 @@ async def _measured(kind: str, fault: str, rate: int, seconds: float, before: fl
                 await task
         for backend in backends:
             backend.close()
+
+
+async def _measured(kind: str, fault: str, rate: int, seconds: float, before: float, flood: bool) -> dict[str, float]:
+    lasting.allow_files()
+    network, ejected = Network(), list[float]()
+    network.pods.ask("nft", text=_fault(f"ip saddr {unsteady.DROPPED} drop"))
+    settings = EJECTION.on(proxy.SETTINGS, "always" if kind == "with" else "never")
+    engine, backends = proxy.engine_of(settings, proxy.Listener(lambda _: ejected.append(time.monotonic())))
+    try:
+        async with running(engine, backends):
+            network.pods.ask("accept")
+            engine.arrive(_lists())
+            await engine.ready.wait()
+            if flood:
+                await asyncio.to_thread(_flood, network)
+            await asyncio.sleep(3)
+            ejected.clear()
+            cpu = time.process_time()
+            target: dict[str, Any] = {"address": objects.cluster_ip(OTHERS.services), "port": 80}
+            network.client.tell("knock", **target, rate=rate, limit=seconds, patience=PATIENCE)
+            await asyncio.sleep(before)
+            spent = time.process_time() - cpu
+            if fault:
+                network.pods.ask("nft", text=_fault(f"ip daddr {_endpoints()[0]} tcp dport {PORT} {FAULTS[fault]}"))
+            began = time.monotonic()
+            found: dict[str, float] = await asyncio.to_thread(network.client.answer)
+            after = ejected[0] - began if ejected else 0.0
+            return {
+                **found,
+                "after": after,
+                "cpu": 100 * spent / before,
+                "ejected": len(engine.planner.ejections.failures),
+            }
+    finally:
         network.close()
 
 

@@ -9,7 +9,6 @@ before it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,12 +18,12 @@ from typing import Any, Final
 from bench import objects, proxy, unsteady
 from bench.charts import Chart
 from bench.companion import Companion
+from bench.ejection import running
 from bench.figures import spreads
 from bench.network import CLIENT, Network, configure
 from bench.pods import PORT
 from bench.report import Column, Report, Row, panel_by_kind
 from bench.runs import Run
-from kubeproxy.engine.ejecting import Ejector
 from kubeproxy.features import EJECTION
 from kubeproxy.model.addresses import unpack
 from kubeproxy.model.ejection import Ejections
@@ -102,20 +101,11 @@ async def _proxy(knock: Callable[[], dict[str, float]], ejected: Ejected, counts
     """Run a proxy while a client connects."""
     engine, backends = proxy.engine_of(SETTINGS, proxy.Listener())
     _record(engine.planner.ejections, ejected, counts)
-    readers = [read for each in backends if (read := each.abilities.suspects) is not None]
-    work = [asyncio.create_task(each) for each in (engine.run(), Ejector(engine, readers).run())]
-    try:
+    async with running(engine, backends):
         engine.arrive(_lists())
         await engine.ready.wait()
         found = await asyncio.to_thread(knock)
         counts.update(starts=1, connections=int(found["count"]), failed=int(found["failed"]))
-    finally:
-        for task in work:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        for backend in backends:
-            backend.close()
 
 
 def _record(ejections: Ejections, ejected: Ejected, counts: Counter[str]) -> None:
