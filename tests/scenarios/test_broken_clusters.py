@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -158,20 +160,29 @@ async def test_a_silent_next_hop(nodes: ThreeNodes, at: str) -> None:
     assert f"see `ip route get {pods[:-3]}`" in text
 
 
+@asynccontextmanager
+async def by_default_route(nodes: ThreeNodes, at: str, pods: str, hop: str, gateway: str) -> AsyncIterator[None]:
+    """Delete a node's route to a pod network, and give the node another default gateway."""
+    await nodes.run(at, "ip", "route", "del", pods, "via", hop)
+    await nodes.run(at, "ip", "route", "replace", "default", "via", gateway)
+    try:
+        yield
+    finally:
+        await nodes.run(at, "ip", "route", "replace", "default", "via", "192.168.100.1")
+        await nodes.run(at, "ip", "route", "add", pods, "via", hop)
+
+
 async def test_a_missing_route_to_the_pods_of_another_node(nodes: ThreeNodes) -> None:
     """The default route hides it: the kernel sends the packets to a gateway that does not know the pods."""
     nodes.live.service("unrouted", "b1")
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/unrouted:tcp")
-    route, gateway = ("10.244.1.0/24", "via", ip(nodes, "neighbour")), NODES["node-c"].ip
-    await nodes.run("node-a", "ip", "route", "del", *route)
-    await nodes.run("node-a", "ip", "route", "replace", "default", "via", gateway)
-    await nodes.drop("node-c", "forward", f"ip daddr {ip(nodes, 'b1')}")
-    try:
-        status, text = await nodes.ask("why", "pod/a1", "svc/unrouted:tcp")
-    finally:
-        await nodes.admit("node-c")
-        await nodes.run("node-a", "ip", "route", "replace", "default", "via", "192.168.100.1")
-        await nodes.run("node-a", "ip", "route", "add", *route)
+    gateway = NODES["node-c"].ip
+    async with by_default_route(nodes, "node-a", "10.244.1.0/24", ip(nodes, "neighbour"), gateway):
+        await nodes.drop("node-c", "forward", f"ip daddr {ip(nodes, 'b1')}")
+        try:
+            status, text = await nodes.ask("why", "pod/a1", "svc/unrouted:tcp")
+        finally:
+            await nodes.admit("node-c")
     note = f"packets to {ip(nodes, 'b1')}:3000 on node-b leave by the default route, to {gateway}"
     assert status != 0, text
     assert f"node-b delivers it: see the network between the nodes: {note} (-)" in first(text)
@@ -183,14 +194,9 @@ async def test_a_missing_route_to_the_pods_of_another_node(nodes: ThreeNodes) ->
 async def test_a_missing_route_to_the_pods_of_the_clients_node(nodes: ThreeNodes) -> None:
     nodes.live.service("unreturned", "b1 a1")
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/unreturned:tcp")
-    route, gateway = ("10.244.0.0/24", "via", ip(nodes, "node")), NODES["node-c"].ip
-    await nodes.run("node-b", "ip", "route", "del", *route)
-    await nodes.run("node-b", "ip", "route", "replace", "default", "via", gateway)
-    try:
+    gateway = NODES["node-c"].ip
+    async with by_default_route(nodes, "node-b", "10.244.0.0/24", ip(nodes, "node"), gateway):
         _, text = await nodes.ask("why", "pod/a1", "svc/unreturned:tcp")
-    finally:
-        await nodes.run("node-b", "ip", "route", "replace", "default", "via", "192.168.100.1")
-        await nodes.run("node-b", "ip", "route", "add", *route)
     assert f"  -  packets to {ip(nodes, 'a1')} (default/a1) on node-a leave by the default route" in text
     assert f", to {gateway}: normal where that gateway routes the pods' addresses; else" in text
     _, text = await nodes.ask("why", "pod/a1", "svc/unreturned:tcp")
