@@ -56,10 +56,14 @@ def proxies(proc: Path = PROC) -> list[ProxyProcess]:
 def is_halted(pid: int, proc: Path = PROC) -> bool:
     """Return whether a signal (SIGSTOP) or a debugger has stopped a process, so that it does nothing."""
     try:
-        stat = (proc / str(pid) / "stat").read_text(errors="replace")
+        return _stat(pid, proc)[:1] in (["T"], ["t"])
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[:1] in (["T"], ["t"])
+
+
+def _stat(pid: int, proc: Path = PROC) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name: state, parent, process group, session, ... Raises OSError."""
+    return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _pids(proc: Path) -> list[int]:
@@ -336,6 +340,6 @@ def _strangers() -> Iterator[int]:
     ours = str(os.getpid()), str(os.getsid(0))
     for pid in _pids(PROC):
         with suppress(OSError):
-            words = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            words = _stat(pid)
             if words[0] == "Z" and words[1] == ours[0] and words[3] != ours[1]:
                 yield pid
