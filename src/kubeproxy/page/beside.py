@@ -232,7 +232,7 @@ def ourselves() -> list[str]:
 
 class Companion(Struct):
     """Runs `kube-proxy companion ...` until cancelled, and restarts it when it ends. `on_line` gets each line of its
-    output; `ended` gets a sentence when it ends by itself; After each start, `greet` yields the lines to
+    output; `ended` gets a sentence when it ends by itself. After each start, `greet` yields the lines to
     send to the process first."""
 
     words: Sequence[str]

@@ -92,6 +92,11 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
                 why = _NO_NODE
         fix = _renewal(reach, one.trouble) or _fix(one.trouble) or "look at the API server's health and log"
         yield Diagnosis(severity, "api", what, why, fix, harm)
+    yield from _open(reach, quiet)
+
+
+def _open(reach: Reach, quiet: float) -> Iterator[Diagnosis]:
+    """Report open watches that are silent for more than `quiet` seconds, or whose list may be missing."""
     if silent := [one for one in reach.watched if one.connected and one.stale > quiet]:
         names, age = ", ".join(one.resource for one in silent), max(one.stale for one in silent)
         what = f"no message of the open watches of {names} for {duration(age)}"
@@ -99,7 +104,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
         fix = "if it comes back, look at the load balancer or proxy between this node and the API server"
         yield Diagnosis(Severity.NOTE, "api", what, why, fix)
     for one in reach.watched:
-        if one.connected and one.trouble:  # the list may be missing, and is
+        if one.connected and one.trouble:
             what = f"no list of {one.resource}: {one.trouble.removeprefix(f'{one.resource}: ')}"
             yield Diagnosis(Severity.DEGRADED, "api", what, _NO_CIDRS, _fix(one.trouble), NOTHING)
 
