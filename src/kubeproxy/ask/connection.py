@@ -215,7 +215,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
             kernel = _untranslated(kernel, *checkup.all_translations(way, rules))
         reached = {one.address for one in probes if not (one.failed or one.unanswered)}
-        away = {one.address: one.node for one in why.endpoints if one.node not in {"", explained.world.node_name}}
+        away = _away(why, explained)
         pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
         if explained.client_node and packet.source is not None:  # its packets arrive, and answers have another route
             pods[f"{why.source} on {explained.client_node}"] = packet.source
@@ -369,6 +369,11 @@ def _source_for(destination: bytes) -> bytes | None:
     return None
 
 
+def _away(why: Why, explained: Explained) -> dict[str, str]:
+    """Return the endpoints that are on other nodes, with the node."""
+    return {one.address: one.node for one in why.endpoints if one.node not in {"", explained.world.node_name}}
+
+
 def _probed_for(
     node: CheckedNode, rules: checkup.NodeRules, explained: Explained, why: Why, probes: Sequence[present.Probe]
 ) -> present.ProbedFor:
@@ -391,7 +396,7 @@ def _probed_for(
     # Packets of probes are not translated. The checks of a running proxy cover translated packets.
     untranslated = at_proxy or node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
     routed = node.running and (why.direct or node.mode.flows_end is FlowsEnd.ENDPOINTS)
-    away = {one.address: one.node for one in why.endpoints if one.node not in {"", explained.world.node_name}}
+    away = _away(why, explained)
     interfaces = {}
     if away:
         with suppress(KubeProxyError):

@@ -24,10 +24,6 @@ from kubeproxy.model.world import pod_cidrs, used_pod_networks
 
 _FORWARDING = FORWARDING_OF[Family.IPV4]
 _FROM_LOOPBACK = "net/ipv4/conf/all/route_localnet"
-_KEEPS_CLIENT = (
-    "they are not masqueraded: the endpoint sees the client's address, and the connection passes only if answers to "
-    "the client return through this node"
-)
 _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 
@@ -149,7 +145,7 @@ def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Dia
     for one in (each for firewall in others for each in firewall.sources(requests)):
         is_own, is_masqueraded = one.sources <= {*own, MASQUERADED}, node.end_of(one.packet) in node.masqueraded
         if not one.sources and is_masqueraded:
-            yield _unmasqueraded(one)
+            yield _accepted(one)
         if is_own and (one.packet.source is None or is_masqueraded or not one.sources):
             continue
         known = [unpack(address) if address else "of this node" for address in one.sources if address is not None]
@@ -171,30 +167,37 @@ def unmarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosi
     """Report chains of other programs that clear the mark of packets that the proxy is about to masquerade."""
     marked = [one for one in node.passing if one.purpose is CompiledFor.REQUEST and one.marks[1]]
     for one in (each for firewall in others for each in firewall.marking(marked)):
-        if any(not mark & one.packet.marks[1] for mark in one.marks):
+        bit = one.packet.marks[1]
+        if any(not mark & bit for mark in one.marks):
             end = place_text(one.packet.destination, one.packet.port)
-            yield Diagnosis(
-                severity=Severity.UNKNOWN if one.sure else Severity.NOTE,
-                about="source",
-                what=f"{one.where}, chain {one.chain}: {'clears' if one.sure else 'may clear'} the proxy's mark "
-                f"{one.packet.marks[1]:#x} in packets to {end} at the hook {one.packet.hook}",
-                why=_KEEPS_CLIENT,
-                fix=f"have {one.where} {one.chain} set its own bits only, with a mask, and keep this bit",
-                table=one.where,
+            yield _unmasqueraded(
+                one,
+                f"{'clears' if one.sure else 'may clear'} the proxy's mark {bit:#x} in packets to {end} at the hook "
+                f"{one.packet.hook}",
+                f"have {one.where} {one.chain} set its own bits only, with a mask, and keep this bit",
             )
 
 
-def _unmasqueraded(one: SourceTranslation) -> Diagnosis:
+def _accepted(one: SourceTranslation) -> Diagnosis:
     """Return the finding for a chain that accepts packets before the proxy's chain could masquerade them."""
     end = place_text(one.packet.destination, one.packet.port)
+    return _unmasqueraded(
+        one,
+        f"{'accepts' if one.sure else 'may accept'} packets to {end} before the proxy's chain, which masquerades them",
+        f"leave packets to endpoints out of that rule of {one.where} {one.chain}, or place it after the jump to the "
+        "proxy's chain",
+    )
+
+
+def _unmasqueraded(one: Marking | SourceTranslation, effect: str, fix: str) -> Diagnosis:
+    """Return the finding for a chain of another program that keeps packets from being masqueraded."""
     return Diagnosis(
         severity=Severity.UNKNOWN if one.sure else Severity.NOTE,
         about="source",
-        what=f"{one.where}, chain {one.chain}: {'accepts' if one.sure else 'may accept'} packets to {end} before the "
-        "proxy's chain, which masquerades them",
-        why=_KEEPS_CLIENT,
-        fix=f"leave packets to endpoints out of that rule of {one.where} {one.chain}, or place it after the jump to "
-        "the proxy's chain",
+        what=f"{one.where}, chain {one.chain}: {effect}",
+        why="they are not masqueraded: the endpoint sees the client's address, and the connection passes only if "
+        "answers to the client return through this node",
+        fix=fix,
         table=one.where,
     )
 

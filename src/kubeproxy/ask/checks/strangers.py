@@ -232,9 +232,10 @@ def zones_of_one_direction(
     if not (answered and requests):
         return drops
     kept = [one for one in drops if one.verdict != ZONES]
-    lost = {end_of(one) for one in passing if one.purpose is CompiledFor.ANSWER} - answered - {None}
-    ends = (requests[0].packet._replace(destination=end[0], port=end[1]) for end in lost if end is not None)
-    return [*kept, *(requests[0]._replace(packet=one) for one in ends)]
+    answering = (end_of(one) for one in passing if one.purpose is CompiledFor.ANSWER)
+    lost = {end for end in answering if end is not None and end not in answered}
+    packets = (requests[0].packet._replace(destination=address, port=port) for address, port in lost)
+    return [*kept, *(requests[0]._replace(packet=one) for one in packets)]
 
 
 def _apart(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagnosis:
