@@ -26,6 +26,7 @@ _log = logging.getLogger("kubeproxy.server")
 REQUEST_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 90.0
 LINGER_SECONDS: Final = 2.0
+LINGER_BYTES: Final = 64 * 1024
 REQUEST_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 1024 * 1024
 PIPELINED: Final = 8  # limit of waiting requests per connection
@@ -53,15 +54,17 @@ class _Asked(NamedTuple):
     body: bytes
 
 
-class ServerConnection(asyncio.Protocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """One client's connection. `data_received` calls the parser, which calls the on_... methods.
+
+    One turn of the event loop reads at most REQUEST_BYTES from a connection; a Protocol would read 256 KiB.
 
     `lost` is called when the connection is closed, `lasting` at the start of an answer that continues until the client
     closes the connection. `names` are the Host names, in addition to localhost, that are answered on loopback; `budget`
     limits the time of answers.
     """
 
-    # ruff: noqa: D102 - asyncio.Protocol and httptools document their callbacks
+    # ruff: noqa: D102 - asyncio.BufferedProtocol and httptools document their callbacks
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class ServerConnection(asyncio.Protocol):
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body = b""
+        self._buffer = bytearray()
         self._received = 0
         self._closing = False
         self._writable = asyncio.Event()
@@ -141,9 +145,19 @@ class ServerConnection(asyncio.Protocol):
             self._transport.resume_reading()
         self._wait(IDLE_SECONDS)
 
+    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
+        self._buffer = bytearray(REQUEST_BYTES)
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data, self._buffer = bytes(self._buffer[:nbytes]), bytearray()
+        self.data_received(data)
+
     def data_received(self, data: bytes) -> None:
+        """Parse bytes from the client, and begin to answer complete requests."""
         parser = self._parser
         if self._is_closing() or parser is None:
+            self._discard(len(data))
             return
         if self._received == 0:
             self._wait(REQUEST_SECONDS)
@@ -313,8 +327,16 @@ class ServerConnection(asyncio.Protocol):
         connection."""
         if not self._closing and self._transport is not None:
             self._closing = True
+            self._received = 0
             self._transport.write_eof()
             self._wait(LINGER_SECONDS)
+
+    def _discard(self, size: int) -> None:
+        """Count bytes that arrive on a connection without further answers; drop it after LINGER_BYTES, because each
+        read costs time of the event loop."""
+        self._received += size
+        if self._received > LINGER_BYTES:
+            self.abort()
 
     def _is_closing(self) -> bool:
         return self._closing

@@ -23,8 +23,9 @@ from kubeproxy.server.http import Handler
 _log = logging.getLogger("kubeproxy.server")
 
 RETRY_SECONDS: Final = 5.0  # seconds between attempts to serve healthz and metrics, as in the Go kube-proxy
-_BACKLOG: Final = 128
+_BACKLOG: Final = 1024
 _ACCEPTED: Final = 16  # connections accepted per turn of the event loop, which takes some 2 ms
+_PAUSE: Final = 0.005  # seconds without accepting, after a flooding client's connection was closed: it connects again
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -142,31 +143,41 @@ class HttpServer(Struct):
             asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     def _accept(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         if not self.admission.has_room():
             self.admission.make_room()
+        refused = False
         for _ in range(_ACCEPTED):
             if not self.admission.has_room():
-                return  # the socket remains readable until a connection is dropped
+                break  # the socket remains readable until a connection is dropped
             try:
                 accepted, address = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:  # no more file descriptors or memory: the socket stays readable, so pause
                 _log.warning("Cannot accept a connection to %s: %s", self.name, error)
-                loop.remove_reader(sock)
-                loop.call_later(1, self._listen, sock)
+                self._pause(sock, 1)
                 return
             client = address[0] if isinstance(address, tuple) else "::1"  # all clients of a unix socket count as one
             if self.admission.is_flooding(client):
                 accepted.close()
-                continue
-            accepted.setblocking(False)
-            budget = self.admission.budget
-            connection = ServerConnection(self.handler, self._lost, self.admission.leave, self.names, budget)
-            self._connections.add(connection)
-            self.admission.enter(connection, client)
-            self._spawn(self._adopt(connection, accepted), self._accepting)
+                refused = True
+            else:
+                self._open(accepted, client)
+        if refused:
+            self._pause(sock, _PAUSE)
+
+    def _pause(self, sock: socket.socket, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(sock)
+        loop.call_later(seconds, self._listen, sock)
+
+    def _open(self, accepted: socket.socket, client: str) -> None:
+        accepted.setblocking(False)
+        budget = self.admission.budget
+        connection = ServerConnection(self.handler, self._lost, self.admission.leave, self.names, budget)
+        self._connections.add(connection)
+        self.admission.enter(connection, client)
+        self._spawn(self._adopt(connection, accepted), self._accepting)
 
     async def _adopt(self, connection: ServerConnection, accepted: socket.socket) -> None:
         try:

@@ -18,7 +18,7 @@ import pytest
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.server import connection, server
-from kubeproxy.server.admission import Admission
+from kubeproxy.server.admission import Admission, peer_of
 from kubeproxy.server.connection import ServerConnection
 from kubeproxy.server.http import TEXT, Request, Response, routes
 from kubeproxy.server.server import HttpServer, bind
@@ -203,6 +203,38 @@ async def from_address(source: str, port: int) -> socket.socket:
     return sock
 
 
+def test_connections_of_a_flooding_client_are_closed_with_pauses_and_others_are_answered() -> None:
+    """A client that connects again immediately would otherwise use half of the event loop's time."""
+
+    async def run() -> None:
+        one = HttpServer("one", HANDLER, admission=Admission(lambda: (1000, 2)))
+        one.start(("127.0.0.1", 0))
+        one.admission.budget.spend(peer_of("127.0.0.9"), 10.0, remote=False)
+        loop, closed, end = asyncio.get_running_loop(), 0, asyncio.get_running_loop().time() + 0.5
+        while loop.time() < end:
+            flood = [await from_address("127.0.0.9", one.port) for _ in range(64)]
+            if closed == 0:
+                assert b"hello" in await exchange(one.port, get("/hello"))
+            for sock in flood:
+                assert await loop.sock_recv(sock, 1) == b""
+                sock.close()
+            closed += len(flood)
+        assert closed <= server._ACCEPTED * (0.5 / server._PAUSE + 64)
+        await one.stop()
+
+    asyncio.run(run())
+
+
+def test_a_refused_client_that_keeps_sending_is_dropped() -> None:
+    async def talk(port: int) -> None:
+        loop = asyncio.get_running_loop()
+        with await from_address("127.0.0.9", port) as sock, pytest.raises(ConnectionError):
+            await loop.sock_sendall(sock, get("/hello") * 1_000_000)
+
+    with limits(LINGER_SECONDS=60):
+        serve(talk)
+
+
 def test_more_servers_than_descriptors_allow_are_refused_with_the_remedy() -> None:
     async def run() -> None:
         admission = Admission(lambda: (10, 1))
@@ -269,6 +301,19 @@ def test_one_connection_gets_one_answer_in_a_turn_of_the_event_loop(monkeypatch:
             await protocol.lost.wait()
 
     asyncio.run(run())
+
+
+def test_one_turn_of_the_event_loop_reads_at_most_the_longest_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(ServerConnection, "data_received", lambda _, data: sizes.append(len(data)))
+
+    async def talk(port: int) -> None:
+        with await from_address("127.0.0.1", port) as sock:
+            await asyncio.get_running_loop().sock_sendall(sock, b"x" * 10_000_000)
+
+    serve(talk)
+    assert sum(sizes) > 1_000_000
+    assert max(sizes) <= connection.REQUEST_BYTES
 
 
 def test_http_1_0_may_ask_to_keep_the_connection() -> None:
