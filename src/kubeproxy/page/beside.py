@@ -1,6 +1,6 @@
-"""Runs `kube-proxy companion` in further processes, for work that would block the proxy's event loop: findings of
-`doctor` and new connections for open pages, and answers of `kube-proxy why` to questions on these pages. A companion
-reads lines from standard input and ends when the input ends, so it also ends if the proxy is killed."""
+"""Runs `kube-proxy companion` in further processes for work that would block the proxy's event loop. Companions find
+problems as `doctor` does, count new connections for open pages, and answer the `why` questions of these pages. A
+companion reads lines from standard input and ends with the input, even if the proxy is killed."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from kubeproxy.model.planner import Change, Planner
 Tell = Callable[[str, Any], None]
 """A function that sends an event of a kind to all pages. The event is a value to encode as JSON, or bytes of JSON."""
 
-EACH: Final = 30.0  # the minimum number of seconds between two periodic checks for problems
-LEAST: Final = 5.0  # the minimum number of seconds between the end of a check and the next check on request
+EACH: Final = 30.0  # minimum seconds between two periodic checks
+LEAST: Final = 5.0  # minimum seconds from the end of a check to the next requested check
 SOON: Final = 2.0  # seconds from a change of a family's state to the next check
-SHARE: Final = 0.002  # the maximum share of a CPU for periodic checks, so expensive checks run less often
+SHARE: Final = 0.002  # the maximum share of a CPU for periodic checks
 _STEP: Final = 200
-_MOST_OBJECTS: Final = 100  # the maximum number of unusable fields of objects in an event
+_MOST_OBJECTS: Final = 100  # problems of objects in an event
 
 
 class Flows:
-    """Sends counts of new connections. A companion, which gets the frontends of Services, counts them in conntrack."""
+    """Sends counts of new connections to the pages. A companion gets the frontends of Services, and counts new
+    connections in conntrack."""
 
     def __init__(self, mode: str, planner: Planner, tell: Tell) -> None:
         self._mode = mode
@@ -49,7 +50,7 @@ class Flows:
         await self._companion.run()
 
     def settled(self, changes: Iterable[Change]) -> None:
-        """Pass changed frontends on to the companion."""
+        """Send changed frontends to the companion."""
         for change in changes:
             before, after = change.before.plans, change.after.plans
             if [plan.all_frontends for plan in before] != [plan.all_frontends for plan in after]:
@@ -85,9 +86,8 @@ def _line(name: ServiceName, ports: Mapping[str, Keys]) -> bytes:
 
 
 class Problems:
-    """Sends problems to the page: the findings of `kube-proxy doctor`, which a companion process collects, and the
-    fields of objects that the proxy cannot use.
-    """
+    """Sends problems to the pages: the findings of `kube-proxy doctor`, which a companion collects, and the fields of
+    objects that the proxy cannot use."""
 
     def __init__(self, planner: Planner, socket: str, tell: Tell) -> None:
         self._planner = planner
@@ -96,7 +96,7 @@ class Problems:
         self._asked = asyncio.Event()
         self._after = 0.0
         self._looked: float | None = None
-        self._ended_at = -LEAST  # the end of the last check, in the event loop's time
+        self._ended_at = -LEAST  # in the event loop's time
         self._answered = asyncio.Event()
         self._findings: list[Mapping[str, str]] = []
         self._seconds = 0.0
@@ -104,7 +104,7 @@ class Problems:
         self._companion = Companion(["problems", "--control-socket", socket], self._received, self._ended, self._greet)
 
     async def run(self) -> None:
-        """Check now, and then periodically, until cancelled."""
+        """Check immediately and then periodically, until cancelled."""
         if not self._socket:
             text = "--control-socket is empty, so this proxy has no control socket, and not everything could be checked"
             self._findings = [_unknown(text, "remove the flag --control-socket, or give it a path")]
@@ -120,7 +120,7 @@ class Problems:
         self._asked.set()
 
     def look_again(self) -> float:
-        """Start a check as soon as LEAST permits; return the seconds until then."""
+        """Start a check as soon as LEAST permits; return the seconds until the start."""
         if self._looking:
             return 0.0
         self._after = max(0.0, self._ended_at + LEAST - asyncio.get_running_loop().time())
@@ -149,7 +149,7 @@ class Problems:
 
     @property
     def _each(self) -> float:
-        """The seconds between periodic checks. The more CPU time a check takes, the longer is this pause."""
+        """Return the seconds between periodic checks, which increase with the CPU time of a check."""
         return max(EACH, self._seconds / SHARE)
 
     async def _greet(self) -> AsyncGenerator[bytes, None]:
@@ -216,8 +216,8 @@ log = logging.getLogger("kubeproxy.page")
 
 FIRST_RETRY: Final = 2.0
 SLOWEST_RETRY: Final = 300.0
-TIMEOUT: Final = 2.0  # seconds to wait for the end of a companion before it is killed
-_LONGEST: Final = 1 << 20  # the maximum size of a line of its output, and of its unread input, in bytes
+TIMEOUT: Final = 2.0  # seconds until a terminated companion is killed
+_LONGEST: Final = 1 << 20  # bytes of an output line, and of unread input
 
 
 def ourselves() -> list[str]:
@@ -231,9 +231,9 @@ def ourselves() -> list[str]:
 
 
 class Companion(Struct):
-    """Runs `kube-proxy companion ...` until cancelled, and restarts it when it ends. `on_line` gets each line of its
-    output; `ended` gets a sentence when it ends by itself. After each start, `greet` yields the lines to
-    send to the process first."""
+    """Runs `kube-proxy companion ...` until cancelled, and restarts the process when it ends. `on_line` gets each line
+    of the output. `ended` gets a sentence when the process ends by itself. `greet` yields the first lines of input
+    after each start."""
 
     words: Sequence[str]
     on_line: Callable[[bytes], None]
@@ -244,7 +244,7 @@ class Companion(Struct):
     _greeted: bool = False
 
     def tell(self, line: bytes) -> None:
-        """Send a line to the process. A process that is not ready yet later gets the same information from `greet`."""
+        """Send a line to the process. After a start, `greet` contains the information of earlier lines."""
         process = self._process
         if process is None or process.stdin is None or not self._greeted or process.stdin.is_closing():
             return
@@ -255,7 +255,7 @@ class Companion(Struct):
         process.stdin.write(line)
 
     async def run(self) -> None:
-        """Keep the process running until cancelled. When this method returns, the process has ended."""
+        """Keep the process running until cancelled; return after the end of the process."""
         backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
         while True:
             try:
@@ -303,27 +303,28 @@ async def end(process: Process) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT):
                 while process.stdout is not None and await process.stdout.read(_LONGEST):
-                    pass  # read the pipe to its end, because it closes only then
+                    pass  # the pipe closes only after its last byte is read
                 await process.wait()
                 return
 
 
-QUESTION_SECONDS: Final = 10.0  # the timeout of a question in seconds, including the wait for earlier questions
+QUESTION_SECONDS: Final = 10.0  # the timeout of a question, including the time in the queue
 
 
 class UnansweredError(KubeProxyError):
-    """A question was not answered; the message is the reason."""
+    """An error whose message is the reason why a question has no answer."""
 
 
 class FormQuestions(Struct):
-    """Answers one question at a time. `socket` is the path of this proxy's control socket; '' if there is none."""
+    """Answers the pages' questions one after the other. `socket` is the path of this proxy's control socket; '' if
+    there is none."""
 
     socket: str
     command: Callable[[], list[str]] = ourselves
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def why(self, question: Mapping[str, str]) -> bytes:
-        """Answer a question of `why` as JSON. Raises UnansweredError."""
+        """Return the answer of `kube-proxy why` as JSON. Raises UnansweredError."""
         if not self.socket:
             raise UnansweredError(
                 "--control-socket is empty, so this proxy has no control socket: remove the flag, or give it a path"

@@ -1,7 +1,6 @@
-"""Sends events to open pages: the same message to all pages, at most four times per second. While no page is open,
-nothing runs: the first page starts the tasks, and they end LINGER seconds after the last page. Messages are
-not stored for a page that does not read its connection. After such a page missed messages, it gets a new greeting and
-loads everything again."""
+"""Sends events to open pages. All pages get the same messages, at most four per second. The first open page starts the
+tasks, which end LINGER seconds after the last page closes. A page that misses messages, because it does not read its
+connection, gets a new greeting and loads everything again."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ from kubeproxy.page.news import News
 log = logging.getLogger("kubeproxy.page")
 
 MOST_PAGES: Final = 8
-PAUSE: Final = 0.25  # the minimum number of seconds between two messages to the pages
-IDLE: Final = 1.0  # the maximum number of seconds between two messages
+PAUSE: Final = 0.25  # minimum seconds between two messages
+IDLE: Final = 1.0  # maximum seconds between two messages
 ALIVE: Final = 15.0
-"""After this many seconds without an event a page gets a comment, so that HTTP proxies keep the connection."""
+"""Seconds without an event after which a page gets a comment. The comment makes HTTP proxies keep the connection."""
 LINGER: Final = 3.0
-"""Seconds for which the tasks continue after the last page, so that a page that reloads finds the same state."""
-WAITING: Final = 8  # the maximum number of messages in the queue of a page
+"""Seconds for which the tasks continue after the last page, for a page that reloads."""
+WAITING: Final = 8  # messages in a page's queue
 
 _RETRY: Final = b"retry: 1000\n\n"
 _COMMENT: Final = b":\n\n"
@@ -41,7 +40,7 @@ def event(kind: str, data: bytes) -> bytes:
 
 
 class OpenPage:
-    """An open page: its queued messages, and whether it has missed messages (`behind`)."""
+    """The queued messages of an open page; `behind` means that the page has missed messages."""
 
     def __init__(self) -> None:
         self.behind = False
@@ -49,7 +48,7 @@ class OpenPage:
         self._woken = asyncio.Event()
 
     def put(self, piece: bytes) -> None:
-        """Queue a message; if the queue is full, empty it and set `behind`."""
+        """Queue a message; if the queue is full, empty the queue and set `behind`."""
         if len(self._pieces) >= WAITING:
             self._pieces.clear()
             self.behind = True
@@ -58,8 +57,8 @@ class OpenPage:
         self._woken.set()
 
     async def take(self) -> bytes:
-        """Wait for messages and return them: b'' if the page has missed messages, a comment if none arrives within
-        ALIVE seconds."""
+        """Return the next messages; b'' if the page has missed messages, and a comment if no message arrives in ALIVE
+        seconds."""
         await wait_briefly(self._woken, ALIVE)
         self._woken.clear()
         pieces = b"".join(self._pieces)
@@ -69,9 +68,8 @@ class OpenPage:
 
 class Feed:
     # ruff: noqa: D102 - observer.Audience documents its methods
-    """Sends events to pages. While a page is open, it is the observer.Audience.
-
-    The first page opens it; all calls must be on the event loop's thread.
+    """Sends events to pages; while a page is open, it is the observer.Audience. All calls must be on the event loop's
+    thread.
 
     `facts` returns the facts for a greeting. `listen` sets the audience, or None. `looks` creates the companions for
     counts and checks."""
@@ -125,7 +123,7 @@ class Feed:
             self._close_later()
 
     def tell(self, kind: str, message: Any) -> None:
-        """Add an event to the next message. Pages that open later get the last event of the kind "problems", too."""
+        """Add an event to the next message. Pages that open later also get the last event of the kind "problems"."""
         data = event(kind, message if isinstance(message, bytes) else msgspec.json.encode(message))
         self._pending[kind] = data
         if kind == "problems":
@@ -142,11 +140,11 @@ class Feed:
         self._stirred.set()
 
     def look_again(self) -> float | None:
-        """Request a check for problems; return the seconds until it starts; None while no page is open."""
+        """Request a check for problems; return the seconds until its start, or None while no page is open."""
         return self._problems.look_again() if self.is_open else None
 
     async def close(self) -> None:
-        """End the tasks for pages, and wait for their end. The pages' streams end with their connections."""
+        """End the tasks for pages, and wait for their end. The streams end with the connections of the pages."""
         if self._linger is not None:
             self._linger.cancel()
         self._end()
@@ -198,7 +196,7 @@ class Feed:
             self._stirred.clear()
             try:
                 data = self._message()
-            except Exception:  # must not end the task, because then the pages would show no further changes
+            except Exception:  # without this task the pages would show no changes
                 log.exception("The message to the open pages could not be built")
             else:
                 for page in self._pages:

@@ -1,5 +1,5 @@
-"""Builds the next message to the pages from the changes since the last message, with rows for the list of Services. It
-uses neither the event loop nor the pages. The size of a message is limited, however many changes there are."""
+"""Builds the next message to the pages: the changes since the last message, and the changed rows of the list of
+Services. The size of a message is limited, however many changes there are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kubeproxy.model.planner import Change
 from kubeproxy.report.journal import Journal, fullness, services_of, spread
 
 MOST_ROWS: Final = 200
-"""The maximum number of rows in a message; if more Services have changed, the page loads all Services again."""
+"""The maximum number of rows in a message. If more Services have changed, the page loads all Services again."""
 MOST_CHANGES: Final = 20
 Message = dict[str, Any]
 
@@ -42,7 +42,7 @@ class News:
         self._planner = snapshot.planner
         self._clock = clock
         self._wall_clock = wall_clock
-        self.seen: dict[ServiceName, float] = {}  # the time of each Service's last change while pages were open
+        self.seen: dict[ServiceName, float] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -53,7 +53,7 @@ class News:
         self._number, self._count = self.journal.number, self.journal.changes
         self._reload = False
         self._since = self._clock()
-        self.troubles = self._trouble()  # the states of the families in the last message, to notice a change
+        self.troubles = self._trouble()  # the families' states in the last message
 
     def arrived(self, events: Sequence[Event]) -> None:
         self._reload |= any(isinstance(event, Replaced) for event in events)
@@ -101,7 +101,7 @@ class News:
             return {"rows": [], "gone": [], "reload": True}
         rows, gone = [], []
         for name in touched:
-            if self._planner.is_dirty(name):  # a later message, after the compilation, contains its row
+            if self._planner.is_dirty(name):  # a message after the compilation contains the row
                 self._touched[name] = None
             elif (row := row_of(self._snapshot, name, self.seen.get(name, 0.0))) is not None:
                 rows.append(row)
@@ -111,8 +111,8 @@ class News:
         return {"rows": rows, "gone": gone}
 
     def _trouble(self) -> tuple[tuple[Family, bool, bool, bool], ...]:
-        """Return for each family whether it is refused, differs, or is complete, because states of Services depend on
-        this."""
+        """Return for each family whether it is refused, differs, or is complete. The states of Services depend on these
+        values."""
         return tuple(
             (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
             for one in self._snapshot.engine.standings
@@ -123,11 +123,11 @@ Row = tuple[str, str, int, int, str, str, list[str], float, list[str]]
 """The row of a Service: name, state, numbers of ready and of all endpoints, type, letters of `flags` (and T if only
 terminating endpoints serve), addresses, time of the last change, ports without an available endpoint."""
 
-_LEAVING: Final = {"deleting": "pending"}  # states of /debug/state that the page shows as another state
+_LEAVING: Final = {"deleting": "pending"}  # /debug/state: the page's state
 
 
 def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | None:
-    """Return the row of a Service; None if it is deleted. `seen` is the time of its last observed change, or 0."""
+    """Return the row of a Service; None if it is deleted. `seen` is the time of the last observed change, or 0."""
     verdict = snapshot.verdict(name)
     if verdict is None:
         return None

@@ -1,6 +1,5 @@
-"""The page: its routes below /ui/, the answers to its requests, and the access rules. Loaded at the first request.
-Short answers are written at once; the list of Services is written in steps of a hundred, between which the event loop
-runs."""
+"""The page: its routes below /ui/, the answers to its requests, and the access rules. The list of Services is written
+in steps of a hundred, between which the event loop runs."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from kubeproxy.report.journal import Journal
 from kubeproxy.report.metrics import GZIP, takes_gzip
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, host_name, refused
 
-_RUN: Final = 100  # the number of Services that are written before the event loop runs again
+_RUN: Final = 100  # Services to write before the event loop runs
 _EVENTS: Final[Headers] = (("Content-Type", "text/event-stream"), ("X-Content-Type-Options", "nosniff"))
 
 
@@ -123,15 +122,15 @@ def _service(request: Request, desk: Desk) -> Response:
     async def later() -> AsyncGenerator[bytes, None]:
         yield answer(await places.zones(service))
 
-    # If no zones must be read, the answer is one piece, because an answer in pieces closes the connection, and a page
-    # sends several requests per second while endpoints change.
+    # An answer in several pieces closes the connection. The frequent answers without zones have one piece, which keeps
+    # the connection open.
     zones = places.held(service) if any(one.endpoints for held in found for one in held.slices.values()) else {}
     return Response(200, JSON, later() if zones is None else answer(zones))
 
 
 def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any]]:
-    """Yield every endpoint in a Service's slices, sorted by address and port, with its conditions. If a slice has no
-    ports, because no container has the named targetPort, its endpoints have only an address."""
+    """Yield every endpoint in a Service's slices, sorted by address and port, with its conditions. A slice has no ports
+    if no container has the named targetPort; its endpoints then have only an address."""
     for held in found:
         for name, piece in held.slices.items():
             for endpoint in piece.endpoints:
@@ -186,7 +185,7 @@ def _events(request: Request, feed: Feed) -> Response:
 
 
 def _look(request: Request, feed: Feed) -> Response:
-    """Request a check for problems; open pages get the findings as an event."""
+    """Request a check for problems, whose findings open pages get as an event."""
     if request.method == "HEAD":
         return _json({})
     after = feed.look_again()
@@ -262,8 +261,7 @@ def _page() -> Response:
 
 
 def joined() -> bytes:
-    """Return site/page.html, in which each line {{NAME}} is replaced by the file NAME of the same folder. Raises
-    OSError."""
+    """Return site/page.html, in which the file NAME of the same folder replaces each line {{NAME}}. Raises OSError."""
     from importlib import resources  # noqa: PLC0415 - not loaded by a proxy without an open page
 
     site = resources.files(__package__).joinpath("site")
@@ -272,7 +270,7 @@ def joined() -> bytes:
 
 
 def page(html: bytes) -> Response:
-    """Return the response with a page. The hashes in its Content-Security-Policy allow only its own scripts and
+    """Return the response with a page. The hashes in its Content-Security-Policy allow only the page's own scripts and
     styles."""
     policy = (
         "default-src 'none'",
@@ -302,18 +300,18 @@ _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
 
 
 class Content(Enum):
-    """The requested content: the page, which contains no data of this node, so that links from other sites may open it;
-    or data of the node."""
+    """The requested content. The page contains no data of this node, and links from other sites may open it."""
 
     PAGE = "the page"
     STATE = "the state of the node"
 
 
 def refusal(access: PageAccess, request: Request, content: Content) -> str | None:
-    """Return the reason to refuse a request; None if it is allowed. The decision depends on the client's address, the
-    Host header, and the site in a browser's headers. A browser sends requests for any web page that is open in it.
-    Headers identify requests of other sites: Host contains the other site's name, even if it resolves to our address
-    (DNS rebinding); Sec-Fetch-Site and Origin name the requesting site."""
+    """Return the reason to refuse a request, or None. The decision depends on the client's address, the Host header,
+    and the requesting site in a browser's headers.
+
+    A browser also sends the requests of other sites' pages. Sec-Fetch-Site and Origin name the requesting site. If
+    another site's name resolves to this proxy's address (DNS rebinding), Host contains this name."""
     peer = _address(request.peer)
     if peer is None or not within(peer, access.networks):
         return (
@@ -335,8 +333,8 @@ def refusal(access: PageAccess, request: Request, content: Content) -> str | Non
 
 
 def _is_known(name: str, local: str, access: PageAccess) -> bool:
-    """Return whether a Host's name belongs to this page: localhost, loopback, the connection's local address, or a name
-    in --page-hosts."""
+    """Return whether a Host's name is localhost, loopback, the connection's local address, or a name in
+    --page-hosts."""
     if name == "localhost" or name in access.hosts:
         return True
     address = _address(name)

@@ -55,15 +55,15 @@ from kubeproxy.wording import counted
 
 log = logging.getLogger("kubeproxy.app")
 
-FIRST_REMOVAL_RETRY = 0.5  # seconds; a short delay, because the other mode's rules still translate connections
-SLOWEST_REMOVAL_RETRY = 600.0  # seconds; a long delay, because without the required rights no attempt succeeds
-CONFIG_CHANGED = 1  # exit code; as with the Go kube-proxy, the supervisor starts the proxy again, with the new file
+FIRST_REMOVAL_RETRY = 0.5  # seconds; short, because the other mode's rules still translate connections
+SLOWEST_REMOVAL_RETRY = 600.0  # seconds; long, because without the required rights no attempt succeeds
+CONFIG_CHANGED = 1  # exit code, with which the supervisor restarts the proxy
 
 
 def run(options: Options) -> int:
-    """Run the proxy, or an action after which the program ends; return the exit code. Raises KubeProxyError."""
+    """Run the proxy, or the action that the options request; return the exit code. Raises KubeProxyError."""
     config = options.config
-    # Without a handler, a container's first process ignores signals. An interrupted action ends with exit code 1.
+    # A container's first process ignores signals without a handler. An interrupted action ends with exit code 1.
     interrupted = int(options.cleanup or options.init_only)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(interrupted))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -84,7 +84,7 @@ def run(options: Options) -> int:
     host.check_families(settings)
     if options.init_only:
         _prepare_host(operations, config)
-        apply_settings(operations.sysctls(config))  # now, because the proxy may have fewer rights later
+        apply_settings(operations.sysctls(config))  # the proxy may have fewer rights later
         return 0
     lifetime.postpone_garbage_collection()
     with asyncio.Runner(loop_factory=Loop) as runner:
@@ -129,9 +129,9 @@ async def opened(
     options: Options, settings: Settings, mode: Mode, output: logs.Output, give_up: Callable[[Sequence[str], str], None]
 ) -> AsyncIterator[App]:
     """Build the program; yield it ready to run. Steps that may fail come before steps that change the host. `give_up`
-    drops capabilities (lifetime.py); it is called after the host is prepared, and before the first thread starts, with
-    the files that the proxy reads again later and the credential plugin. Raises ConfigError, Unsupported or ApplyError.
-    """
+    drops capabilities (lifetime.py) after the preparation of the host and before the first thread. Its arguments are
+    the files that the proxy reads again later, and the credential plugin. Raises ConfigError, Unsupported or
+    ApplyError."""
     config, operations = options.config, mode.operations()
     metrics = ProxyMetrics()
     if mode.refusals:
@@ -165,8 +165,8 @@ def _prepare_host(operations: Operations, config: KubeProxyConfiguration) -> Non
 
 
 async def remove_others(mode: Mode, backoff: Backoff) -> None:
-    """Remove the rules of other modes; repeat removals that fail, for example while another program holds the iptables
-    lock."""
+    """Remove the rules of other modes; repeat a removal that fails, for example while another program holds the
+    iptables lock."""
     logged: set[str] = set()
     while failures := await asyncio.to_thread(modes.remove_others, mode):
         for failure in failures:
@@ -231,7 +231,6 @@ class App:
         return FlowCleaner(self._metrics, families, self._local_addresses, relays=relays, disturbed=disturbed)
 
     def _served(self) -> Served:
-        """Return the parts of the proxy that its ports and its control socket use."""
         return Served(
             self._options,
             self._settings,
@@ -349,7 +348,7 @@ class App:
     async def _after_first_sync(self) -> None:
         await lifetime.resume_garbage_collection(self._engine.ready)
         self._systemd.ready()
-        node = self._engine.planner.nodes.get(self._settings.node_name)  # if the Node exists, it is known by now
+        node = self._engine.planner.nodes.get(self._settings.node_name)  # known by now if the Node exists
         host.warn_of_addresses(self._config, self._settings, node)
         await remove_others(self._mode, Backoff(FIRST_REMOVAL_RETRY, SLOWEST_REMOVAL_RETRY))
         self._flows.recheck(self._engine.planner.compiled)

@@ -1,7 +1,7 @@
 """Runs the program's tasks until the program ends, handles signals, postpones garbage collection, and drops
-capabilities. The program ends when a task fails, when it is stopped, or by a signal; a second signal ends it at once.
-After the start (when modules are loaded, and sysctls, limits and the OOM score are set) unneeded capabilities are
-dropped. A table in docs/operating.md gives the reasons for the others."""
+capabilities. The program ends when a task fails, when it is stopped, or by a signal; a second signal ends the program
+immediately. The unneeded capabilities are dropped after the start; a table in docs/operating.md gives the reasons for
+the others."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ FIRST_SYNC_SECONDS = 300.0
 
 
 def postpone_garbage_collection() -> None:
-    """Turn the garbage collector off until `resume_garbage_collection`, and set its threshold to 50,000 new containers,
-    not 700: searching the first sync's objects, which have no cycles, would take a tenth of its time."""
+    """Turn the garbage collector off until `resume_garbage_collection`, and set its threshold to 50,000 new containers
+    instead of 700. Searching the objects of the first sync, which have no cycles, would take a tenth of the first
+    sync's time."""
     gc.set_threshold(50_000, 20, 50)
     gc.disable()
 
 
 async def resume_garbage_collection(ready: asyncio.Event) -> None:
-    """Wait for the first sync; exempt its objects from collection, and turn the garbage collector on."""
+    """Wait for the first sync; exempt the existing objects from collection, and turn the garbage collector on."""
     try:
         await asyncio.wait_for(ready.wait(), FIRST_SYNC_SECONDS)
     except TimeoutError:
@@ -69,11 +70,11 @@ class Lifetime:
         )
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine as a task; an error in it ends the program, so that the supervisor restarts the program."""
+        """Run a coroutine as a task; an error in the task ends the program, and the supervisor restarts the program."""
         task = asyncio.get_running_loop().create_task(work, name=name)
 
         def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # no effect after `cancel_parts`, because the end is already set
+            if task.cancelled():  # the end is already set
                 self.fail(RuntimeError(f"{name} was cancelled"))
             elif (error := task.exception()) is not None:
                 self.fail(error)
@@ -82,21 +83,21 @@ class Lifetime:
         self._parts.append(task)
 
     def stop(self, code: int) -> None:
-        """End the program with an exit code, unless its end is already set."""
+        """End the program with an exit code, unless the end is already set."""
         if not self._end.done():
             self._end.set_result(code)
 
     def fail(self, error: BaseException) -> None:
-        """End the program with an error, unless its end is already set."""
+        """End the program with an error, unless the end is already set."""
         if not self._end.done():
             self._end.set_exception(error)
 
     async def end(self) -> int:
-        """Wait for the end of the program; return the exit code. Raises the error of a task."""
+        """Wait for the end of the program; return the exit code. Raises the error of a failed task."""
         return await self._end
 
     async def cancel_parts(self) -> None:
-        """Cancel all tasks and wait for them. Call it after the end is set."""
+        """Cancel all tasks and wait for them; call this method after the end is set."""
         for task in self._parts:
             task.cancel()
         await asyncio.gather(*self._parts, return_exceptions=True)
@@ -116,11 +117,11 @@ privileges_log = logging.getLogger("kubeproxy.privileges")
 def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> frozenset[Capability]:
     """Return the capabilities that the proxy keeps, in all modes.
 
-    `legacy` are the commands of legacy iptables on this node. `others_files` are files that the proxy reads again later
-    and that it can read only with a capability. `plugin` is the credential plugin; '' if there is none.
+    `legacy` has the commands of legacy iptables on this node. `others_files` has the files that the proxy reads again
+    later and can read only with a capability. `plugin` is the credential plugin; '' if there is none.
 
-    CAP_NET_ADMIN is needed for rules, sets, servers, addresses, marks and the network's sysctls; CAP_NET_BIND_SERVICE
-    for ports below 1024, which a new Service may use (health checks, relayed NodePorts)."""
+    CAP_NET_ADMIN is needed for rules, sets, servers, addresses, marks and the network's sysctls. CAP_NET_BIND_SERVICE
+    is needed for ports below 1024, which a new Service may use (health checks, relayed NodePorts)."""
     wanted = {Capability.NET_ADMIN, Capability.NET_BIND_SERVICE}
     if legacy:
         wanted.add(Capability.NET_RAW)
@@ -132,14 +133,14 @@ def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> f
 def give_up(files: Iterable[str], plugin: str) -> None:
     """Drop the capabilities that are not needed, also for child processes; log a failure. `files` are read again later;
     `plugin` is the credential plugin, '' if there is none. A plugin with its own privileges (set-user-ID, capabilities)
-    would lose them, so with such a plugin nothing is dropped."""
+    needs all capabilities of the proxy, which then drops none."""
     path = shutil.which(plugin) or plugin if plugin else ""
     if path and gives_rights(path):
         privileges_log.warning(
             "Keeping all capabilities: the credential plugin would lose rights of its own plugin=%s", path
         )
         return
-    own = kubeproxy.__file__, os.__file__  # this program and Python load some modules later
+    own = kubeproxy.__file__, os.__file__  # files of this program and of Python
     try:
         legacy = [name for name in xtables.installed() if name.endswith("-legacy") or _is_legacy(name)]
         wanted = needed(legacy, beyond_permission([*files, *own]), path)

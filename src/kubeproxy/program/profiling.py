@@ -1,5 +1,5 @@
 """The pages /debug/pprof and /debug/flags, served with enableProfiling: profiles, stacks and the log level. The paths
-are the same as in Go's net/http/pprof; the contents describe Python code, as text."""
+are the same as in Go's net/http/pprof; the contents describe Python code as text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Final
 from kubeproxy.server.http import TEXT, Handler, Request, Response
 from kubeproxy.server.text import printable, redact
 
-SECONDS: Final = 30.0  # the default duration of a profile, as in Go
+SECONDS: Final = 30.0  # seconds of a profile, as in Go
 LONGEST: Final = 300.0
-_DIGITS: Final = 20  # the maximum number of digits, because int() raises for thousands
+_DIGITS: Final = 20  # int() raises for thousands of digits
 _PAUSE: Final = 0.01  # 100 samples a second, like Go
 LEVEL_PAGE: Final = "/debug/flags/v"
 
@@ -72,7 +72,7 @@ def stacks() -> str:
     """Return the stacks of all threads, and of all tasks of the running loop."""
     out = StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    # No variable for the frames, because it would be part of a reference cycle with its own frame.
+    # A variable with the frames would create a reference cycle with its own frame.
     out.writelines(
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}\n"
         for ident, frame in sys._current_frames().items()
@@ -104,7 +104,7 @@ def _profile_page() -> Handler:
 
 async def _profile(seconds: float, running: threading.Lock) -> AsyncGenerator[bytes, None]:
     stop = threading.Event()
-    if not running.acquire(blocking=False):  # two requests arrived at the same moment
+    if not running.acquire(blocking=False):  # requests at the same time
         yield _BUSY
         return
     try:

@@ -51,15 +51,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("kubeproxy.serving")
 
 METRICS_PAGE = ("127.0.0.1", "10249")
-"""The address of another kube-proxy's metrics port, which is queried for its mode if this proxy serves no metrics."""
+"""The address of another kube-proxy's metrics port. A proxy that serves no metrics requests the other kube-proxy's mode
+there."""
 
 COMMANDS_AT_ONCE = 16
-"""The maximum number of connections to the control socket. It is separate from the ports' limit, so that clients that
-flood the ports do not block operators."""
+"""The maximum number of connections to the control socket. The ports have a separate limit, because clients that flood
+the ports must not block operators."""
 
 
 class Served(NamedTuple):
-    """The parts that servers use; `fail` ends the program."""
+    """The parts of the proxy that the servers use; `fail` ends the program."""
 
     options: Options
     settings: Settings
@@ -88,10 +89,10 @@ class Servers:
         self._page: Whole | None = None
 
     def open(self) -> None:
-        """Open all ports. If a port is in use, try again, or, with bindAddressHardFail, end the program."""
+        """Open all ports. If a port is in use, try again, or end the program if bindAddressHardFail is set."""
         options, config = self._served.options, self._served.options.config
         health = self._served.health.routes()
-        # Load balancers also use other methods, for example HAProxy OPTIONS.
+        # Load balancers also use other methods; HAProxy uses OPTIONS.
         healthz = routes(health, any_method=health.keys())
         metrics = routes(self._pages(), any_method=frozenset((LEVEL_PAGE, SLIS_PAGE)))
         wanted = (
@@ -123,11 +124,11 @@ class Servers:
         server.start_retrying(address, TakenPort(self._neighbours, address[1], say).failed)
 
     def _serve_commands(self, path: str) -> None:
-        """Serve the control socket at a path; if this fails, the proxy runs without it."""
+        """Serve the control socket at a path; after a failure the proxy runs without the socket."""
 
         warned: set[str] = set()
 
-        def failed(error: ApplyError) -> None:  # called after each failed attempt, every 5 s
+        def failed(error: ApplyError) -> None:  # each attempt, every 5 s
             level = logging.DEBUG if str(error) in warned else logging.WARNING
             warned.add(str(error))
             log.log(level, "%s; commands such as `kube-proxy why` cannot ask this proxy", error)
@@ -200,18 +201,18 @@ _WILDCARDS: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # no
 
 
 def user_agent(pid: int, mode: str) -> str:
-    """Return the User-Agent header of the request that a proxy sends to the process that uses its port."""
+    """Return the User-Agent header of a request that this proxy sends to the process that uses its port."""
     return f"kube-proxy/v{NUMBER} (pid {pid}; mode {mode})"
 
 
 class Neighbours:
-    """Detects other kube-proxies on this node; `say` is called with a sentence about each kube-proxy that uses a port
-    of this proxy.
+    """Detects other kube-proxies on this node; `say` gets a sentence about each kube-proxy that uses a port of this
+    proxy.
 
-    A proxy that finds a port in use requests /proxyMode, which every kube-proxy answers, and sends its identity in the
-    User-Agent. So both proxies report each other. From another proxy's text only digits and lower-case letters are
-    used. `mode` is this proxy's mode; `page` (host, port) is the metrics port at which the other proxy's mode is
-    requested."""
+    A proxy that finds a port in use requests /proxyMode, which every kube-proxy answers. The User-Agent of the request
+    identifies the sender, and both proxies report each other. Only digits and lower-case letters of another proxy's
+    text are used. `mode` is this proxy's mode; `page` (host, port) is the metrics port at which the other proxy's mode
+    is requested."""
 
     def __init__(
         self,
@@ -228,7 +229,7 @@ class Neighbours:
         self._messages = TokenBucket(1 / PAUSE, 1, clock)
 
     def asked_by(self, agent: str) -> None:
-        """Report another kube-proxy on this node that requested the mode, by its User-Agent header; at most once a
+        """Report the kube-proxy on this node that the User-Agent header of its request identifies, at most once a
         minute."""
         named = _AGENT.fullmatch(agent)
         if named is None or int(named[1]) == os.getpid() or not self._messages.take():

@@ -1,6 +1,6 @@
-"""Removes the taint that keeps pods off a new node until its Services work; once, after the first full sync. Without
-the taint, pods may start before the rules are in place, and their first connections fail (Kubernetes issue 75890). The
-kubelet sets the taint (--register-with-taints); the proxy never sets it. See docs/beyond.md "Readiness"."""
+"""Removes the taint that keeps pods off a new node, once, after the first full sync. Without the taint, pods may start
+before the rules are in place, and their first connections fail (Kubernetes issue 75890). The kubelet sets the taint
+(--register-with-taints); the proxy never sets it. See docs/beyond.md "Readiness"."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SLOWEST_RETRY: Final = 30.0
 
 FORBIDDEN: Final = 403
 BEHIND: Final = frozenset((404, 409, 422))
-"""The HTTP statuses of a patch for an outdated Node: a test in the patch failed, or the Node was deleted."""
+"""The HTTP statuses of a patch for an outdated Node. A test in the patch failed, or the Node was deleted."""
 
 Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
-"""A function that records an Event about the Node: type, reason and note."""
+"""A function that records an Event about the Node, with type, reason and note."""
 
 
 def removal(node: Node, key: str) -> bytes | None:
@@ -42,7 +42,8 @@ def removal(node: Node, key: str) -> bytes | None:
 
 
 async def remove(key: str, name: str, node: Callable[[], Node | None], patch: Patch, tell: Tell) -> None:
-    """Remove the taints with a key from a Node; retry after a failure. `node` returns the Node's last known state."""
+    """Remove the taints with this key from a Node; retry after a failure. `node` returns the Node's last known
+    state."""
     backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
     while True:
         if (known := node()) is not None:

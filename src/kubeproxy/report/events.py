@@ -1,7 +1,6 @@
-"""Builds, aggregates, limits and sends Kubernetes Events (events.k8s.io/v1) about users' objects. Recording never fails
-and never waits; `run` sends. Without an API server, Events are only logged. Aggregation and limits are as in client-go
-(tools/events, tools/record).
-"""
+"""Builds, aggregates, limits and sends Kubernetes Events (events.k8s.io/v1) about users' objects, as client-go does
+(tools/events, tools/record). `record` never fails and never waits, because `run` sends the Events. Without an API
+server, Events are only logged."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from kubeproxy.server.text import timestamp
 _log = logging.getLogger("kubeproxy.report")
 
 CONTROLLER: Final = "kube-proxy"
-SERIES_SECONDS: Final = 6 * 60.0  # equal events within this time form one series
-PATCH_SECONDS: Final = 60.0  # the minimum number of seconds between two writes of a growing series
-BURST: Final = 25  # the number of events about one object in a burst; then one per REFILL_SECONDS
+SERIES_SECONDS: Final = 6 * 60.0  # seconds in which equal events form one series
+PATCH_SECONDS: Final = 60.0  # seconds between two writes of a growing series
+BURST: Final = 25  # events about one object in a burst
 REFILL_SECONDS: Final = 5 * 60.0
-REMEMBERED: Final = 4096  # series and objects
+REMEMBERED: Final = 4096  # entries of each cache
 QUEUED: Final = 1000
 NOTE_BYTES: Final = 1024
 ATTEMPTS: Final = 12
@@ -35,9 +34,8 @@ RETRY_SECONDS: Final = 10.0
 EventType = Literal["Normal", "Warning"]
 
 Post = Callable[[str, str, bytes], Awaitable[int]]
-"""A function that sends a request (method, path, JSON body) to the API server and returns the HTTP status; PATCH bodies
-are JSON merge patches. Raises SourceError or OSError if the server cannot be reached; then the caller repeats the
-request."""
+"""A function that sends a request (method, path, JSON body) to the API server and returns the HTTP status. A PATCH body
+is a JSON merge patch. The function raises SourceError or OSError if it cannot reach the server."""
 
 
 class ObjectReference(NamedTuple):
@@ -51,8 +49,7 @@ class ObjectReference(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """The fields that all events of a series share. Unlike in client-go, they include the note, which names the
-    field."""
+    """The fields that all events of a series share. Unlike in client-go, the note is one of these fields."""
 
     regarding: ObjectReference
     kind: EventType
@@ -62,8 +59,6 @@ class _Key(NamedTuple):
 
 
 class _Series(Struct):
-    """An event at the API server, and the number of its repetitions."""
-
     path: str
     last_seen: float
     written_at: float
@@ -86,7 +81,7 @@ class EventRecorder(Struct):
     _complained: bool = False
 
     def record(self, regarding: ObjectReference, kind: EventType, reason: str, action: str, note: str) -> None:
-        """Record an event. `reason` and `action` are in CamelCase; `note` is a sentence."""
+        """Record an event; `reason` and `action` are in CamelCase, and `note` is a sentence."""
         note = _shortened(note)
         level = logging.WARNING if kind == "Warning" else logging.INFO
         where = f"{regarding.namespace}/{regarding.name}" if regarding.namespace else regarding.name
@@ -105,11 +100,11 @@ class EventRecorder(Struct):
             self._create(key, now)
 
     def on_node(self, kind: EventType, reason: str, note: str, action: str = "StartKubeProxy") -> None:
-        """Record an event about the proxy's Node; by default its action is the start of the proxy."""
+        """Record an event about the proxy's Node; the default `action` is the start of the proxy."""
         self.record(ObjectReference("Node", self.host, "", self.host), kind, reason, action, note)
 
     async def run(self, retry: float = RETRY_SECONDS) -> None:
-        """Send the recorded events until cancelled; a failed request is repeated every `retry` seconds."""
+        """Send the recorded events until cancelled; repeat a failed request every `retry` seconds."""
         while True:
             self._wake.clear()
             self.flush()
@@ -118,7 +113,7 @@ class EventRecorder(Struct):
             await wait_briefly(self._wake, PATCH_SECONDS)
 
     def flush(self) -> None:
-        """Queue a write of each series that has grown since its last write; remove series that have ended."""
+        """Queue a write of each series that has grown since its last write; remove the series that have ended."""
         now = self.clock()
         for key, series in list(self._series.items()):
             if series.count > series.written_count and now - series.written_at >= PATCH_SECONDS:
@@ -133,7 +128,7 @@ class EventRecorder(Struct):
             return
         namespace = key.regarding.namespace or "default"
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        # As in client-go, the name is the object's name with a time; no time is used twice, so the name is unique.
+        # As in client-go, an event's name is the object's name and a time. The increment makes each name unique.
         self._last_name = max(self._last_name + 1, int(self.wall_clock() * 1e9))
         name = f"{key.regarding.name}.{self._last_name:x}"
         self._series.pop(key, None)
@@ -192,7 +187,7 @@ class EventRecorder(Struct):
                     return
                 if status != 429 and status < 500:
                     self._complain("the API server answered %d", status)
-                    self._series.pop(key, None)  # the event was deleted or refused: the next event starts a new series
+                    self._series.pop(key, None)  # the next event starts a new series
                     return
                 self._complain("the API server answered %d", status)
             await asyncio.sleep(retry)
@@ -209,7 +204,6 @@ _V = TypeVar("_V")
 
 
 def _remembered(cache: OrderedDict[_K, _V], key: _K, make: Callable[[], _V]) -> _V:
-    """Return a value from the cache; create it if it is missing, and remove the least recently used entries."""
     found = cache.get(key)
     if found is None:
         found = cache[key] = make()
@@ -221,7 +215,6 @@ def _remembered(cache: OrderedDict[_K, _V], key: _K, make: Callable[[], _V]) -> 
 
 
 def _shortened(note: str) -> str:
-    """Cut a text at a character boundary to the API server's limit of 1,024 bytes."""
     encoded = note.encode(errors="replace")
     if len(encoded) <= NOTE_BYTES:
         return encoded.decode()

@@ -1,6 +1,5 @@
-"""Finds stale UDP flows, which are entries of connection tracking that a change made invalid, and removes them through
-kernel/conntrack/udp_flows.py. A deleted Service counts as a Service without endpoints. Source: docs/reference.md
-"Conntrack clean-up"."""
+"""Finds stale UDP flows, and removes them through kernel/conntrack/udp_flows.py. A stale flow is an entry of connection
+tracking that a change of a Service made invalid. Source: docs/reference.md "Conntrack clean-up"."""
 
 from __future__ import annotations
 
@@ -38,24 +37,24 @@ UDP = 17
 
 LONGEST_PAUSE = 5.0
 SECOND_LOOK = 0.5
-"""Seconds until the second search for a change's stale flows. A packet that the kernel processes during the change adds
-its flow to connection tracking only when the packet leaves, perhaps after the first search."""
+"""Seconds until the second search for a change's stale flows. While a change is written, the kernel may process a
+packet by the old rules and add the packet's flow to connection tracking after the first search."""
 
 ANSWER_TIME = 0.2
-"""Seconds in which a removed endpoint may still answer, before its flows are deleted; the Go kube-proxy waits up to a
-second."""
+"""Seconds in which a removed endpoint may still answer before the proxy deletes its flows. The Go kube-proxy waits up
+to a second."""
 
-RETRY = 10.0  # seconds until a failed removal is repeated; a change shortens this time
-DISTURBED_PAUSE = 0.2  # seconds until the flows of a family are checked again while it is disturbed
+RETRY = 10.0  # seconds until a failed removal is repeated, if no change comes earlier
+DISTURBED_PAUSE = 0.2  # seconds until the flows of a disturbed family are checked again
 MOST_REMEMBERED = 1 << 16
 """The maximum number of frontends for which a failed removal is repeated. Without the module nf_conntrack_netlink every
 removal fails."""
 
 MOST_LOST = 100
-"""The maximum number of a frontend's lost endpoints that are stored for another attempt; if there are more, all
-endpoints that do not serve count as lost."""
+"""The maximum number of lost endpoints stored per frontend. If a frontend has lost more endpoints, all endpoints that
+do not serve count as lost."""
 
-UNTRANSLATED = b""  # stands, in place of an endpoint, for the frontend itself: a flow without translation
+UNTRANSLATED = b""  # the endpoint of a flow without translation
 NOTHING_LOST: Endpoints = frozenset()
 
 PortsOf = Callable[[ServicePortKey], Collection[int]]
@@ -63,14 +62,14 @@ PortsOf = Callable[[ServicePortKey], Collection[int]]
 
 
 class Ports(frozenset[bytes]):
-    """A container of endpoints that match by port (two bytes), whatever their address: the listeners on this node."""
+    """Endpoints that match any endpoint with one of these ports (two bytes each), whatever its address."""
 
     def __contains__(self, endpoint: object) -> bool:
         return isinstance(endpoint, bytes) and super().__contains__(endpoint[-2:])
 
 
 class AnyPort(frozenset[bytes]):
-    """Endpoints by address only, with any port: those of a range of ports, which keeps the port."""
+    """Addresses that match endpoints with any port, because a range of ports keeps the port of each packet."""
 
     def __contains__(self, endpoint: object) -> bool:
         return isinstance(endpoint, bytes) and super().__contains__(endpoint[:-2])
@@ -80,7 +79,8 @@ class AnyPort(frozenset[bytes]):
 
 
 class Key(NamedTuple):
-    """A UDP frontend: its packed address (b'' for a NodePort), its port, and the last port of a range, else 0."""
+    """A UDP frontend. `address` is packed, and b'' for a NodePort; `last` is the last port of a range, 0 for a single
+    port."""
 
     address: bytes
     port: int
@@ -88,13 +88,13 @@ class Key(NamedTuple):
 
     @property
     def ports(self) -> range:
-        """The ports of the frontend."""
+        """All ports of the frontend."""
         return range(self.port, max(self.port, self.last) + 1)
 
 
 class Suspects(NamedTuple):
-    """Selects stale flows of a frontend: flows to the endpoints in `lost`; if `lost` is None, to all endpoints not in
-    `serving`."""
+    """Selects stale flows of a frontend: flows to the endpoints in `lost`, or to all endpoints outside `serving` if
+    `lost` is None."""
 
     serving: Endpoints
     lost: Endpoints | None
@@ -104,7 +104,7 @@ Looks = dict[Key, Suspects]
 
 
 def joined(looks: Iterable[Looks]) -> Looks:
-    """Combine several searches into one search, with the last `serving`."""
+    """Combine several searches into one; the `serving` of the last search applies."""
     found: Looks = {}
     for look in looks:
         for key, (serving, lost) in look.items():
@@ -114,7 +114,7 @@ def joined(looks: Iterable[Looks]) -> Looks:
 
 
 def remembered(wanted: Looks, fresh: Looks) -> Looks:
-    """Combine the failed search `wanted` with a new search, within the limits."""
+    """Combine the failed search `wanted` with the new search `fresh`, within MOST_REMEMBERED and MOST_LOST."""
     found = joined((wanted, fresh))
     for key in list(found)[: max(0, len(found) - MOST_REMEMBERED)]:
         del found[key]
@@ -127,11 +127,10 @@ def remembered(wanted: Looks, fresh: Looks) -> Looks:
 def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Looks:
     """Return a search for the flows of UDP frontends that these changes made stale.
 
-    A flow leads to an endpoint that served when the flow began, so only a removed endpoint makes flows stale, not an
-    added endpoint. A flow has no translation if it began before the frontend existed, or just when the frontend began
-    or stopped serving this kind of client: a packet passes the translating rules before the refusing rules, and if the
-    ruleset changes in between (in iptables mode by another transaction, in nftables mode at each hook), no rule of the
-    frontend applies. `certain`: the kernel had the state before the changes; otherwise every flow to an endpoint that
+    A translated flow becomes stale when its endpoint is removed. An untranslated flow becomes stale when the frontend
+    begins to exist, or begins or stops serving this kind of client. An untranslated flow may also begin during a
+    change, because a packet passes the translating rules before the refusing rules, and the ruleset may change in
+    between. `certain` means that the kernel had the state before the changes; otherwise every flow to an endpoint that
     does not serve counts as stale."""
     before = _frontends((change.before for change in changes), family)
     after = _frontends((change.after for change in changes), family)
@@ -146,11 +145,11 @@ def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Loo
 
 
 def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: PortsOf) -> Looks:
-    """Return the search for a mode with listeners. In such a mode flows are stale unless they go to an open listener.
+    """Return the search for a mode with listeners, in which every flow that does not go to an open listener is stale.
 
-    A removed endpoint makes no flow stale, because the listener handles the removal; only a change of listeners does.
-    Each service port has its own set of ports, because the port of a closed listener may be used again by another
-    service port."""
+    The removal of an endpoint makes no flow stale, because the listener stays open; a change of listeners makes flows
+    stale. Each service port has its own set of ports, because another service port may reuse the port of a closed
+    listener."""
     open_now: dict[Key, set[bytes]] = {key: set() for key in found}
     for key, service_port in _keys((change.after for change in changes), family):
         open_now[key] |= {PORT_BYTES[port] for port in ports_of(service_port)}
@@ -165,12 +164,12 @@ def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: P
 
 
 def _routes(compiled: Compiled) -> list[object]:
-    """Return the parts of the plans that determine the listener of a flow."""
     return [(plan.key, plan.internal, plan.external) for plan in compiled.plans]
 
 
 class _Frontend(NamedTuple):
-    """A frontend's endpoints, and the origins and source ranges of the clients whose flows are translated."""
+    """The serving endpoints of a frontend, and the origins and source ranges of the clients whose flows are
+    translated."""
 
     serving: Endpoints
     clients: tuple[object, ...]
@@ -207,7 +206,7 @@ def _udp_frontends(compiled: Iterable[Compiled], family: Family) -> Iterator[tup
 
 
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:
-    """Return the translations of the stale flows; None if all flows to these frontends must be searched."""
+    """Return the translations of the stale flows; None if the caller must search all flows to these frontends."""
     found: list[Translation] = []
     addresses = list(node_addresses)
     for key, (serving, lost) in wanted.items():
@@ -220,7 +219,7 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
 
 
 class _Now(Mapping[bytes, Endpoints]):
-    """A mapping from the kernel's key of a frontend to its serving endpoints. It may change while the kernel's table is
+    """The serving endpoints by the kernel's key of a frontend. The mapping may change while the kernel's table is
     read."""
 
     def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[bytes, Key]) -> None:
@@ -230,7 +229,8 @@ class _Now(Mapping[bytes, Endpoints]):
         return self._wanted[self._keys[name]].serving
 
     def keys(self) -> KeysView[bytes]:
-        """Return the frontends' keys. Lookups in them must be fast, because each of the kernel's flows is looked up."""
+        """Return the frontends' keys as a set with fast lookups, because the caller looks up each flow of the
+        kernel."""
         return self._keys.keys()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -243,9 +243,9 @@ class _Now(Mapping[bytes, Endpoints]):
 class FlowCleaner:
     """Removes stale UDP flows in a thread, one run at a time. `relays` contains the families with listeners.
 
-    It waits while the kernel's state may differ from the committed plans: during a full sync, from a refusal until the
-    next commit, and while `disturbed` returns True for the family. At these times another kube-proxy may have written
-    newer plans, so flows that are stale by this proxy's plans may be valid."""
+    The cleaner waits during a full sync, from a refusal until the next commit, and while `disturbed` returns True for
+    the family. In these periods another kube-proxy may have written newer plans, and a flow that is stale by this
+    proxy's plans may be valid."""
 
     def __init__(
         self,
@@ -278,9 +278,8 @@ class FlowCleaner:
     def changed(self, changes: Sequence[Change], *, full: bool, families: Sequence[Family] | None = None) -> None:
         """Record changes of UDP frontends in some or all families, for `run`.
 
-        `full`: the commit was a full sync, and `changes` contains all Services, because the kernel's state before it is
-        unknown: this was the first sync, an earlier sync failed half-way, or another program removed our rules. Flows
-        that began in that state without translation remain untranslated."""
+        `full` means that the commit was a full sync, that `changes` contains all Services, and that the state of the
+        kernel before the sync is unknown."""
         for family in families or tuple(self._first):
             self._held.discard(family)
             first = self._first[family]
@@ -289,7 +288,7 @@ class FlowCleaner:
                 fresh = relayed(fresh, changes, family, ports_of)
             underway, later = self._underway[family], [look for _, look in self._second[family]]
             for look in (first, underway, *later):
-                # A former range may have the ports of a new one, which a search that is under way does not know.
+                # A search that is under way does not know a new range, which may contain the ports of a former range.
                 known = [key for key in look.keys() & fresh.keys() if fresh[key].serving or look is not underway]
                 look |= {key: look[key]._replace(serving=fresh[key].serving) for key in known}
             wrong = {key: found for key, found in fresh.items() if found.lost != NOTHING_LOST}
@@ -305,8 +304,8 @@ class FlowCleaner:
         self._held.add(family)
 
     def committing(self, family: Family, changes: Sequence[Change]) -> None:
-        """Keep flows to endpoints that these changes add, because the kernel may use the endpoints before `changed` is
-        called."""
+        """Keep flows to endpoints that these changes add, because the kernel may use these endpoints before `changed`
+        is called."""
         looks = (self._first[family], self._underway[family], *(look for _, look in self._second[family]))
         if family in self._relays or not any(looks):
             return
@@ -316,7 +315,7 @@ class FlowCleaner:
                 look[key] = look[key]._replace(serving=look[key].serving | coming[key].serving)
 
     def recheck(self, compiled: Mapping[ServiceName, Compiled]) -> None:
-        """Check all flows to UDP frontends again, because the rules of another proxy were removed."""
+        """Check all flows to UDP frontends again after the removal of another proxy's rules."""
         udp = [name for name, entry in compiled.items() if entry.has(UDP)]
         self.changed([Change(name, compiled[name], compiled[name]) for name in udp], full=True)
 
@@ -342,18 +341,17 @@ class FlowCleaner:
                             self._first[family] = remembered(wanted, self._first[family])
                             loop.call_later(again, self._wake.set)
                 if any(self._first[family] for family in self._first.keys() - cleaned):
-                    continue  # do not wait for a family that has just committed, such as the second family at the start
-                # Reading a table of the usual size takes 9 ms. Rest long enough that reading takes at most a tenth of
-                # the time.
+                    continue  # another family has just committed
+                # Reading a table of the usual size takes 9 ms. The pause limits reading to a tenth of the time.
                 await asyncio.sleep(min(9 * (loop.time() - began), LONGEST_PAUSE))
 
     def _may_answer(self) -> bool:
-        """Return whether all new stale flows lead to endpoints that served until just now."""
         lost = [look.lost for first in self._first.values() for look in first.values()]
         return bool(lost) and all(found is not None and UNTRANSLATED not in found for found in lost)
 
     def due(self, family: Family, now: float) -> Looks:
-        """Return the searches that are due at `now` (seconds). A new search is repeated after SECOND_LOOK."""
+        """Return the searches that are due at `now` (seconds), and schedule the repetition of new searches after
+        SECOND_LOOK."""
         first, self._first[family] = self._first[family], {}
         second = self._second[family]
         looks = [first]
@@ -364,7 +362,7 @@ class FlowCleaner:
         return joined(looks)
 
     async def _clean(self, family: Family, wanted: Mapping[Key, Suspects]) -> float:
-        """Remove stale flows; return the seconds until the next attempt; 0 means success."""
+        """Remove stale flows; return the seconds until the next attempt, 0 after success."""
         began = time.monotonic()
         try:
             deleted = await to_its_end(self._remove, family, wanted, self._nodeport_ips[family])
@@ -380,12 +378,11 @@ class FlowCleaner:
         return 0.0
 
     def _is_certain(self, family: Family) -> bool:
-        """Return whether the kernel has the committed plans of a family, as far as the proxy knows."""
         disturbed = self._disturbed.get(family)
         return family not in self._held and not (disturbed and disturbed())
 
     def _remove(self, family: Family, wanted: Mapping[Key, Suspects], chosen: Sequence[bytes] | None) -> int | None:
-        """Remove stale flows; return their number; None if the removal must be repeated later."""
+        """Remove stale flows and return their number; return None if the caller must repeat the removal later."""
         certain = partial(self._is_certain, family)
         if not certain():
             return None

@@ -1,6 +1,6 @@
-"""Serves the proxy's own health and readiness (/healthz, /livez and /readyz on port 10256) and the health check ports
-of Services (healthCheckNodePort), with which load balancers find nodes with endpoints; notifies systemd. Bodies and
-rules are as in pkg/proxy/healthcheck/{proxy,service}_health.go of Kubernetes 1.36, which has no /readyz."""
+"""Serves the proxy's health and readiness (/healthz, /livez and /readyz on port 10256) and the health check ports of
+Services (healthCheckNodePort); notifies systemd. Bodies and rules are as in
+pkg/proxy/healthcheck/{proxy,service}_health.go of Kubernetes 1.36, which has no /readyz."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from kubeproxy.server.text import clean, json_bytes, printable, timestamp
 NEVER: Final = "0001-01-01T00:00:00Z"  # Go's zero time
 
 ReadyCheck = Callable[[], str | None]
-"""A function that returns the reason why the proxy is not ready, or None. It must be fast and not raise."""
+"""A function that returns the reason why the proxy is not ready, or None. The function must be fast and must not
+raise."""
 
 
 class ProxyHealth(Struct):
     """Health of the programming of each address family ('IPv4', 'IPv6').
 
-    A family is unhealthy if its oldest queued change is older than twice the sync period (seconds); unlike in the Go
-    kube-proxy, also if the family was never synced. Before the first complete list nothing is queued, so a proxy
-    without a list is healthy, because a restart would not help. /healthz also fails until all families have been synced
-    once, and while `node_eligible`, which the caller sets, is false. (The Go kube-proxy does not listen until the Node
-    is known.)"""
+    A family is unhealthy if its oldest queued change is older than twice the sync period (seconds). Unlike in the Go
+    kube-proxy, a family that was never synced becomes unhealthy too. A proxy without a complete list of the objects is
+    healthy, because a restart would not help. /healthz also fails until all families have been synced once, and while
+    `node_eligible` is false."""
 
     metrics: ProxyMetrics
     sync_period: float
@@ -48,7 +48,7 @@ class ProxyHealth(Struct):
     _checks: dict[str, ReadyCheck] = {}
 
     def queued(self, family: str) -> None:
-        """Record that a change is queued; the age of the oldest queued change determines the health."""
+        """Record that a change is queued."""
         self._queued.setdefault(family, self.clock())
 
     def updated(self, family: str) -> None:
@@ -57,20 +57,20 @@ class ProxyHealth(Struct):
         self._updated[family] = self.wall_clock()
 
     def healthy(self) -> bool:
-        """Return whether all families are healthy: `serviceProxyHealthy` in the answers of Services' health checks."""
+        """Return whether all families are healthy; Services' health checks show this value as `serviceProxyHealthy`."""
         return not any(self._late(family) for family in self._queued)
 
     def last_updated(self, family: str) -> str | None:
-        """Return the last time when all queued changes were programmed; None if there was none."""
+        """Return the last time when all queued changes were programmed; None before the first time."""
         updated = self._updated.get(family)
         return None if updated is None else timestamp(updated)
 
     def ready_when(self, name: str, check: ReadyCheck) -> None:
-        """Add or replace the readiness check with a name, such as 'api' or 'kernel'."""
+        """Add or replace the readiness check with this name, such as 'api' or 'kernel'."""
         self._checks[name] = check
 
     def unready(self) -> dict[str, str]:
-        """Return the reasons why the proxy is not ready, by the name of the check; empty if it is ready."""
+        """Return the reason of each failed readiness check by the check's name; empty if the proxy is ready."""
         reasons = {"sync": self._synced()} | {name: check() for name, check in self._checks.items()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -109,8 +109,7 @@ class ProxyHealth(Struct):
         }
         newest = timestamp(max(self._updated.values())) if self._updated else NEVER
         body: dict[str, object] = {
-            # If the proxy is healthy, lastUpdated is the current time, as in the Go kube-proxy (in older releases: the
-            # time of the last sync).
+            # As in the Go kube-proxy, lastUpdated is the current time while the proxy is healthy.
             "lastUpdated": now if ok else newest,
             "currentTime": now,
             **node,
@@ -131,7 +130,7 @@ class ProxyHealth(Struct):
 _log = logging.getLogger("kubeproxy.report")
 
 
-# The indentation is as in the Go kube-proxy, because load balancers may search for text.
+# The indentation is as in the Go kube-proxy, because load balancers may search for this text.
 _BODY: Final = b"""{
 \t"service": {
 \t\t"namespace": %b,
@@ -143,7 +142,7 @@ _BODY: Final = b"""{
 
 
 class LocalEndpoints(NamedTuple):
-    """The content of a health check's answer: the Service, and the number of its endpoints on this node."""
+    """The answer of a health check: the Service, and the number of its endpoints on this node."""
 
     namespace: str
     name: str
@@ -151,22 +150,21 @@ class LocalEndpoints(NamedTuple):
 
 
 class HealthCheckAddress(NamedTuple):
-    """The address of a health check: a port on all addresses on which NodePorts of a family answer."""
+    """The family and the port of a health check."""
 
     family: Family
     port: int
 
 
 Failed = Callable[[str, str, int, str], None]
-"""A function that is called once if a port cannot be opened: namespace, name, port, reason (event
-FailedToStartServiceHealthcheck)."""
+"""A function that is called once if a port cannot be opened, with namespace, name, port and reason."""
 
 _EVERY_ADDRESS: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - kube-proxy's default
 
 
 class ServiceHealth(Struct):
-    """Serves the health check ports of this node. If a port is in use, it tries again every `retry` seconds. All calls
-    must be on the event loop's thread."""
+    """Serves the health check ports of this node; retries a port that is in use every `retry` seconds. All calls must
+    be on the event loop's thread."""
 
     healthy: Callable[[], bool]
     failed: Failed
@@ -178,9 +176,8 @@ class ServiceHealth(Struct):
     _reported: set[HealthCheckAddress] = set()
 
     def listen_on(self, addresses: Mapping[Family, Sequence[str] | None]) -> None:
-        """Set the node's addresses on which the ports are served; None means all addresses of a family. Open ports move
-        to these addresses. No port is served before the first call, or for a family without addresses.
-        """
+        """Serve the ports on these addresses of the node, and move open ports to them; None means all addresses of a
+        family. No port is served before the first call, or for a family without addresses."""
         before = self._addresses
         self._addresses = {
             family: (_EVERY_ADDRESS[family],) if chosen is None else tuple(chosen)
@@ -192,7 +189,7 @@ class ServiceHealth(Struct):
         self.sync(self._wanted)
 
     def sync(self, wanted: Mapping[HealthCheckAddress, LocalEndpoints]) -> None:
-        """Open, close and update ports so that exactly these are served."""
+        """Open, close and update ports until exactly the ports in `wanted` are served."""
         self._wanted = dict(wanted)
         served = {place for place in wanted if self._addresses.get(place.family)}
         for place in self._servers.keys() - served:
@@ -212,7 +209,7 @@ class ServiceHealth(Struct):
         _log.info("Opening health check port=%d family=%s service=%s", port, family.label, name)
         group = self._servers[place] = []
         for address in self._addresses[family]:
-            # As in the Go kube-proxy, every path and method gets an answer: HAProxy sends OPTIONS *.
+            # As in the Go kube-proxy, every path and method gets an answer, because HAProxy sends OPTIONS *.
             server = HttpServer(f"health checks of {name}", lambda _: self._answer(place), bind_exactly)
             group.append(server)
             server.start_retrying((address, port), lambda error: self._report(place, error), self.retry)
@@ -220,7 +217,7 @@ class ServiceHealth(Struct):
     def _close(self, place: HealthCheckAddress) -> None:
         _log.info("Closing health check port=%d family=%s", place.port, place.family.label)
         for server in self._servers.pop(place):
-            server.close()  # makes the address available at once for another Service or program
+            server.close()  # frees the address immediately
             task = asyncio.get_running_loop().create_task(server.stop())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
@@ -250,9 +247,8 @@ STATUS_SECONDS: Final = 5.0
 
 
 class Notifier:
-    """Notifies systemd: ready, status, watchdog, stopping (sd_notify(3), Type=notify). Errors are ignored. Each
-    notification is a datagram to `address`: a socket's path, or @ and its abstract name; '' sends none. `watchdog` is
-    the number of seconds without WATCHDOG=1 after which systemd kills the service; 0 means never."""
+    """Notifies systemd by sd_notify(3), and ignores errors. `address` is the path of a socket, or @ and an abstract
+    name; '' sends nothing. systemd kills the service after `watchdog` seconds without WATCHDOG=1; 0 means never."""
 
     def __init__(self, address: str = "", watchdog: float = 0.0) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
@@ -262,7 +258,7 @@ class Notifier:
 
     @classmethod
     def of_environment(cls, environment: MutableMapping[str, str]) -> Notifier:
-        """Read systemd's variables, and remove them from the environment, so that no child process uses them."""
+        """Read systemd's variables, and remove them from the environment before a child process inherits them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         ours = pid in {"", str(os.getpid())}
@@ -270,17 +266,16 @@ class Notifier:
         return cls(address, seconds)
 
     def ready(self) -> None:
-        """Report that this service has started, so that systemd starts the units that wait for it."""
+        """Report to systemd that this service has started."""
         self._send("READY=1")
 
     def stopping(self) -> None:
-        """Report that this service is stopping."""
+        """Report to systemd that this service is stopping."""
         self._send("STOPPING=1\nSTATUS=Stopping; the rules stay in the kernel")
 
     async def run(self, healthy: Callable[[], bool], status: Callable[[], str]) -> None:
-        """Send changes of the status, and WATCHDOG=1 while `healthy` is true, until cancelled. The datagrams prove that
-        the event loop runs. systemd expects a WATCHDOG=1 each half of its timeout.
-        """
+        """Send changes of the status, and WATCHDOG=1 in each half of the timeout while `healthy` is true, until
+        cancelled. A watchdog datagram shows that the event loop runs."""
         if not self._address:
             return
         pause = min(STATUS_SECONDS, self._watchdog / 2) if self._watchdog else STATUS_SECONDS

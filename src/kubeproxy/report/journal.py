@@ -1,5 +1,5 @@
-"""Stores the last changes and problems of this proxy (at most MOST entries and BYTES bytes), and figures for each
-second of the last 15 minutes. They are only in memory, so that questions about the past do not slow a sync down."""
+"""Stores the last changes and problems of this proxy in memory (at most MOST entries and BYTES bytes), and figures for
+each second of the last 15 minutes."""
 
 from __future__ import annotations
 
@@ -30,19 +30,18 @@ MOST: Final = 1000
 BYTES: Final = 1 << 20  # of the entries
 SECONDS: Final = 900
 FEW: Final = 20
-"""The number of changes without a time of arrival (per call), and of problems of objects (per second), that get an
-entry each."""
-LARGE: Final = 400  # with more endpoints over all ports, a change's text does not count added and removed endpoints
-_ARRIVALS: Final = 2048  # the maximum number of Services with a stored time of arrival
-_NOTICED: Final = 2.0  # if a problem is noticed more than this number of seconds after its beginning, the text says so
-_LONGEST: Final = 500  # the maximum number of characters in a text
+"""The maximum number of changes per call, and of objects' problems per second, that get an entry each."""
+LARGE: Final = 400  # the maximum number of endpoints to compare
+_ARRIVALS: Final = 2048  # the maximum number of stored arrivals
+_NOTICED: Final = 2.0  # seconds after which a text contains the delay
+_LONGEST: Final = 500  # characters of a text
 _FIXED: Final = 250  # bytes of an entry without its texts
 
 
 class Happened(Struct, frozen=True, gc=False):
-    """An entry: a settled `change`, the beginning of a `problem`, or its `end`. `service` is NAMESPACE/NAME; '' for the
-    node or for many Services. `ms` is the delay in milliseconds from an event's arrival until the kernel has the
-    change; None if unknown."""
+    """An entry: a settled `change`, the beginning of a `problem`, or its `end`. `service` is NAMESPACE/NAME, or '' for
+    the node or for many Services. `ms` is the time in milliseconds from an event's arrival to the kernel's commit; None
+    if unknown."""
 
     number: int
     at: float  # seconds since the epoch
@@ -53,17 +52,17 @@ class Happened(Struct, frozen=True, gc=False):
 
 
 class Past(NamedTuple):
-    """Entries, oldest first, and the time (seconds since the epoch) after which no entry is missing."""
+    """Entries in order of time, and the time (seconds since the epoch) after which no entry is missing."""
 
     kept_since: float
     entries: list[Happened]
 
 
 class Journal:
-    """Records changes and problems. An observer.Audience that passes its reports on to `audience`, the open pages.
+    """Records changes and problems, and passes each report of the engine on to `audience`, the open pages.
 
-    `unreachable` returns the reason why the API server cannot be reached ('' if it can), and the seconds since the last
-    bytes from it. `engine` is set before the first report."""
+    `unreachable` returns the reason why the API server cannot be reached ('' if it can be reached), and the seconds
+    since its last bytes. The owner sets `engine` before the first report."""
 
     engine: Engine
     audience: Audience | None = None
@@ -75,7 +74,7 @@ class Journal:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.changes = 0
-        self.number = int(wall_clock() * 1000)  # the number of the last entry, larger than before a restart
+        self.number = int(wall_clock() * 1000)  # larger than before a restart
         self.seconds: deque[dict[str, float | None]] = deque(maxlen=SECONDS)  # see `tick`
         self._unreachable = unreachable
         self._clock = clock
@@ -83,14 +82,14 @@ class Journal:
         self._entries: deque[Happened] = deque()
         self._bytes = 0
         self._kept_since = wall_clock()
-        self.problems: dict[str, Happened] = {}  # the present problems, by subject: a family's label, or api
-        self.began: dict[str, float] = {}  # the beginnings of these problems, which may be earlier than their entries
-        self._since: dict[str, float] = {}  # of the same, as a time of `clock`
+        self.problems: dict[str, Happened] = {}  # by family label, or 'api'
+        self.began: dict[str, float] = {}  # a beginning may precede its entry
+        self._since: dict[str, float] = {}  # as times of `clock`
         self._arrivals: dict[ServiceName, float] = {}
-        self._listed: set[ServiceName] | None = None  # Services in the first lists that have not settled yet
+        self._listed: set[ServiceName] | None = None  # not yet settled Services of the first lists
         self._delays: deque[float] = deque(maxlen=MOST)  # since the last second
         self._counted = 0  # changes until the last second
-        self._unusable = 0  # problems of objects since the last second
+        self._unusable = 0  # objects' problems since the last second
 
     def past(self, number: int = 0, since: float = 0.0) -> Past:
         """Return the entries after this number and this time."""
@@ -104,7 +103,7 @@ class Journal:
             self.tick()
 
     def arrived(self, events: Sequence[Event]) -> None:
-        """Record these reports, as in observer.Audience."""
+        """Store the time of arrival of each Service's event."""
         now, planner, queued = self._clock(), self.engine.planner, self.engine.queued
         for name in services_of(events, planner):
             # If a Service is not waiting now, its earlier event has changed no plan.
@@ -115,7 +114,7 @@ class Journal:
             self.audience.arrived(events)
 
     def settled(self, changes: Sequence[Change]) -> None:
-        """Record these reports, as in observer.Audience."""
+        """Record these changes as entries."""
         now = self._clock()
         self.changes += len(changes)
         arrivals = [self._arrivals.pop(change.name, None) for change in changes]
@@ -136,7 +135,7 @@ class Journal:
             self.audience.settled(changes)
 
     def _begin(self) -> set[ServiceName]:
-        """Record the first lists in one entry; return their Services. The first changes of these get no entries."""
+        """Record all first lists in a single entry; return the Services of these lists."""
         planner = self.engine.planner
         services, slices = planner.objects.services, planner.objects.endpoints
         self._add("change", "", f"{counted(services, 'Service')} and {counted(slices, 'EndpointSlice')} listed")
@@ -150,7 +149,7 @@ class Journal:
             self._add("problem", service, redact(text))
 
     def look(self) -> None:
-        """Record problems of the kernel and the API server that have begun or ended."""
+        """Record problems of the kernel and of the API server that have begun or ended."""
         found = {one.family.label: one.problem for one in self.engine.standings if one.problem}
         trouble, silent = self._unreachable()
         if trouble:
@@ -159,7 +158,7 @@ class Journal:
         for subject in self.problems.keys() - found.keys():
             entry = self.problems.pop(subject)
             del self.began[subject]
-            lasted = self._clock() - self._since.pop(subject)  # the wall clock may have been set in the meantime
+            lasted = self._clock() - self._since.pop(subject)  # the wall clock may have been set
             self._add("end", "", f"after {lasted:.1f} s: {entry.what}")
         for subject in found.keys() - self.problems.keys():
             before = silent if subject == "api" else 0.0
@@ -169,8 +168,8 @@ class Journal:
             self.problems[subject] = self._add("problem", "", found[subject] + since)
 
     def tick(self) -> None:
-        """Record the figures of the last second: its beginning `t` (seconds since the epoch), the number of changes,
-        their delays, the entries of connection tracking. Then record problems that have begun or ended."""
+        """Record the figures of the last second: the beginning `t` (seconds since the epoch), the number of changes,
+        the delays of these changes, and the entries of connection tracking."""
         delays = spread(self._delays) or dict.fromkeys(("p50", "p99", "max"))
         changes, self._counted = self.changes - self._counted, self.changes
         used = (fullness() or {}).get("count")
@@ -182,7 +181,6 @@ class Journal:
         self.look()
 
     def _add(self, kind: str, service: str, text: str, ms: float | None = None) -> Happened:
-        """Add an entry and return it; remove the oldest entries above the limits."""
         self.number += 1
         entry = Happened(self.number, self._wall_clock(), kind, service, text[:_LONGEST], ms)
         self._entries.append(entry)
@@ -199,7 +197,7 @@ def _size(entry: Happened) -> int:
 
 
 def services_of(events: Iterable[Event], planner: Planner) -> Iterator[ServiceName]:
-    """Yield the Service of each event about one Service or its slice."""
+    """Yield the Service of each event about a Service or an EndpointSlice."""
     for event in events:
         if isinstance(event, Upserted | ZonedSlice):
             about, namespace = event.object, event.object.metadata.namespace or ""
@@ -240,13 +238,13 @@ def _difference(before: Iterable[Pool], after: Iterable[Pool]) -> str:
 
 
 def spread(delays: Iterable[float]) -> dict[str, float] | None:
-    """Return the median, the 99th percentile and the maximum; None if there are no values."""
+    """Return the median, the 99th percentile and the maximum; None without values."""
     ordered = sorted(delays)
     shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     return {name: ordered[ceil(len(ordered) * share) - 1] for name, share in shares.items()} if ordered else None
 
 
 def fullness() -> dict[str, int] | None:
-    """Return the number of entries of connection tracking and its limit; None if the kernel does not report them."""
+    """Return the number of connection tracking's entries and its limit; None if the kernel does not report them."""
     values = [int(value) for _, _, _, value in conntrack(NETFILTER)]
     return {"count": values[0], "max": values[1]} if len(values) == 2 else None

@@ -1,6 +1,6 @@
-"""Log output in the formats of the Go kube-proxy (klog's text or component-base's JSON), on standard error, without
-secrets. A message has the form "Message key=%s key=%r". Each record is one line, whatever it contains (server/text.py).
-A slow reader never stops the proxy: lines are dropped and counted."""
+"""Writes the log to standard error in the formats of the Go kube-proxy (klog's text or component-base's JSON), without
+secrets. A message has the form "Message key=%s key=%r". Each record is one line, because server/text.py cleans the
+text."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ _PAIR: Final = re.compile(r" ([A-Za-z_]\w*)=%(?:\.\d+f|[sdrg])")
 
 @lru_cache(maxsize=512)
 def _pairs(template: str) -> tuple[str, tuple[str, ...]]:
-    """Split a template into its message and the keys of the key=%s pairs at its end; no keys if it has other fields."""
+    """Split a template into its message and the keys of the key=%s pairs at its end; no keys if the message has other
+    fields."""
     end = len(template)
     keys: list[str] = []
     for match in reversed(list(_PAIR.finditer(template))):
@@ -97,8 +98,8 @@ def _value(key: str, value: object) -> object:
 
 
 class JsonFormatter(logging.Formatter):
-    """component-base's JSON: ts (milliseconds since the epoch), caller, msg, v (not for errors), and the key=%s pairs
-    at the message's end. The key `error` becomes `err`; `stacktrace` contains a traceback."""
+    """component-base's JSON format: ts (milliseconds since the epoch), caller, msg, v (not for errors), and the key=%s
+    pairs of the message's end. The key `error` becomes `err`; `stacktrace` contains a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line."""
@@ -124,7 +125,7 @@ Patterns = Sequence[tuple[str, int]]  # --vmodule: patterns of file names (witho
 
 class Verbosity(logging.Filter):
     """The filter for -v and --vmodule; as in klog, a pattern can only increase the verbosity of its files. All files of
-    a package share a logger, so a logger passes on each record that one of its files may show."""
+    a package share a logger, which must pass on each record that one of its files may log."""
 
     def __init__(self, verbosity: int, patterns: Patterns = ()) -> None:
         super().__init__()
@@ -152,9 +153,9 @@ class Verbosity(logging.Filter):
 
 
 class StreamHandler(logging.Handler):
-    """Writes to file descriptors without waiting long for their readers. A line waits at most 50 ms. After a line is
-    dropped, later lines do not wait; when the reader reads again, a line reports the number of dropped lines. With a
-    buffer (size in bytes), lines for `infos` are stored until the buffer is full or flushed."""
+    """Writes to file descriptors without waiting long for their readers. A line waits at most 50 ms, and is then
+    dropped. After a dropped line, later lines do not wait. When the reader reads again, a line reports the number of
+    dropped lines. `buffer` (bytes) stores lines for `infos` until it is full or flushed."""
 
     def __init__(self, errors: int, infos: int, buffer: int = 0) -> None:
         super().__init__()
@@ -240,8 +241,8 @@ class Output(NamedTuple):
 
 
 def setup(config: Logging) -> Output:
-    """Send all logging to standard error, with klog's verbosity. With splitStream only errors go to standard error;
-    other lines go to standard output through the buffer. Other libraries log only warnings and errors."""
+    """Send all logging to standard error, with klog's verbosity. With splitStream, lines below the level of errors go
+    through the buffer to standard output. Other libraries log only warnings and errors."""
     routing = config.options.json if config.format == "json" else config.options.text
     patterns = [(item.file_pattern, item.verbosity) for item in config.vmodule]
     handler = StreamHandler(errors=2, infos=1 if routing.split_stream else 2, buffer=routing.info_buffer_size)
@@ -254,7 +255,7 @@ def setup(config: Logging) -> Output:
     shown = Verbosity(config.verbosity, patterns)
     if patterns:
         handler.addFilter(shown)
-    # Computing these fields for each record would take time, and no format uses them.
+    # No format uses these fields, and computing the fields takes time.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     sys.excepthook = _log_uncaught
     return Output(handler, shown)

@@ -1,7 +1,6 @@
-"""The metrics of all modes (a mode registers further metrics), and the pages of the metrics port (10249). Names, help
-texts, labels and buckets are as in pkg/proxy/metrics and component-base of Kubernetes 1.36; OwnMetrics contains the
-metrics that the Go kube-proxy lacks. Paths and content types of the pages are as in the metrics server of
-cmd/kube-proxy v1.36. kubeproxy.registry implements and renders metrics."""
+"""The metrics of all modes, and the pages of the metrics port (10249). ProxyMetrics has the names, help texts, labels
+and buckets of pkg/proxy/metrics and component-base of Kubernetes 1.36; OwnMetrics has the metrics that the Go
+kube-proxy lacks. Paths and content types of the pages are as in the metrics server of cmd/kube-proxy v1.36."""
 
 from __future__ import annotations
 
@@ -26,9 +25,10 @@ from kubeproxy.server.text import clean, printable
 
 KUBERNETES: Final = ("1", "36")
 
-# The buckets are those of component-base's ExponentialBuckets(0.001, 2, 15), with the same rounding.
+# The buckets and their rounding are those of component-base's ExponentialBuckets(0.001, 2, 15).
 SYNC_BUCKETS: Final = tuple(0.001 * 2**n for n in range(15))
-# As LinearBuckets for 0.25-0.5, 1-59, 60-115 in steps of 5, 120-300 in steps of 30; MergeBuckets adds a zero first.
+# The buckets are those of LinearBuckets for 0.25-0.5, 1-59, 60-115 in steps of 5, and 120-300 in steps of 30;
+# MergeBuckets adds the zero.
 PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
 LATENCY_BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 SIZE_BUCKETS: Final = (64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
@@ -38,7 +38,7 @@ NETFILTER: Final = Path("/proc/sys/net/netfilter")
 
 
 class ProxyMetrics:
-    """All metrics of one proxy. A metric with labels is a family; its method `labels` returns one series."""
+    """All metrics of one proxy."""
 
     def __init__(self) -> None:
         registry = self.registry = MetricRegistry()
@@ -62,7 +62,7 @@ class ProxyMetrics:
             *build_info(),
         )
         build.labels(*build_info().values()).set(1)
-        # These are component-base's metrics about metrics; no metric here is hidden or can be disabled.
+        # component-base has these metrics about metrics. In this proxy no metric is hidden or can be disabled.
         for state in ("disabled", "hidden"):
             registry.counter(f"{state}_metrics_total", f"[BETA] The count of {state} metrics.").labels()
         self._registered = registry.counter(
@@ -77,19 +77,19 @@ class ProxyMetrics:
         )
 
     def render(self) -> bytes:
-        """Return all metrics as Prometheus text, to be sent as registry.CONTENT_TYPE."""
+        """Return all metrics as Prometheus text of the type registry.CONTENT_TYPE."""
         levels = Counts(found[1] for text in self.registry.helps if (found := _STABILITY.match(text)))
-        for level, number in levels.items():  # computed at each rendering, because modes register metrics later
+        for level, number in levels.items():  # modes register metrics later
             self._registered.labels("", level).set(number)
         return self.registry.render()
 
     def show_features(self, states: Iterable[tuple[str, str, bool]]) -> None:
-        """Set the metrics about feature gates: name, stage, and whether the gate is on."""
+        """Set the metrics about feature gates from each gate's name, stage and state."""
         for name, stage, enabled in states:
             self._features.labels(name, stage).set(enabled)
 
     def count_refusals(self, name: str, text: str) -> None:
-        """Also count refused syncs, by family, in a metric with this name."""
+        """Register a metric with this name, which also counts refused syncs by family."""
         self.refusals.append(self.registry.counter(name, text, FAMILY))
 
     def begin(self, families: Iterable[str]) -> None:
@@ -166,7 +166,7 @@ class ProxyMetrics:
 
 
 _STABILITY: Final = re.compile(r"\[(ALPHA|BETA|STABLE)\] ")
-"""Matches the stability level at the beginning of a help text, such as [ALPHA]; metrics of this program have none."""
+"""Matches the stability level at the beginning of a help text of upstream, such as [ALPHA]."""
 
 
 class OwnMetrics:
@@ -210,14 +210,14 @@ class OwnMetrics:
         registry.collect(lambda: conntrack(NETFILTER))
 
     def show_certificates(self, expiries: Mapping[str, float]) -> None:
-        """Set the expiry times of the used certificates, in seconds since the epoch, by name."""
+        """Set the expiry time of each used certificate (seconds since the epoch)."""
         self._certificates.clear()
         for name, expiry in expiries.items():
             self._certificates.labels(name).set(expiry)
 
 
 def conntrack(folder: Path) -> Iterable[Single]:
-    """Yield the number of tracked connections and its limit; nothing if the kernel does not have these files."""
+    """Yield the number of tracked connections and its limit; nothing if the kernel does not have the files."""
     for name, file, text in (
         ("kubeproxy_conntrack_entries", "nf_conntrack_count", "Tracked connections of this network namespace"),
         ("kubeproxy_conntrack_entries_limit", "nf_conntrack_max", "Maximum number of tracked connections"),
@@ -289,7 +289,6 @@ def _start_time() -> float:
 
 
 def _process(started: float) -> Iterable[Single]:
-    """Yield the process_ metrics, as the Go client does."""
     stat = _stat()
     cpu = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
     descriptors = sum(1 for _ in os.scandir("/proc/self/fd")) - 1
@@ -345,9 +344,9 @@ _METRICS: Final[Headers] = (("Content-Type", CONTENT_TYPE),)
 _ZIPPED: Final[Headers] = (*_METRICS, ("Content-Encoding", "gzip"))
 SLIS_PAGE: Final = "/metrics/slis"
 _PING: Final = "ping"
-GZIP: Final = 31  # zlib's name for the gzip format with its largest window
+GZIP: Final = 31  # zlib's value for the gzip format
 
-# The first lines of k8s.io/component-base/zpages.
+# k8s.io/component-base/zpages begins with these lines.
 _WARNING: Final = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for"
     " debugging purposes only."
@@ -357,7 +356,7 @@ _WARNING: Final = (
 def metrics_pages(
     metrics: ProxyMetrics, mode: str, asked_by: Callable[[str], None] = lambda _: None
 ) -> dict[str, Handler]:
-    """Return the pages by path. `asked_by` is called with the User-Agent of each local request for /proxyMode."""
+    """Return the pages by path; each local request for /proxyMode calls `asked_by` with its User-Agent."""
 
     def all_metrics(request: Request) -> Response:
         text = metrics.render()
@@ -373,9 +372,9 @@ def metrics_pages(
 
 
 def health_pages() -> Mapping[str, Handler]:
-    """Return two pages by path: /healthz of the metrics port, and SLIS_PAGE with metrics of its checks, which DELETE
-    resets. Paths, texts and metrics are as in k8s.io/apiserver's healthz and component-base's slis packages. The only
-    check, "ping", always succeeds; the health port (health.py) shows the proxy's state."""
+    """Return two pages by path: /healthz of the metrics port, and SLIS_PAGE with the metrics of health checks, which
+    DELETE resets. Paths, texts and metrics are as in k8s.io/apiserver's healthz and component-base's slis packages. The
+    only check, "ping", always succeeds, because the health port (health.py) shows the proxy's state."""
     registry = MetricRegistry()
     text = "[STABLE] This metric records the result of a single healthcheck."
     result = registry.gauge("kubernetes_healthcheck", text, "name", "type")
@@ -416,7 +415,8 @@ def flags_text(flags: Sequence[tuple[str, str]]) -> str:
 
 
 def status_text(facts: Mapping[str, str], started: float, paths: Iterable[str], now: float | None = None) -> str:
-    """Return the text of /statusz: the start (seconds since the epoch), the facts, and the other pages."""
+    """Return the text of /statusz with the time since `started` (seconds since the epoch), the facts and the other
+    pages."""
     minutes, seconds = divmod(int((time.time() if now is None else now) - started), 60)
     lines = [
         "kube-proxy statusz",

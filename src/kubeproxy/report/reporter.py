@@ -32,7 +32,7 @@ EACH_SERVICE = level(4)
 
 
 class Reporter(Struct):
-    """Implements observer.Observer; passes changes and problems on to `journal`."""
+    """Implements observer.Observer, and passes changes and problems on to `journal`."""
 
     # ruff: noqa: D102 - Observer documents its methods
 
@@ -68,7 +68,8 @@ class Reporter(Struct):
             self._count(objects())
 
     def _count(self, changed: Counts) -> None:
-        """Count changes. As in the Go kube-proxy, a Service counts in every family, a slice only in its own."""
+        """Count changes. As in the Go kube-proxy, a Service counts in every family, and an EndpointSlice only in its
+        own family."""
         self.metrics.service_changes.inc(changed.services * self._families)
         self.metrics.endpoint_changes.inc(changed.endpoints)
 
@@ -96,7 +97,7 @@ class Reporter(Struct):
         for counter in self.metrics.refusals:
             counter.labels(family.label).inc()
         self.flows.hold(family)
-        # A failed repair counts as a queued change, so that the node becomes unhealthy and the alert fires.
+        # A failed repair counts as a queued change, which makes the node unhealthy and fires the alert.
         self.health.queued(family.label)
         queued, synced = self.metrics.last_queued.labels(family.label), self.metrics.last_sync.labels(family.label)
         if queued.value <= synced.value:
@@ -129,7 +130,7 @@ class Reporter(Struct):
         self.journal.settled(changes)
 
     def _report_ejections(self, change: Change, before: Ejected, after: Ejected) -> None:
-        """Record ejections and returns. An endpoint that no longer is one of the Service is neither."""
+        """Record ejections and returns of endpoints, except of endpoints that have left the Service."""
         regarding, own = service_reference(change.name, change.uid), self.metrics.own
         here = {(plan.key, one) for plan in change.after.plans for one in {*plan.cluster, *plan.local}}
         for key, endpoint in sorted(before.keys() ^ after.keys()):
@@ -148,7 +149,7 @@ class Reporter(Struct):
 
     def _count_services(self, compiled: Compiled, step: int) -> None:
         plans, counted, lacking = compiled.plans, None, None
-        for plan in plans:  # family by family
+        for plan in plans:
             family = plan.key.family
             if family is not counted:
                 counted = family
@@ -190,7 +191,7 @@ class Reporter(Struct):
             for policy in ("internal", "external"):
                 count = self._without_local[policy, family]
                 self.metrics.no_local_endpoints.labels(policy, family.label).set(count)
-            self._services[family] += 0  # shown from now on
+            self._services[family] += 0  # creates the series with 0
             served = ours.health_check_ips
             addresses[family] = None if served is None else [unpack(ip) for ip in served]
         self._show_services()
@@ -199,7 +200,7 @@ class Reporter(Struct):
 
 
 Ejected = Mapping[tuple[ServicePortKey, bytes], ServicePlan]
-"""The plans by their keys and ejected endpoints."""
+"""The plan of each ejected endpoint, by the plan's key and the packed endpoint."""
 
 
 def ejected(compiled: Compiled) -> Ejected:
@@ -208,7 +209,7 @@ def ejected(compiled: Compiled) -> Ejected:
 
 
 def service_reference(name: ServiceName, uid: str) -> ObjectReference:
-    """Return the reference of an event to a Service."""
+    """Return the reference to a Service for an Event."""
     return ObjectReference("Service", name[1], name[0], uid)
 
 
@@ -223,7 +224,8 @@ def _without_local(compiled: Compiled) -> Iterable[tuple[str, Family]]:
 
 
 def _ports(checks: Mapping[ServiceName, HealthCheck]) -> dict[HealthCheckAddress, LocalEndpoints]:
-    """Return the content of each health check port. If two Services have the same port, the first by name gets it."""
+    """Return the answer of each health check port. If two Services have the same port, the first Service by name gets
+    it."""
     ports: dict[HealthCheckAddress, LocalEndpoints] = {}
     for (namespace, name), check in sorted(checks.items()):
         for family, count in check.counts:

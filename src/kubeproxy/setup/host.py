@@ -1,7 +1,5 @@
-"""Determines this node's settings at the start: name, address families, sysctls, OOM score.
-
-Source: docs/reference.md "Start" 3, 6 to 9 and 12.
-"""
+"""Determines this node's settings at the start: name, address families, sysctls, OOM score. Source: docs/reference.md
+"Start" 3, 6 to 9 and 12."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ log = logging.getLogger("kubeproxy.host")
 
 
 def node_name(override: str) -> str:
-    """Return the Node's name: the override, or else the host's name, trimmed and in lower case."""
+    """Return the Node's name, which is the override or the host's name, trimmed and in lower case."""
     name = (override or socket.gethostname()).strip().lower()
     if not name:
         raise ConfigError("hostnameOverride: the host has no name; set hostnameOverride to the Node's name")
@@ -39,8 +37,8 @@ def node_name(override: str) -> str:
 
 
 def families(primary: Family | None = None, proc: Path = Path("/proc")) -> tuple[Family, ...]:
-    """Return the families that the kernel supports. Raises Unsupported if the primary family is known but not
-    supported."""
+    """Return the families that the kernel supports. Raises Unsupported if the kernel does not support the primary
+    family."""
     disabled = proc / "sys/net/ipv6/conf/all/disable_ipv6"
     has_ipv6 = (proc / "net/if_inet6").exists() and not (disabled.exists() and disabled.read_text().strip() == "1")
     found = (Family.IPV4, Family.IPV6) if has_ipv6 else (Family.IPV4,)
@@ -73,11 +71,9 @@ def supported(
 ) -> Supported:
     """Return the families that pass `check`, which raises Unsupported if a family's requirement is missing.
 
-    Only the primary family is required; the other may be missing, for example if ip6tables or its nat table does not
-    exist. If the primary family is unknown (None), either may be missing. A failed check is repeated, because memory
-    may be short for a moment, but the result applies until the next start. Raises Unsupported if no family passes.
-    Source: platformCheckSupported of cmd/kube-proxy.
-    """
+    Only the primary family is required; without a primary family (None), either family may be missing. A failed check
+    is repeated, because memory may be short for a moment. Raises Unsupported if the primary family, or every family,
+    fails. Source: platformCheckSupported of cmd/kube-proxy."""
     lacks: list[Unsupported] = []
     for pause in (0.0, *_CHECKED_AGAIN):
         time.sleep(pause)
@@ -124,8 +120,7 @@ def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = _NO_F
 
 
 def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) -> Mapping[Family, list[bytes]]:
-    """Return this node's packed addresses by family, without those on the interfaces `without` (for addresses of
-    Services)."""
+    """Return this node's packed addresses by family, except the addresses on the interfaces `without`."""
     return {
         family: [address.ip for address in local_addresses(family) if address.interface not in without]
         for family in wanted
@@ -133,14 +128,14 @@ def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) 
 
 
 LARGEST_SCALED: Final = 1_048_576
-"""The maximum table size that is computed from the number of CPUs, of which there may be hundreds (kube-proxy 1.36)."""
+"""The maximum table size that is computed from the number of CPUs (kube-proxy 1.36)."""
 
 
 def conntrack_sysctls(conntrack: ConntrackSettings, cpus: int | None = None) -> list[tuple[str, int]]:
     """Return the sysctls for a conntrack block, in order. `cpus` defaults to the number of CPUs of this machine.
 
-    The table size is maxPerCore times the CPUs and at least min; but if maxPerCore times the CPUs exceeds
-    LARGEST_SCALED, the size is LARGEST_SCALED. A value of 0 leaves its sysctl unchanged. Source: kube-proxy v1.36
+    The table size is maxPerCore times the CPUs, and at least min. If maxPerCore times the CPUs exceeds LARGEST_SCALED,
+    the size is LARGEST_SCALED. A value of 0 leaves its sysctl unchanged. Source: kube-proxy v1.36
     pkg/proxy/conntrack/sysctls.go."""
     scaled = conntrack.max_per_core * (cpus or os.cpu_count() or 1)
     size = LARGEST_SCALED if scaled > LARGEST_SCALED else max(scaled, conntrack.min)
@@ -167,10 +162,8 @@ def tune(conntrack: ConntrackSettings, oom_score_adj: int) -> None:
 
 
 def check_families(wanted: Settings) -> None:
-    """Raise ConfigError if clusterCIDR has no network of this node's only family.
-
-    Source: docs/reference.md "Start" 9; checkBadIPConfig of cmd/kube-proxy.
-    """
+    """Raise ConfigError if clusterCIDR has no network of this node's only family. Source: docs/reference.md "Start" 9;
+    checkBadIPConfig of cmd/kube-proxy."""
     if wanted.local_mode != "ClusterCIDR":
         return
     missing = _without_network(wanted)
@@ -182,10 +175,8 @@ def check_families(wanted: Settings) -> None:
 
 
 def warn_of_addresses(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> None:
-    """Log a warning about configured addresses that do not fit the families of the Node (None if it is unknown).
-
-    Source: docs/reference.md "Start" 6 and 9; checkBadConfig and checkBadIPConfig of cmd/kube-proxy.
-    """
+    """Log a warning about each configured address that does not fit the families of the Node (None if it is unknown).
+    Source: docs/reference.md "Start" 6 and 9; checkBadConfig and checkBadIPConfig of cmd/kube-proxy."""
     for warning in (
         *_open_nodeports(config, wanted, node),
         *_of_the_other_family(config, wanted, node),
@@ -195,7 +186,6 @@ def warn_of_addresses(config: KubeProxyConfiguration, wanted: Settings, node: No
 
 
 def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the reasons why NodePorts answer on unexpected addresses."""
     known = {family for family in wanted.families if not all(map(is_loopback, node_addresses(wanted, node, family)))}
     if not config.node_port_addresses and wanted.nodeport_addresses == EVERY_ADDRESS:
         yield "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] selects the node's"
@@ -218,7 +208,7 @@ def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node
 
 
 def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield a sentence for each field that contains addresses, but none of the family of the Node's first address."""
+    """Yield a sentence for each field whose addresses are all of another family than the Node's first address."""
     fields: dict[str, Sequence[str]] = {"clusterCIDR": wanted.cluster_cidrs}
     if len(wanted.families) == 1:
         fields |= config.networks
@@ -248,7 +238,7 @@ def _first(wanted: Settings, node: Node | None) -> Family:
 
 
 def _unmasqueraded(wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the Node's families (without a Node the served families) that have no network in clusterCIDR."""
+    """Yield the families of the Node that have no network in clusterCIDR; without a Node, check the served families."""
     for family in _without_network(wanted) if wanted.local_mode == "ClusterCIDR" else ():
         if node is None or not all(map(is_loopback, node_addresses(wanted, node, family))):
             yield (
@@ -262,10 +252,8 @@ def _without_network(wanted: Settings) -> list[Family]:
 
 
 def check_pod_cidrs(wanted: Settings, node: Node | None) -> None:
-    """Raise ConfigError when, in NodeCIDR mode, no podCIDR is of the Node's primary family.
-
-    The primary family is the family of bindAddress, else of the Node's first address.
-    """
+    """Raise ConfigError when, in NodeCIDR mode, no podCIDR is of the Node's primary family, which is the family of
+    bindAddress or else of the Node's first address."""
     cidrs = pod_cidrs(node)
     if wanted.local_mode != "NodeCIDR" or not cidrs:
         return

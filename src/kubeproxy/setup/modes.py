@@ -23,7 +23,7 @@ def every() -> list[Mode]:
 
 
 def interfaces() -> frozenset[str]:
-    """Return the interfaces with addresses of Services in all modes, because they may remain after a change of the
+    """Return the interfaces that have addresses of Services in any mode; these may remain after a change of the
     mode."""
     return frozenset(mode.interface for mode in every() if mode.interface)
 
@@ -32,7 +32,7 @@ def remove_others(current: Mode) -> list[str]:
     """Remove the rules of other modes and of another kube-proxy from this node; return the failures."""
     running = current.operations()
     failures = [failure for mode in every() if mode.name != current.name for failure in mode.cleanup(running.keeps)]
-    # Remove duplicates, because two modes may report the same failure.
+    # Two modes may report the same failure.
     return list(dict.fromkeys([*failures, *running.remove_displaced()]))
 
 

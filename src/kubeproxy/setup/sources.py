@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("kubeproxy.sources")
 
 NODE_TIMEOUT = 30.0  # as in the Go kube-proxy, which then uses loopback in place of the Node's address
-NODE_CIDR_TIMEOUT = 300.0  # the same in NodeCIDR mode, for the Node's pod networks
+NODE_CIDR_TIMEOUT = 300.0  # also as in the Go kube-proxy
 
 Patch = Callable[[str, bytes], Awaitable[int]]
 """A function that sends a JSON patch to a path, and returns the HTTP status. Raises SourceError or OSError."""
 
 
 class ManifestSources:
-    """A folder of YAML and JSON files. ApiSources has the same methods and attributes."""
+    """A folder of YAML and JSON files, with the same methods and attributes as ApiSources."""
 
     knows_nodes = False
     """Whether a missing Node was deleted. If False, the source may omit Nodes."""
@@ -192,9 +192,8 @@ Sources = ManifestSources | _ApiSources
 class RateLimit:
     """Limits requests by clientConnection.qps and burst; a negative qps means no limit.
 
-    The limit applies only to requests that send Events, whose number is unbounded; there are few lists and watches. As
-    in client-go, 0 means the default (5 and 10).
-    """
+    The limit applies only to requests that send Events, whose number is unbounded. As in client-go, 0 means the default
+    (5 and 10)."""
 
     def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._bucket = TokenBucket(qps or 5.0, burst or 10, clock) if qps >= 0 else None
