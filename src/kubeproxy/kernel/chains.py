@@ -1,8 +1,8 @@
 """Reads the chains of all programs, in nf_tables and in both variants of iptables. Changes nothing.
 
 nf_tables, which also contains the rules of iptables-nft, is read over netlink. A table of legacy iptables is read only
-if the kernel lists it, because reading a missing table would create it. Source: include/uapi/linux/netfilter of Linux
-6.18."""
+if the kernel lists the table, because reading a missing table would create it. Source: include/uapi/linux/netfilter of
+Linux 6.18."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NFT: Final = {"ip": "iptables-nft", "ip6": "ip6tables-nft"}
 
 
 class Chain(NamedTuple):
-    """A chain: its family (inet, ip, ip6), its table and its name; a base chain also has a hook."""
+    """A chain: its family (inet, ip, ip6), table and name, and its hook if the chain is a base chain."""
 
     family: str
     table: str
@@ -45,7 +45,7 @@ def chains() -> list[Chain]:
 
 
 def unevaluated() -> list[Chain]:
-    """Return the base chains of families netdev and bridge. This program does not evaluate their rules. Raises
+    """Return the base chains of the families netdev and bridge, which this program does not evaluate. Raises
     NetlinkError."""
     with Netlink.open() as link:
         there = [(TABLE_FAMILIES.get(one.family, ""), one) for one in listed_chains(link) if one.hook is not None]
@@ -78,7 +78,7 @@ def iptables_nft_chains(known: Iterable[Chain]) -> list[RuleChain]:
 
 
 def iptables_chains(known: Iterable[Chain]) -> list[RuleChain]:
-    """Return the chains of iptables; chains of variant nft are selected from `known`. Raises ApplyError."""
+    """Return the chains of iptables; the chains of variant nft are selected from `known`. Raises ApplyError."""
     found = iptables_nft_chains(known)
     for family, number in IP_FAMILIES.items():
         if LEGACY[family] not in xtables.installed():
@@ -93,7 +93,7 @@ def iptables_chains(known: Iterable[Chain]) -> list[RuleChain]:
 
 
 def legacy_tables(family: str, net: Path = Path("/proc/thread-self/net")) -> list[str]:
-    """Return the names of a family's legacy iptables tables ('ip' or 'ip6'); none if its modules are not loaded."""
+    """Return the names of a family's legacy iptables tables ('ip' or 'ip6'); none if the modules are not loaded."""
     try:
         return (net / _LEGACY_TABLES[family]).read_text(encoding="ascii").split()
     except OSError:

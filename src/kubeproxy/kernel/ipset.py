@@ -1,7 +1,6 @@
-"""IP sets over netlink: creates and reads sets, and adds and removes many entries at once.
+"""IP sets over netlink: creates and reads sets, and adds and removes many entries in one message.
 
-Sources: include/uapi/linux/netfilter/ipset/ip_set.h and net/netfilter/ipset/ of Linux 6.18.
-"""
+Sources: include/uapi/linux/netfilter/ipset/ip_set.h and net/netfilter/ipset/ of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ class SetEntry(NamedTuple):
     """An entry of any set type; fields that the type lacks are empty.
 
     `ip` and `ip2` are packed. `ip2` is the last address of hash:ip,port,ip, or the network of hash:ip,port,net. Bits of
-    the network after `prefixlen` must be 0: the kernel clears them, so the entry would be read back with another
-    address."""
+    the network after `prefixlen` must be 0, because the kernel clears these bits and would return another entry."""
 
     ip: bytes = b""
     protocol: int = 0
@@ -130,9 +128,8 @@ class IpsetError(nl.NetlinkError):
 
 
 class Ipsets(nl.Closing):
-    """The IP sets of a network namespace. A context manager that keeps one socket open.
-
-    Its methods raise IpsetError when the kernel refuses, and NetlinkError when the socket fails."""
+    """The IP sets of a network namespace. A context manager that keeps one socket open. The methods raise IpsetError
+    when the kernel refuses, and NetlinkError when the socket fails."""
 
     def __init__(self, netlink: nl.Netlink) -> None:
         self._netlink = netlink
@@ -205,8 +202,7 @@ class Ipsets(nl.Closing):
         self._change(_DELETE, "remove {} from", name, entries)
 
     def _change(self, command: int, verb: str, name: str, entries: Collection[SetEntry]) -> None:
-        """Send many entries per message. The kernel refuses a message at its first invalid entry; then send each entry
-        alone."""
+        """Send many entries per message. If the kernel refuses a message, send each of its entries alone."""
         head, line = _named(name), nl.attribute(_LINE, bytes(4))
         chunks = list(_chunks(entries))
         payloads = [head + line + nl.attribute(_ENTRIES | nl.NLA_F_NESTED, b"".join(packed)) for _, packed in chunks]

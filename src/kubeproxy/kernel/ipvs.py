@@ -1,7 +1,6 @@
 """IPVS over generic netlink: reads virtual servers and real servers, changes them in batches, and sets timeouts.
 
-Sources: include/uapi/linux/ip_vs.h, net/netfilter/ipvs/ip_vs_ctl.c and include/uapi/linux/genetlink.h of Linux 6.18.
-"""
+Sources: include/uapi/linux/ip_vs.h, net/netfilter/ipvs/ip_vs_ctl.c and include/uapi/linux/genetlink.h of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -19,18 +18,18 @@ from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.model.addresses import PROTOCOL_NAMES, destination_text, family_of, place_text
 
 GENERIC: Final = struct.Struct("=BBH")
-"""struct genlmsghdr, the header of messages of generic netlink: command, version."""
+"""struct genlmsghdr, the header of messages of generic netlink: command, version, reserved field."""
 _CONTROL: Final = 0x10  # GENL_ID_CTRL
 _GET_FAMILY: Final = 3  # CTRL_CMD_GETFAMILY
 _FAMILY_ID: Final = 1
 _FAMILY_NAME: Final = 2
 
-# Flags of a virtual server. The schedulers sh and mh use the last two.
+# Flags of a virtual server. Only the schedulers sh and mh use FALLBACK and PORT.
 PERSISTENT: Final = 0x1
 ONE_PACKET: Final = 0x4
-FALLBACK: Final = 0x8  # to the next server if the hashed one has weight 0
-PORT: Final = 0x10  # hashes the client's port as well: kube-proxy sets it with mh
-_SETTABLE: Final = PERSISTENT | ONE_PACKET | FALLBACK | PORT | 0x20  # except 0x2, HASHED, which the kernel sets itself
+FALLBACK: Final = 0x8  # chooses the next server if the hashed server has weight 0
+PORT: Final = 0x10  # hashes the client's port as well: kube-proxy sets this flag with mh
+_SETTABLE: Final = PERSISTENT | ONE_PACKET | FALLBACK | PORT | 0x20  # 0x2, HASHED, is set by the kernel
 
 # Forwarding methods to a real server. kube-proxy uses masquerading (NAT); other programs may use any method.
 MASQUERADE: Final = 0
@@ -40,11 +39,11 @@ _GET_DESTINATION: Final = 8
 _SET_CONFIG: Final = 12
 
 _VERSION: Final = 1
-# IPVS_CMD_ATTR_...: the attributes of a message.
+# IPVS_CMD_ATTR_...
 _SERVICE: Final = 1
 _DESTINATION: Final = 2
 _TIMEOUTS: Final = (4, 5, 6)  # tcp, tcp_fin, udp
-# IPVS_SVC_ATTR_...: a virtual server.
+# IPVS_SVC_ATTR_...
 _FAMILY: Final = 1
 _PROTOCOL: Final = 2
 _ADDRESS: Final = 3
@@ -53,7 +52,7 @@ _SCHEDULER: Final = 6
 _FLAGS: Final = 7
 _TIMEOUT: Final = 8
 _NETMASK: Final = 9
-# IPVS_DEST_ATTR_...: a real server.
+# IPVS_DEST_ATTR_...
 _REAL_ADDRESS: Final = 1
 _REAL_PORT: Final = 2
 _FORWARDING: Final = 3
@@ -64,8 +63,8 @@ _ACTIVE: Final = 7
 _INACTIVE: Final = 8
 _REAL_FAMILY: Final = 11
 
-# The attributes that identify a virtual server: address family, protocol, address, port. Packing all four at once makes
-# batches cheap. The length of an attribute includes its header of four bytes, and no padding.
+# The attributes that identify a virtual server: address family, protocol, address, port. One call packs all four, which
+# makes batches fast. The length of an attribute includes its header of four bytes, and no padding.
 _KEY: Final = struct.Struct("=HHHxx HHHxx HH16s HH2sxx")
 # The attributes after the scheduler, which varies in length: flags and mask, timeout, netmask.
 _TRAITS: Final = struct.Struct("=HHII HHI HH4s")
@@ -96,7 +95,7 @@ class Verb(IntEnum):
 class VirtualServer(NamedTuple):
     """A virtual server. `flags` are constants of this module; `timeout` is the persistence timeout in seconds.
 
-    `key` is its identity: see server_key. PERSISTENT needs a timeout above 0. Persistence groups clients by the first
+    `key` is the result of server_key. PERSISTENT needs a timeout above 0. Persistence groups clients by the first
     `prefixlen` bits of their addresses; 0 means all bits."""
 
     key: bytes
@@ -108,9 +107,7 @@ class VirtualServer(NamedTuple):
 
 class RealServer(NamedTuple):
     """A real server. The numbers of connections are read-only; a real server with weight 0 gets no new connections.
-
-    `key` is its identity in its virtual server: packed address, and port in two bytes, network order.
-    """
+    `key` identifies the real server in its virtual server: packed address, and port in two bytes, network order."""
 
     key: bytes
     weight: int = 1
@@ -120,10 +117,8 @@ class RealServer(NamedTuple):
 
 
 class ServerChange(NamedTuple):
-    """One change: its verb, the virtual server, and the real server if the verb needs one.
-
-    Deleting a virtual server deletes its real servers. Deletions use only the keys.
-    """
+    """One change: the verb, the virtual server, and the real server if the verb needs a real server. Deleting a virtual
+    server deletes its real servers. Deletions use only the keys."""
 
     command: Verb
     server: VirtualServer
@@ -140,7 +135,7 @@ class ServerChange(NamedTuple):
 
 
 class Timeouts(NamedTuple):
-    """Seconds after which the kernel removes an idle connection; a value of 0 is not set."""
+    """Seconds after which the kernel removes an idle connection; `set_timeouts` skips a value of 0."""
 
     tcp: int
     tcp_fin: int
@@ -148,10 +143,8 @@ class Timeouts(NamedTuple):
 
 
 class Ipvs(nl.Closing):
-    """The virtual servers of a network namespace. A context manager that keeps one socket open.
-
-    `kind` is the message type that generic netlink assigned to IPVS. Raises NetlinkError when the socket fails.
-    """
+    """The virtual servers of a network namespace. A context manager that keeps one socket open. `kind` is the message
+    type that generic netlink assigned to IPVS. Raises NetlinkError when the socket fails."""
 
     def __init__(self, netlink: nl.Netlink, kind: int) -> None:
         self._netlink = netlink
@@ -202,7 +195,7 @@ class Ipvs(nl.Closing):
 
     @nl.understood("IPVS")
     def destinations(self, key: bytes) -> dict[bytes, RealServer]:
-        """Return the real servers of a virtual server, none if it is missing."""
+        """Return the real servers of a virtual server; {} if the virtual server is missing."""
         request = GENERIC.pack(_GET_DESTINATION, _VERSION, 0) + packed_key(key)
         entries = self._dump(request, _DESTINATION, "the real servers")
         return {real.key: real for real in self._reader.read(entries, len(key) - 3)}
@@ -214,7 +207,6 @@ class Ipvs(nl.Closing):
         self._netlink.request(self._kind, payload, f"set the IPVS timeouts to {timeouts}")
 
     def _dump(self, request: bytes, wanted: int, what: str) -> Iterator[tuple[bytes, int, int]]:
-        """Complete the dump, then yield (buffer, start, end) of each entry's attributes."""
         for data, first, last in nl.answers(self._netlink.dump_all(self._kind, request, what), GENERIC.size):
             for kind, start, end in nl.attributes(data, first, last):
                 if kind == wanted:
@@ -234,12 +226,12 @@ def family_id(netlink: nl.Netlink, name: str) -> int:
 
 
 def server_key(address: bytes, protocol: int, port: int) -> bytes:
-    """Return the identity of a virtual server: packed address, protocol, and port in two bytes, network order."""
+    """Return the key of a virtual server: packed address, protocol, and port in two bytes, network order."""
     return address + bytes((protocol,)) + port.to_bytes(2, "big")
 
 
 def packed_key(key: bytes) -> bytes:
-    """Return the attribute that names a virtual server."""
+    """Return the attribute that identifies a virtual server."""
     return _NESTING.pack(4 + _KEY.size, _SERVICE | nl.NLA_F_NESTED) + _key_attributes(key)
 
 
@@ -272,9 +264,7 @@ def _about_real_server(command: int, destination: bytes, weight: int, forwarding
 
 class Pieces(NamedTuple):
     """The constant bytes of the messages for masqueraded real servers of equal weight. A full sync sends one such
-    message per endpoint.
-
-    A message is `head`, the virtual server's packed key, `front`, address, `middle`, port in two bytes, `end`.
+    message per endpoint: `head`, the virtual server's packed key, `front`, address, `middle`, port in two bytes, `end`.
     """
 
     head: bytes
@@ -302,7 +292,7 @@ def _traits(server: VirtualServer) -> bytes:
     if size == 4:
         netmask = (0xFFFFFFFF << 32 - prefixlen & 0xFFFFFFFF).to_bytes(4, "big")
     else:
-        # a prefix length, despite the name of the attribute: ip_vs_add_service
+        # The attribute's name is netmask, but its value is a prefix length for IPv6: ip_vs_add_service.
         netmask = prefixlen.to_bytes(4, sys.byteorder)
     scheduler = nl.text_attribute(_SCHEDULER, server.scheduler)
     flags = (12, _FLAGS, server.flags & _SETTABLE, _SETTABLE)
@@ -324,9 +314,8 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
 
 
 class RealServerReader:
-    """Reads real servers by the byte layout of the first entry, since a kernel usually sends all entries with one
-    layout. This takes a quarter of the time of parsing each attribute. If an entry has another layout, the reader
-    uses that layout for the following entries."""
+    """Reads real servers by the byte layout of the first entry, in a quarter of the time of parsing each attribute. If
+    an entry has another layout, the reader uses that layout for the following entries."""
 
     def __init__(self) -> None:
         self._struct = struct.Struct("")
@@ -346,7 +335,6 @@ class RealServerReader:
             yield RealServer(address[:size] + port, weight, active, inactive, forwarding)
 
     def _values(self, data: bytes, start: int, end: int) -> tuple[Any, ...] | None:
-        """Return alternating attribute headers and values; None if the layout differs."""
         if not self._headers or end - start < self._struct.size:
             return None
         values = self._struct.unpack_from(data, start)

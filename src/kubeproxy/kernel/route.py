@@ -1,9 +1,8 @@
 """Interfaces, addresses and routes of the network namespace, and announcements of their changes; the dummy interface of
 ipvs mode; bridges, and whether the packets that they forward pass iptables and nftables.
 
-`model/` decides which addresses are addresses of the node or of NodePorts. Sources: rtnetlink(7),
-include/uapi/linux/if_link.h, Documentation/networking/bridge.rst and net/bridge/br_netfilter_hooks.c of Linux 6.18.
-"""
+Sources: rtnetlink(7), include/uapi/linux/if_link.h, Documentation/networking/bridge.rst and
+net/bridge/br_netfilter_hooks.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -85,14 +84,14 @@ def interface_changes() -> Announcements:
 
 
 def link_index(name: str) -> int | None:
-    """Return an interface's index; None if it is missing. (Other calls would run modprobe.) Raises NetlinkError."""
+    """Return an interface's index; None if the interface is missing. Unlike other calls, does not cause the kernel to
+    run modprobe. Raises NetlinkError."""
     return next((one.number for one in interfaces() if one.name == name), None)
 
 
 def ensure_dummy(name: str) -> int:
-    """Return the index of a dummy interface; create it if it is missing, and set it up. It gets no link-local address.
-    Raises NetlinkError, with code EOPNOTSUPP if the module dummy is missing.
-    """
+    """Return the index of a dummy interface without a link-local address; create it if it is missing, and set it up.
+    Raises NetlinkError, with code EOPNOTSUPP if the module dummy is missing."""
     index = link_index(name)
     with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
         if index is None:
@@ -108,7 +107,7 @@ def ensure_dummy(name: str) -> int:
 
 
 def delete_link(name: str) -> bool:
-    """Remove an interface; return whether there was one. Raises NetlinkError."""
+    """Remove an interface; return whether it existed. Raises NetlinkError."""
     index = link_index(name)
     if index is None:
         return False
@@ -151,8 +150,8 @@ def _pack(index: int, ip: bytes) -> bytes:
         _ADDRESS_HEAD.pack(family, 8 * len(ip), 0, 0, index) + nl.attribute(_LOCAL, ip) + nl.attribute(_ADDRESS, ip)
     )
     if family is Family.IPV6:
-        # The address is usable at once, and the kernel adds no second route: the local table has a route to the
-        # address.
+        # Without duplicate detection the address is usable immediately. The kernel adds no prefix route, because the
+        # local table already has a route to the address.
         payload += nl.attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
         # The address is deprecated, so that the kernel never selects it as the most similar source (RFC 6724, rules 3
         # and 8).
@@ -195,8 +194,7 @@ def bridges(sys: Path = SYS, sysctls: Path = SYSCTLS) -> list[Bridge]:
 
 
 def hairpin_ports(bridge: str, sys: Path = SYS) -> dict[str, bool]:
-    """Return the ports of a bridge with their hairpin mode: whether a frame may leave through the port that received
-    it."""
+    """Return the hairpin mode of a bridge's ports: whether a frame may leave through the port that received it."""
     try:
         return {entry.name: _is_on(entry / "hairpin_mode") for entry in sorted((sys / bridge / "brif").iterdir())}
     except OSError:
@@ -238,10 +236,8 @@ class Address(Struct, frozen=True, order=True):
 
 
 def local_addresses(family: int) -> list[Address]:
-    """Return the addresses of a family (AF_INET or AF_INET6) on all interfaces, in the kernel's order.
-
-    A point-to-point interface has the address of its local end. Raises NetlinkError.
-    """
+    """Return the addresses of a family (AF_INET or AF_INET6) on all interfaces, in the kernel's order. Raises
+    NetlinkError. A point-to-point interface has the address of its local end."""
     with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
         buffers = netlink.dump_all(_GET_ADDRESSES, _ADDRESS_HEAD.pack(family, 0, 0, 0, 0), "the local addresses")
     return listed(family, buffers, dict(socket.if_nameindex()))
@@ -262,10 +258,8 @@ def listed(family: int, buffers: Iterable[bytes], names: Mapping[int, str]) -> l
 
 
 class AddressMonitor(Announcements):
-    """Reports changes of addresses of both families, for loop.add_reader(monitor.fileno(), ...).
-
-    Changes on the interfaces named `ignored` are not reported.
-    """
+    """Reports changes of addresses of both families, for loop.add_reader(monitor.fileno(), ...). Changes on the
+    interfaces named `ignored` are not reported."""
 
     ignored: AbstractSet[str] = frozenset()
 
@@ -278,10 +272,8 @@ class AddressMonitor(Announcements):
 
     @nl.understood("addresses")
     def drain(self) -> bool:
-        """Read all messages without blocking; return whether addresses may have changed, so that they must be listed.
-
-        A renewed lifetime counts as a change, and so do messages that the kernel dropped because there were too many.
-        """
+        """Read all messages without blocking; return whether addresses may have changed. A renewed lifetime counts as a
+        change, and a message that the kernel dropped, too."""
         ignored = {_number(name) for name in self.ignored}
         return self.changed(
             lambda data: any(_ADDRESS_HEAD.unpack_from(data, at.start)[4] not in ignored for at in nl.messages(data))
@@ -289,7 +281,7 @@ class AddressMonitor(Announcements):
 
 
 def _number(name: str) -> int:
-    """Return an interface's index, 0 if it is missing."""
+    """Return an interface's index, 0 if the interface is missing."""
     try:
         return socket.if_nametoindex(name)
     except OSError:
@@ -306,8 +298,7 @@ def way_out(source: bytes, destination: bytes) -> str:
 
 
 def source_for(destination: bytes) -> bytes | None:
-    """Return the source address that the kernel selects for a destination; None without a route. Raises
-    NetlinkError."""
+    """Return the source address that the kernel selects for a destination; None without route. Raises NetlinkError."""
     return _route(destination).get(_PREFERRED)
 
 
@@ -332,8 +323,7 @@ _UNANSWERED: Final = {0x01: "INCOMPLETE", 0x20: "FAILED"}  # NUD_...
 @nl.understood("a neighbour")
 def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     """Return an error text if the next hop to a destination does not answer ARP or IPv6 neighbour discovery, else '';
-    and whether the destination itself is that next hop, on the interface of its network. Raises NetlinkError.
-    """
+    and whether the destination itself is that next hop, on the interface of its network. Raises NetlinkError."""
     route, family = _route(destination), family_of(destination)
     size = _NEIGHBOUR_HEAD.size
     hop, index = route.get(_GATEWAY, destination), int.from_bytes(route.get(_OUT, b""), "little")
@@ -372,7 +362,7 @@ def default_gateway(destination: bytes) -> bytes | None:
     return nl.parts(*found[0]).get(_GATEWAY) if found else None
 
 
-_MATCHED: Final = 0x2000  # RTM_F_FIB_MATCH: the answer contains the network of the route, and not the destination
+_MATCHED: Final = 0x2000  # RTM_F_FIB_MATCH: the answer contains the route's network in place of the destination
 
 
 def ask_route(destination: bytes, more: bytes, *, has_source: bool, flags: int = 0) -> list[tuple[bytes, int, int]]:

@@ -1,8 +1,7 @@
 """Finds the reason why the kernel does not route a packet: a policy routing rule (`ip rule`) or a refusing route.
 
 `refusal` asks the kernel whether it routes the packet; `RoutingTables.refusing` names the rule or route. Sources:
-rtnetlink(7), include/uapi/linux/fib_rules.h, fib_validate_source in net/ipv4/fib_frontend.c of Linux 6.18.
-"""
+rtnetlink(7), include/uapi/linux/fib_rules.h, fib_validate_source in net/ipv4/fib_frontend.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ _ALL_BITS: Final = 0xFFFFFFFF
 
 class RoutedPacket(NamedTuple):
     """A packet to route: packed addresses (source None: the kernel selects it); the incoming interface, '' for a packet
-    from this node; mark, protocol and destination port.
-    """
+    from this node; mark, protocol and destination port."""
 
     source: bytes | None
     destination: bytes
@@ -43,15 +41,13 @@ class RoutedPacket(NamedTuple):
 
 def refusal(packet: RoutedPacket) -> int:
     """Return the errno with which the kernel refuses to route a packet; 0 if it does not refuse. Raises NetlinkError.
-
-    EXDEV and EINVAL mean that the source is refused (reverse path filter); EINVAL may also mean a blackhole route.
-    """
+    EXDEV and EINVAL mean that the source is refused (reverse path filter); EINVAL may also mean a blackhole route."""
     more = nl.attribute(_FROM, packet.source) if packet.source is not None else b""
     if packet.arrival:
         more += nl.attribute(_IN, struct.pack("=I", socket.if_nametoindex(packet.arrival)))
     if packet.mark:
         more += nl.attribute(_MARK, struct.pack("=I", packet.mark))
-    if packet.protocol in {PROTOCOLS["TCP"], PROTOCOLS["UDP"]}:  # the kernel routes no other families
+    if packet.protocol in {PROTOCOLS["TCP"], PROTOCOLS["UDP"]}:  # the kernel refuses others in RTA_IP_PROTO
         more += nl.number_attribute(_PROTOCOL, packet.protocol, 1) + nl.number_attribute(_PORT, packet.port, 2)
     try:
         ask_route(packet.destination, more, has_source=packet.source is not None)
@@ -84,8 +80,7 @@ class RoutingTables(NamedTuple):
     @nl.understood("the rules of policy routing")
     def refusing(self, packet: RoutedPacket) -> str:
         """Return the rule or route that refuses a packet, such as 'ip rule 100 (prohibit)' or 'prohibit default in
-        table 7 (ip rule 100)'; '' if no table has a route. Raises ApplyError.
-        """
+        table 7 (ip rule 100)'; '' if no table has a route. Raises ApplyError."""
         for place in nl.answers(self.rules, _HEAD.size):
             _, to_bits, from_bits, _, table, _, _, action, _ = _HEAD.unpack_from(place[0], place[1] - _HEAD.size)
             values = nl.parts(*place)
@@ -110,7 +105,6 @@ def routing_tables(family: Family) -> RoutingTables:
 
 
 def _matches(packet: RoutedPacket, values: dict[int, bytes], to_bits: int, from_bits: int) -> bool:
-    """Return whether a rule's addresses, interface and mark match a packet."""
     mask = _number(values[_RULE_MASK]) if _RULE_MASK in values else _ALL_BITS
     return (
         _covers(values.get(_TO), to_bits, packet.destination)

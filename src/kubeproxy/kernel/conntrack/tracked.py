@@ -1,8 +1,8 @@
-"""Reads connection tracking: the entries of all protocols with ports, the number of entries and its limit, and the
-counters of failures. The kernel can select entries by their status; entries that it does not select cost this process
-nothing. The kernel counts failures per network namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18
-(CTA_STATUS_MASK since 5.15).
-"""
+"""Reads connection tracking: entries of protocols with ports, the number of entries and its limit, counters of
+failures.
+
+The kernel can select entries by their status, and sends only the selected entries. The kernel counts failures per
+network namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18 (CTA_STATUS_MASK since 5.15)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ FIRST_ATTRIBUTE: Final = HEADER.size + 4  # struct nfgenmsg
 ANSWERED: Final = 1 << 1
 DESTINATION_TRANSLATED: Final = 1 << 5
 
-# CTA_...
 TUPLE_ORIGINAL: Final = 1
 _TUPLE_REPLY: Final = 2
 STATUS: Final = 3
@@ -47,13 +46,13 @@ ID: Final = 12
 ZONE: Final = 18
 FILTER: Final = 25
 _STATUS_MASK: Final = 26
-# Attributes within a tuple; the source addresses of IPv4 and IPv6 have odd numbers: 1 and 3.
+# Attributes of a tuple. Source addresses have the numbers 1 (IPv4) and 3 (IPv6).
 _TUPLE_IP: Final = 1
 _TUPLE_PROTOCOL: Final = 2
 _PROTOCOL: Final = 1
 _SOURCE_PORT: Final = 2
 _DESTINATION_PORT: Final = 3
-# Bits of a filter (Linux 5.8): the fields of a tuple that the kernel compares.
+# Bits of CTA_FILTER (Linux 5.8): the fields of a tuple that the kernel compares.
 _COMPARE_PROTOCOL: Final = 1 << 3
 _ENDS: Final = ((TUPLE_ORIGINAL, 2, 1 << 1, _DESTINATION_PORT, 1 << 5), (_TUPLE_REPLY, 1, 1 << 0, _SOURCE_PORT, 1 << 4))
 """The attributes of the server's IPv4 address and port in a tuple, with their filter bits, per direction."""
@@ -67,7 +66,7 @@ TCP_STATES: Final = (
     *("none", "syn-sent", "syn-received", "established", "fin-wait", "close-wait", "last-ack", "time-wait", "close"),
     "syn-sent-by-both",
 )
-"""By number (enum tcp_conntrack)."""
+"""Names of TCP states by number (enum tcp_conntrack)."""
 _TCP_OVER: Final = frozenset({4, 5, 6, 7, 8})
 
 
@@ -77,7 +76,7 @@ class Tracked(NamedTuple):
     `target` is the original destination: packed address, protocol (1 byte), port (2 bytes), as in a frontend's key.
     `client` and `server` are a packed address followed by the port; `server` is the source of replies. `state` is the
     state of a TCP connection, else 0. `entry_id` is unique among present and past entries (CTA_ID). `seen` is the
-    client's packed address from the server's view."""
+    packed address that the server sees as the client."""
 
     target: bytes
     client: bytes
@@ -94,7 +93,7 @@ class Tracked(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """Whether a TCP connection is closed or closing; the kernel keeps its entry for a while."""
+        """Whether a TCP connection is closed or closing; the kernel removes the entry of such a connection later."""
         return self.state in _TCP_OVER
 
 
@@ -104,7 +103,7 @@ def target_of(address: bytes, protocol: int, port: int) -> bytes:
 
 
 class Wanted(NamedTuple):
-    """A filter for the kernel: it selects the entries with `status & mask == value`."""
+    """A filter for the kernel: it selects the entries with `status & mask == status`."""
 
     status: int = 0
     mask: int = 0
@@ -116,9 +115,8 @@ EVERYTHING: Final = Wanted()
 def entries(link: Netlink, family: int, wanted: Wanted = EVERYTHING, selected: bytes = b"") -> Iterator[Tracked]:
     """Yield the entries of a family (AF_INET or AF_INET6) of TCP, UDP and SCTP. Raises ApplyError.
 
-    `selected` are the attributes of a `selection`, which Linux before 5.8 ignores.
-    The kernel needs 10 ms to search a table of the usual size, 0.1 us per entry that it skips, and 3 us per entry that
-    it returns."""
+    `selected` are the attributes of a `selection`, which Linux before 5.8 ignores. The kernel needs 10 ms to search a
+    table of the usual size, 0.1 us per entry that it skips, and 3 us per entry that it returns."""
     payload = netfilter_header(family) + selected
     if wanted.mask:
         payload += number_attribute(STATUS, wanted.status) + number_attribute(_STATUS_MASK, wanted.mask)
@@ -126,17 +124,16 @@ def entries(link: Netlink, family: int, wanted: Wanted = EVERYTHING, selected: b
 
 
 def entries_to(link: Netlink, family: int, protocol: int, port: int) -> Iterator[Tracked]:
-    """Yield the entries with this protocol and port in their original destination. Raises ApplyError."""
+    """Yield the entries with a protocol and a port in their original destination. Raises ApplyError."""
     payload = netfilter_header(family) + selection(protocol, (b"", PORT_BYTES[port]))
     tail = target_of(b"", protocol, port)
     return (entry for entry in _dump(link, family, payload, EVERYTHING) if entry.target.endswith(tail))
 
 
 def selection(protocol: int, *ends: tuple[bytes, bytes]) -> bytes:
-    """Return the attributes that select the entries of a protocol for a dump or a deletion.
-
-    `ends` are the target and, optionally, the server: each is a pair of packed IPv4 address and port, b'' for any.
-    The kernel compares IPv6 addresses wrongly (ctnetlink_filter_match_tuple)."""
+    """Return the attributes that select the entries of a protocol for a dump or a deletion. `ends` are the target and,
+    optionally, the server: each is a pair of packed IPv4 address and port, b'' for any. The kernel compares IPv6
+    addresses wrongly (ctnetlink_filter_match_tuple)."""
     tuples = flags = b""
     for (address, port), (kind, of_address, compare_address, of_port, compare_port) in zip(ends, _ENDS, strict=False):
         compare = _COMPARE_PROTOCOL
@@ -178,9 +175,7 @@ def _dump(link: Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterato
 
 class Ends(NamedTuple):
     """The target, client, server and `seen` of an entry, as in Tracked, and the offsets of its attributes in a buffer.
-
-    The attributes are in [start:end]; attributes after the two tuples start at `rest` or later.
-    """
+    The attributes are in [start:end]; the attributes after the two tuples start at `rest` or later."""
 
     target: bytes
     client: bytes
@@ -192,9 +187,8 @@ class Ends(NamedTuple):
 
 
 class EntryLayout:
-    """The usual byte layout of a family's entries in the kernel's messages.
-
-    An entry with another layout, such as an entry in a zone, is parsed attribute by attribute."""
+    """The usual byte layout of a family's entries in the kernel's messages. An entry with another layout, such as an
+    entry in a zone, is parsed attribute by attribute."""
 
     def __init__(self, family: int) -> None:
         size = 4 if family == 2 else 16
@@ -204,7 +198,7 @@ class EntryLayout:
         self.head = ATTRIBUTE.pack(length, TUPLE_ORIGINAL | NLA_F_NESTED) + ip + source
         self._protocol = ATTRIBUTE.pack(28, _TUPLE_PROTOCOL | NLA_F_NESTED) + ATTRIBUTE.pack(5, _PROTOCOL)
         self._port = ATTRIBUTE.pack(6, _SOURCE_PORT)
-        # The addresses and ports of both tuples, which have the same layout, and the protocol of the original one.
+        # The addresses and ports of both tuples, and the protocol of the original tuple.
         self._tuples = struct.Struct(f"=12s{size}s4x{size}s8ss3x4s2s2x4x2s2x12x{size}s4x{size}s8x4x4x2s2x8x")
 
     def entries(
@@ -217,10 +211,8 @@ class EntryLayout:
         """Yield the entries in a buffer with a target in `targets`, or a target port in `ports`; targets None selects
         all.
 
-        For an entry of another protocol, or without ports, the iterator yields None.
-
-        For speed this is one long function with local variables: its loop runs 100,000 times per sync of a busy node.
-        """
+        For an entry of another protocol, or without ports, the iterator yields None. The function is long and uses
+        local variables for speed: its loop runs 100,000 times per sync of a busy node."""
         unpack, size, header = self._tuples.unpack_from, self._tuples.size, HEADER.unpack_from
         head, kind, port = self.head, self._protocol, self._port
         following, last = 0, len(data) - HEADER.size
@@ -246,7 +238,7 @@ class EntryLayout:
                 yield Ends(target, source + source_port, back + back_port, start, start + size, end, seen)
 
     def read(self, message: bytes) -> Tracked | None:
-        """Return the entry in a single message, None if it has no ports."""
+        """Return the entry in a message, None if the entry has no ports."""
         ends = next(self.entries(message), None)
         return None if ends is None else _tracked(message, ends)
 
@@ -255,7 +247,6 @@ LAYOUTS: Final = {2: EntryLayout(2), 10: EntryLayout(10)}
 
 
 def _tracked(data: bytes, ends: Ends) -> Tracked:
-    """Return the entry, with its status, TCP state and id, which are in the attributes after the tuples."""
     target, client, server, _, start, end, seen = ends
     status = state = 0
     entry_id = b""
@@ -275,8 +266,8 @@ def _tracked(data: bytes, ends: Ends) -> Tracked:
 
 
 def _tcp_state(data: bytes, start: int, end: int) -> int:
-    """Return the value of CTA_PROTOINFO_TCP_STATE if this is the first attribute, else 0."""
-    # CTA_PROTOINFO_TCP has number 1, and the attribute with the state inside it has number 1, too.
+    # Both CTA_PROTOINFO_TCP and CTA_PROTOINFO_TCP_STATE, the attribute inside it, have number 1. Another layout returns
+    # 0.
     return data[start + 8] if end >= start + 9 and data[start + 2] == 1 and data[start + 6] == 1 else 0
 
 
@@ -293,8 +284,7 @@ def _attribute_by_attribute(data: bytes, start: int, end: int) -> Ends | None:
 
 
 def _tuple(data: bytes) -> tuple[tuple[bytes, bytes], dict[int, bytes]]:
-    """Return a tuple's source and destination addresses, and its CTA_PROTO_... attributes (protocol, ports) by
-    number."""
+    """Return a tuple's source and destination address, and the CTA_PROTO_... attributes (protocol, ports) by number."""
     found = parts(data)
     addresses = {kind & 1: value for kind, value in parts(found.get(_TUPLE_IP, b"")).items()}
     return (addresses.get(1, b""), addresses.get(0, b"")), parts(found.get(_TUPLE_PROTOCOL, b""))
@@ -317,8 +307,9 @@ class Refusals(NamedTuple):
 
     `dropped`: packets dropped because the table was full or a helper refused them. `early`: entries of unanswered or
     closing connections, evicted for new entries. `failed`: packets whose entry was not inserted, because another packet
-    had created it or their translated addresses were in use. `clashes`: the cases of `failed` without a lost packet.
-    `chains`: packets dropped because their hash bucket had too many entries. `invalid`: packets of no connection."""
+    had created the entry or the translated addresses were in use. `clashes`: the cases of `failed` without a lost
+    packet. `chains`: packets dropped because their hash bucket had too many entries. `invalid`: packets of no
+    connection."""
 
     dropped: int = 0
     early: int = 0
@@ -330,7 +321,7 @@ class Refusals(NamedTuple):
 
 
 _FIELDS: Final = {"dropped": 10, "early": 11, "failed": 9, "clashes": 14, "chains": 15, "restarts": 13, "invalid": 4}
-"""CTA_STATS_... of each field."""
+"""The number of the CTA_STATS_... attribute of each field."""
 
 
 @understood("connection tracking")
@@ -359,7 +350,7 @@ def _numbers(place: tuple[bytes, int, int]) -> dict[int, int]:
 _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
 BEGINNINGS: Final = 1  # NFNLGRP_CONNTRACK_NEW
 ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
-_RECEIVE_BUFFER: Final = 8 << 20  # room for some 8,000 events, more than a second of a busy node
+_RECEIVE_BUFFER: Final = 8 << 20  # about 8,000 events, more than a second of a busy node
 
 _FIND_ATTRIBUTE: Final = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR
 # Instructions of classic BPF (linux/bpf_common.h).
@@ -382,7 +373,7 @@ def announced(proc: Path = Path("/proc")) -> bool:
 
 
 class Event(NamedTuple):
-    """The start of a connection, or the removal of its entry (`ended`) after its close or its idle timeout."""
+    """The start of a connection, or the removal of a connection's entry (`ended`) after its close or idle timeout."""
 
     ended: bool
     family: int
@@ -398,15 +389,13 @@ class Events(Announcements):
 
     @classmethod
     def listen(cls, wanted: Wanted = EVERYTHING, groups: tuple[int, ...] = (BEGINNINGS, ENDS)) -> Self:
-        """Receive the events of connections with a wanted status; the same filter as in `entries`. Raises
-        NetlinkError."""
+        """Receive the events of connections with a `wanted` status (the filter of `entries`). Raises NetlinkError."""
         opened = cls.open("connection tracking", groups, _RECEIVE_BUFFER, program=filter_program(wanted, 1))
         opened.wanted = wanted
         return opened
 
     def sample(self, one_in: int) -> None:
-        """Receive only the events of the share 1/`one_in` of the connections, by entry id; `one_in` is a power of
-        two."""
+        """Receive only events of the share 1/`one_in` of the connections, by entry id; `one_in` is a power of two."""
         self.attach(filter_program(self.wanted, one_in))
         self.one_in = one_in
 
@@ -429,8 +418,7 @@ def read(data: bytes) -> Event | None:
 
 
 def filter_program(wanted: Wanted, one_in: int) -> bytes:
-    """Return a BPF filter that accepts messages of connections with a wanted status: of the share 1/`one_in` of
-    them."""
+    """Return a BPF filter that accepts messages of the share 1/`one_in` of the connections with a wanted status."""
     tests = []
     if wanted.mask:
         tests.append([*_attribute(STATUS), (_AND, wanted.mask), (IF_EQUAL, wanted.status)])
@@ -440,7 +428,6 @@ def filter_program(wanted: Wanted, one_in: int) -> bytes:
 
 
 def _attribute(kind: int) -> list[tuple[int, int]]:
-    """Return the BPF instructions that load an attribute of four bytes."""
     return [
         (_LOAD, FIRST_ATTRIBUTE),
         (_LOAD_INDEX, kind),

@@ -1,8 +1,8 @@
 """Stale UDP flows in connection tracking: their detection, and their deletion over ctnetlink.
 
-UDP has no end of a connection, so a tracked flow continues to translate a client's packets to a deleted endpoint.
-`stale_flows` is pure. Entries of TCP and SCTP are never read or deleted. Sources: kube-proxy's conntrack reconciler
-(since v1.32), issues 139628 and 141371; net/netfilter/nf_conntrack_netlink.c of Linux 6.18."""
+A UDP flow has no end, so a tracked flow continues to translate a client's packets to a deleted endpoint. Entries of TCP
+and SCTP are never read or deleted. Sources: kube-proxy's conntrack reconciler (since v1.32), issues 139628 and 141371;
+net/netfilter/nf_conntrack_netlink.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ Endpoints = frozenset[bytes]
 
 _UDP: Final = socket.IPPROTO_UDP
 _IPV4_TARGET: Final = 7
-"""The size of a target of IPv4: address, protocol, port."""
+"""The size of an IPv4 target in bytes: address, protocol, port."""
 _BUCKETS: Final = "net/netfilter/nf_conntrack_buckets"
 
 
 USUAL_BUCKETS: Final = 262_144
-"""The default number of hash buckets with more than 4 GB of memory; with more than 1 GB the default is a quarter."""
+"""The default number of hash buckets with more than 4 GB of memory. A quarter is the default with more than 1 GB."""
 
 # The kernel has no index of entries by destination: each request reads the whole hash table. The costs, in nanoseconds,
 # were measured on one machine (2 cores, Linux 6.18, 262,144 buckets); only their ratios matter. A dump locks each
 # bucket, which takes 3.7 ms for the whole table, and 4.2 ms with 10,000 entries. A deletion skips empty buckets, which
 # takes 0.17 ms if the table is in the CPU's caches, else 1 ms. A deletion lets packets through after each bucket with
-# entries, so with 10,000 entries it takes 1.4 ms.
+# entries, which takes 1.4 ms with 10,000 entries.
 _DUMPED_BUCKET: Final = 14.0  # ns
 _DUMPED_ENTRY: Final = 80.0
 _DELETED_BUCKET: Final = 1.2
 _DELETED_ENTRY: Final = 125.0
 _TAKEN_ENTRY: Final = 1200.0
-"""Sending and reading a UDP flow takes 2.4 us. We assume that half of all entries are UDP flows, so the mean for an
-entry is half of this."""
+"""Half of the 2.4 us for sending and reading a UDP flow, because half of all entries are assumed to be UDP flows."""
 
 
 class TrackingTable(NamedTuple):
-    """The numbers of buckets and entries in the hash table; its methods estimate costs of requests in nanoseconds."""
+    """The numbers of buckets and entries in the hash table; the methods estimate costs of requests in nanoseconds."""
 
     buckets: int
     entries: int
@@ -68,9 +67,8 @@ class TrackingTable(NamedTuple):
 
 
 class UdpFlow(Struct, frozen=True, gc=False):
-    """A tracked UDP flow, with target, client and server as in Tracked.
-
-    `entry` contains all its packed attributes; tuple, zone and id identify the flow for a deletion."""
+    """A tracked UDP flow, with target, client and server as in Tracked. `entry` contains all packed attributes of the
+    flow; tuple, zone and id identify the flow for a deletion."""
 
     target: bytes
     client: bytes
@@ -92,7 +90,9 @@ def stale_flows(
     node_addresses: Collection[bytes],
 ) -> list[UdpFlow]:
     """Return the flows to a UDP frontend whose replies come from an address that is no serving endpoint of the
-    frontend. `services` maps the target of each cluster, external and load balancer frontend to its endpoints;
+    frontend.
+
+    `services` maps the target of each cluster, external and load balancer frontend to the serving endpoints;
     `nodeports` does the same for packed ports, which are frontends on each of `node_addresses`. A Service that is
     deleted or has no endpoints has an empty set, so all its flows are stale. (The Go kube-proxy skips such Services, so
     that clients lose packets.) The replies of a flow without translation come from the frontend's own address, so the
@@ -128,7 +128,6 @@ class Conntrack(Closing):
 
     @contextmanager
     def _socket(self) -> Iterator[Netlink]:
-        """Yield the socket. Close it after a failure, because further answers may be in its receive buffer."""
         if self._netlink is None:
             self._netlink = Netlink.open()
         try:
@@ -140,11 +139,8 @@ class Conntrack(Closing):
     def udp_flows(
         self, family: FamilyNumber, frontends: Collection[bytes] | None = None, ports: Collection[bytes] = ()
     ) -> Iterator[UdpFlow]:
-        """Yield the UDP flows with a target in `frontends`, or a packed target port in `ports`. `frontends` None
-        selects all flows.
-
-        Raises NetlinkError when the kernel refuses.
-        """
+        """Yield the UDP flows with a target in `frontends`, or a packed target port in `ports`. Raises NetlinkError.
+        `frontends` None selects all flows."""
         questions = [_only(family)]
         if frontends is not None and self._filters:
             table = self._table()
@@ -158,8 +154,8 @@ class Conntrack(Closing):
             yield from self._dump(family, question, frontends, ports)
 
     def delete(self, flows: Iterable[UdpFlow]) -> int:
-        """Delete exactly these entries; return the number of entries that existed. Raises ApplyError if the kernel
-        refuses a deletion."""
+        """Delete exactly these entries; return the number of deleted entries. Raises ApplyError if a deletion is
+        refused."""
         deleted = 0
         by_family: dict[FamilyNumber, list[bytes]] = {}
         for flow in flows:
@@ -177,12 +173,13 @@ class Conntrack(Closing):
         return deleted
 
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
-        """Delete the flows of these translations; return the number of deleted flows.
+        """Delete the flows of these translations; return the number of deleted flows. Return None if the kernel cannot
+        delete by translation, or if `clean` costs less.
 
-        Return None if the kernel cannot delete by translation, or if `clean` costs less. The kernel does not report how
-        many entries it deleted. The result is the decrease of the number of entries, so it is too small if flows begin
-        in the same fraction of a millisecond."""
-        # The kernel's comparison of IPv6 addresses is inverted (see _questions): it would delete all other flows.
+        The kernel does not report how many entries it deleted. The result is the decrease of the number of entries, so
+        it is too small if flows begin in the same fraction of a millisecond."""
+        # With an IPv6 address the kernel would delete all other flows, because its comparison is inverted (see
+        # `_questions`).
         if family != 2 or not self._deletes:
             return None
         if not translations:
@@ -213,8 +210,8 @@ class Conntrack(Closing):
         """Delete the stale flows; return their number. Raises ApplyError when the kernel refuses.
 
         The mappings may change while flows are read. After the read their newest state is used, so that no flow is
-        deleted that has become valid. If the mappings are not `certain` then, nothing is deleted, and the result is
-        None."""
+        deleted that has become valid. If the mappings are not `certain` after the read, nothing is deleted, and the
+        result is None."""
         if not services and not nodeports:
             return 0
         flows = self.udp_flows(family, services.keys(), nodeports.keys())
@@ -224,7 +221,6 @@ class Conntrack(Closing):
         return self.delete(stale_flows(stale, services, nodeports, node_addresses))
 
     def _table(self) -> TrackingTable:
-        """Return the size of the connection tracking table. Raises ApplyError."""
         with self._socket() as netlink:
             entries = level(netlink).entries
         try:
@@ -268,13 +264,12 @@ def _only(family: FamilyNumber, port: bytes = b"", address: bytes = b"") -> byte
 
 
 def _exactly(wanted: Translation) -> bytes:
-    """Pack a request that deletes all IPv4 UDP flows of a translation."""
     ends = [(end[:-2], end[-2:]) for end in wanted]
     return netfilter_header(2) + tracked.selection(_UDP, *ends)
 
 
 def _identity(entry: bytes) -> bytes:
-    """Return the attributes that identify an entry. Without the id, the kernel would also delete a newer flow with this
+    """Return the attributes that identify an entry. Without the id, the kernel would also delete a newer flow of the
     tuple."""
     return b"".join(
         entry[begin - 4 : (stop + 3) & ~3]

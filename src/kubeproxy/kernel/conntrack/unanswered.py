@@ -1,8 +1,7 @@
 """Unanswered connections to endpoints: their removal from connection tracking.
 
-A client repeats its SYN for more than a minute. As long as the first SYN is tracked, the kernel sends each of them to
-the same endpoint. Source: ctnetlink_del_conntrack in net/netfilter/nf_conntrack_netlink.c of Linux 6.18.
-"""
+A client repeats its SYN for more than a minute. As long as the first SYN is tracked, the kernel sends every repetition
+to the same endpoint. Source: ctnetlink_del_conntrack in net/netfilter/nf_conntrack_netlink.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -41,10 +40,8 @@ class Unanswered(Closing):
             self._link = None
 
     def remove(self, endpoints: Collection[bytes]) -> int:
-        """Remove the translated connections to which these endpoints sent no packet; return their number.
-
-        An endpoint is a packed address, protocol (1 byte) and port (2 bytes). Raises ApplyError.
-        """
+        """Remove the translated connections to which these endpoints sent no packet; return their number. Raises
+        ApplyError. An endpoint is a packed address, protocol (1 byte) and port (2 bytes)."""
         if self._link is None:
             self._link = Netlink.open()
         removed = 0
@@ -64,7 +61,7 @@ class Unanswered(Closing):
 
 
 def _found(link: Netlink, family: int, endpoints: Collection[bytes]) -> Iterator[Tracked]:
-    """Yield the unanswered connections to endpoints, and perhaps more. The kernel selects those of a few endpoints."""
+    """Yield a superset of the unanswered connections to endpoints. The kernel can select entries of few endpoints."""
     selected = [b""]
     if len(endpoints) <= _FEW:
         mine = [one for one in endpoints if family_of(one[:-3]) == family]

@@ -1,8 +1,7 @@
 """Receives the kernel's netlink multicast messages in the caller's network namespace, with filters in classic BPF.
 
-A message that the kernel filters out costs this process nothing. Sources: netlink(7); linux/filter.h,
-linux/bpf_common.h, net/core/filter.c of Linux 6.18.
-"""
+The kernel applies the filters before it queues a message. Sources: netlink(7); linux/filter.h, linux/bpf_common.h,
+net/core/filter.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -50,18 +49,14 @@ _NEXT_MESSAGE: Final = b"".join(
         (0x07, 0),  # X = A
     )
 )
-"""Adds the length of the message at X, padded, to X."""
+"""Instructions that add the padded length of the message at X to X."""
 _MOST_MESSAGES: Final = 80
-"""The maximum number of messages that the filter examines in a buffer; a buffer with more messages passes. A full page
-has 50 elements."""
+"""The maximum number of messages in a buffer that the filter examines; it accepts a buffer with more messages."""
 
 
 class Announcements(nl.Closing):
     """A socket that receives multicast messages. `lost` counts the times when the kernel dropped messages because the
-    receive buffer was full.
-
-    `subject` is for errors: "cannot listen to SUBJECT".
-    """
+    receive buffer was full. `subject` completes the error text "cannot listen to ..."."""
 
     def __init__(self, sock: socket.socket, subject: str) -> None:
         self._socket = sock
@@ -98,7 +93,7 @@ class Announcements(nl.Closing):
         return self._socket.fileno()
 
     def join(self, *groups: int) -> None:
-        """Receive the messages of groups from now on. Raises OSError."""
+        """Start to receive the messages of groups. Raises OSError."""
         for group in groups:
             self._socket.setsockopt(nl.SOL_NETLINK, _ADD_MEMBERSHIP, group)
 
@@ -107,7 +102,7 @@ class Announcements(nl.Closing):
         self._socket.setsockopt(nl.SOL_NETLINK, _DROP_MEMBERSHIP, group)
 
     def attach(self, program: bytes) -> None:
-        """Attach a BPF filter program, which replaces the earlier program. Raises OSError."""
+        """Attach a BPF filter program in place of the earlier program. Raises OSError."""
         code = ctypes.create_string_buffer(program, len(program))
         where = _PROGRAM.pack(len(program) // _INSTRUCTION.size, ctypes.addressof(code))
         self._socket.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)
@@ -134,15 +129,14 @@ class Announcements(nl.Closing):
                 yield data
 
     def changed(self, matters: Callable[[bytes], bool] = lambda _: True) -> bool:
-        """Read all available buffers, without blocking. Return whether `matters` is true for a buffer, or messages were
-        lost. After `matters` has returned True, it is not called again. Raises NetlinkError."""
+        """Read all available buffers, without blocking. Raises NetlinkError. Return whether `matters` is true for a
+        buffer, or messages were lost. After `matters` has returned True, the method does not call `matters` again."""
         before, found = self.lost, False
         for data in self.waiting():
             found = found or matters(data)
         return found or self.lost != before
 
     def _receive(self) -> bytes | None:
-        """Return a buffer; None if messages were lost."""
         try:
             return self._socket.recv(nl.READ_SIZE)
         except (BlockingIOError, TimeoutError):
@@ -158,8 +152,8 @@ class Announcements(nl.Closing):
 
 
 def keeping(steps: Sequence[tuple[int, int]]) -> bytes:
-    """Return a filter program of steps (instruction, operand). It accepts a message if all its comparisons are true."""
-    # A comparison that is false jumps to the last instruction, which drops the message.
+    """Return a filter program of steps (instruction, operand), which accepts a message if all comparisons are true."""
+    # A false comparison jumps to the last instruction, which drops the message.
     packed = b""
     for at, (code, operand) in enumerate(steps):
         packed += _INSTRUCTION.pack(code, 0, len(steps) - at if code == IF_EQUAL else 0, operand)
@@ -167,8 +161,7 @@ def keeping(steps: Sequence[tuple[int, int]]) -> bytes:
 
 
 def without_senders(ports: Collection[int], wanted: bytes = _KEEP) -> bytes:
-    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters other
-    messages."""
+    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters the others."""
     packed = [_INSTRUCTION.pack(LOAD_WORD, 0, 0, _SENDER)]
     for port in ports:
         packed += [_INSTRUCTION.pack(IF_EQUAL, 0, 1, loaded(port.to_bytes(4, sys.byteorder))), _DROP]
@@ -184,8 +177,7 @@ def keeping_any(*alternatives: Sequence[tuple[int, bytes]]) -> bytes:
     """Return a filter that accepts a buffer if a message in it has all the fields of one alternative.
 
     A field is its offset in the message and its contents, of 2 or 4 bytes. The kernel puts several messages of a
-    transaction into a buffer. A buffer is dropped if the filter loads bytes beyond its end.
-    """
+    transaction into a buffer. A buffer is dropped if the filter loads bytes beyond the buffer's end."""
     test = b""
     for fields in alternatives:
         for left, (offset, contents) in zip(range(len(fields) - 1, -1, -1), fields, strict=True):

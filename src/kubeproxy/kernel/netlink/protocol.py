@@ -1,8 +1,6 @@
 """Netlink for all its families: headers, attributes, acknowledgements, dumps, batches of requests.
 
-The constants of rtnetlink, ctnetlink or nf_tables are in the modules of these families. Sources: netlink(7),
-include/uapi/linux/netlink.h of Linux 6.18, RFC 3549.
-"""
+Sources: netlink(7), include/uapi/linux/netlink.h of Linux 6.18, RFC 3549."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ _BATCH: Final = 1000
 _PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
 """The padding of a payload to a multiple of four bytes, by its length modulo 4."""
 _SUCCESS: Final = (0, "")
-# All answers to one send must fit into the receive buffer, too: two answers of about 1 KiB per request.
+# All answers to one send must fit into the receive buffer: a request has two answers of about 1 KiB.
 _INQUIRIES: Final = 500
 # One send must fit into the socket's send buffer: 208 KiB by default.
 _BATCH_BYTES: Final = 128 * 1024
@@ -85,7 +83,7 @@ class NetlinkError(ApplyError):
 
 
 class DumpInterruptedError(ApplyError):
-    """The table changed during its dump (NLM_F_DUMP_INTR), so entries may be missing: repeat the dump."""
+    """The table changed during its dump (NLM_F_DUMP_INTR), so entries may be missing. Callers can repeat the dump."""
 
 
 class Message(NamedTuple):
@@ -99,8 +97,7 @@ class Message(NamedTuple):
 
 
 class Inquiry(NamedTuple):
-    """The answer to a request: an errno or 0, the text of the error, and the messages of data as (buffer, start,
-    end)."""
+    """The answer to a request: an errno or 0, the error's text, and the messages of data as (buffer, start, end)."""
 
     code: int
     text: str
@@ -108,8 +105,8 @@ class Inquiry(NamedTuple):
 
 
 class RefusedError(ApplyError):
-    """The kernel refused some objects of a batch: `refused` contains these objects with their errors. All other objects
-    are in effect. The text contains the first three errors and the number of further errors."""
+    """The kernel refused some objects of a batch, and all other objects are in effect. `refused` contains the refused
+    objects with their errors. The text contains the first three errors and the number of further errors."""
 
     def __init__(self, refused: Sequence[tuple[Any, NetlinkError]]) -> None:
         self.refused = list(refused)
@@ -120,8 +117,8 @@ class RefusedError(ApplyError):
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Raise ApplyError, which names `what`, if the wrapped parser fails because of a message's layout. With this
-    context manager or decorator a parser need not check that each attribute is present."""
+    """Convert an error of a parser about a message's layout to an ApplyError that contains `what`. With this context
+    manager or decorator a parser need not check that each attribute is present."""
     try:
         yield
     except (struct.error, LookupError, ValueError) as error:
@@ -145,13 +142,12 @@ def number_attribute(kind: int, value: int, size: int = 4) -> bytes:
 
 
 def text_attribute(kind: int, text: str) -> bytes:
-    """Pack an attribute that contains a name; `text_of` reads it."""
+    """Pack an attribute that contains a name; the inverse of `text_of`."""
     return attribute(kind, text.encode(errors="surrogateescape") + b"\0")
 
 
 def text_of(payload: bytes) -> str:
-    """Return the name in an attribute's payload. Names of other programs may contain any bytes; `text_attribute`
-    restores these bytes."""
+    """Return the name in an attribute's payload. A name may contain any bytes, which `text_attribute` restores."""
     return payload.rstrip(b"\0").decode(errors="surrogateescape")
 
 
@@ -167,10 +163,8 @@ def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
 
 
 def attributes(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (type without flag bits, payload start, payload end) of the attributes in data[start:end].
-
-    Copies nothing. Raises ApplyError when a length exceeds the data.
-    """
+    """Yield (type without flag bits, payload start, payload end) of the attributes in data[start:end], without copies.
+    Raises ApplyError when a length exceeds the data."""
     while start + 4 <= end:
         length, kind = ATTRIBUTE.unpack_from(data, start)
         if length < 4 or start + length > end:
@@ -180,9 +174,8 @@ def attributes(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, in
 
 
 def parts(data: bytes, start: int = 0, end: int | None = None) -> dict[int, bytes]:
-    """Return the payloads of the attributes in data[start:end] by type. Raises ApplyError like `attributes`.
-
-    For speed it does not call that generator: to read a table, this function is called 4,000 times."""
+    """Return the payloads of the attributes in data[start:end] by type. Raises ApplyError like `attributes`. It does
+    not call `attributes` because a read of a table makes 4,000 calls."""
     found: dict[int, bytes] = {}
     end = len(data) if end is None else end
     while start + 4 <= end:
@@ -209,7 +202,7 @@ def find(data: bytes, start: int, end: int, *path: int) -> tuple[int, int] | Non
 
 
 def messages(data: bytes) -> Iterator[Message]:
-    """Yield the messages of one received buffer. Copies nothing. Raises ApplyError when a length exceeds the data."""
+    """Yield the messages of one received buffer, without copies. Raises ApplyError when a length exceeds the data."""
     offset, size = 0, len(data)
     while offset + HEADER.size <= size:
         length, kind, flags, sequence, _ = HEADER.unpack_from(data, offset)
@@ -220,10 +213,8 @@ def messages(data: bytes) -> Iterator[Message]:
 
 
 def answers(buffers: Iterable[bytes], header: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (buffer, start, end) of each message's attributes; netlink's control messages are skipped.
-
-    `header` is the size of the family's header, which precedes the attributes. Raises ApplyError like `messages`.
-    """
+    """Yield (buffer, start, end) of each message's attributes, except netlink's control messages. `header` is the size
+    of the family's header, which precedes the attributes. Raises ApplyError like `messages`."""
     for data in buffers:
         for at in messages(data):
             if at.kind >= _FIRST_OF_FAMILIES:
@@ -231,9 +222,8 @@ def answers(buffers: Iterable[bytes], header: int) -> Iterator[tuple[bytes, int,
 
 
 def acknowledgement(data: bytes, at: Message) -> tuple[int, str]:
-    """Return (errno or 0, text) of an NLMSG_ERROR or NLMSG_DONE message.
-
-    The text comes from the extended acknowledgement, with the offset of the refused attribute."""
+    """Return (errno or 0, text) of an NLMSG_ERROR or NLMSG_DONE message. The text comes from the extended
+    acknowledgement, with the offset of the refused attribute."""
     if at.end - at.start < 4:
         return 0, ""
     code = -_CODE.unpack_from(data, at.start)[0]
@@ -270,9 +260,8 @@ class Closing(ABC):
 
 
 class Netlink(Closing):
-    """A netlink socket in the caller's network namespace, for dumps and batches of requests. A context manager.
-
-    Calls block, for at most 30 s. After an incomplete `dump` the caller must close the socket."""
+    """A netlink socket in the caller's network namespace, for dumps and batches of requests. A context manager. Calls
+    block, for at most 30 s. After an incomplete `dump` the caller must close the socket."""
 
     def __init__(self, protocol: int, opened: socket.socket) -> None:
         self._protocol = protocol
@@ -289,10 +278,11 @@ class Netlink(Closing):
         self._socket.close()
 
     def dump(self, kind: int, payload: bytes, what: str) -> Iterator[bytes]:
-        """Send a dump request and yield each received buffer until the dump ends; `answers` reads the buffers. The last
-        buffer ends with NLMSG_DONE; all buffers before it contain only entries. `what` names the dump in errors. Raises
-        NetlinkError when the kernel refuses, and, after the last buffer, DumpInterruptedError when the table changed.
-        """
+        """Send a dump request and yield each received buffer until the dump ends; `answers` reads the buffers.
+
+        The last buffer ends with NLMSG_DONE; all buffers before it contain only entries. `what` names the dump in
+        errors. Raises NetlinkError when the kernel refuses, and, after the last buffer, DumpInterruptedError when the
+        table changed."""
         sequence = next(self._sequence)
         self._send(message(kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, payload), what)
         interrupted = False
@@ -357,9 +347,8 @@ class Netlink(Closing):
         return (Inquiry(*codes[number], answers[number]) for number in sequences)
 
     def ask(self, kind: int, payload: bytes, what: str, header: int = 4) -> list[tuple[bytes, int, int]]:
-        """Send one request; return (buffer, start, end) of the attributes in each message of the answer.
-
-        `header` is the size of the family's header, as in `answers`. Raises NetlinkError when the kernel refuses."""
+        """Send one request; return (buffer, start, end) of the attributes in each message of the answer. `header` is
+        the size of the family's header, as in `answers`. Raises NetlinkError when the kernel refuses."""
         ((code, text, places),) = self.inquire(kind, [payload], what)
         if code:
             raise NetlinkError(code, f"cannot read {what}", text)
@@ -374,10 +363,7 @@ class Netlink(Closing):
 
     def requests(self, kind: int, payloads: Sequence[bytes], what: str, flags: int = 0) -> list[tuple[int, str]]:
         """Send each payload as one request; return (errno or 0, text) per request, in order. `flags` may be
-        NLM_F_CREATE.
-
-        Raises NetlinkError only when the socket fails or an answer is lost.
-        """
+        NLM_F_CREATE. Raises NetlinkError only when the socket fails or an answer is lost."""
         results: list[tuple[int, str]] = []
         start = 0
         while start < len(payloads):
@@ -450,10 +436,8 @@ def open_socket(protocol: int, receive_buffer: int = _RECEIVE_BUFFER) -> socket.
 
 
 def grow_receive_buffer(sock: socket.socket, size: int) -> None:
-    """Set the size of a socket's receive buffer in bytes; without CAP_NET_ADMIN, net.core.rmem_max limits it.
-
-    In a user namespace CAP_NET_ADMIN has no effect on buffers (sockopt_capable).
-    """
+    """Set the size of a socket's receive buffer in bytes; without CAP_NET_ADMIN, net.core.rmem_max limits the size. In
+    a user namespace CAP_NET_ADMIN has no effect on buffers (sockopt_capable)."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
     except PermissionError:
@@ -469,9 +453,6 @@ def grow_send_buffer(sock: socket.socket, size: int) -> None:
 
 
 def _last_message(data: bytes) -> Message:
-    """Return the last message of a buffer, which ends a dump if it is NLMSG_DONE.
-
-    For the messages before the last one, only the lengths are read, which takes 10 ms for 100,000 entries."""
     read = _LENGTH.unpack_from
     at, following, size = 0, 0, len(data)
     while following + HEADER.size <= size:

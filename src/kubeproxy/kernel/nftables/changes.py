@@ -1,9 +1,8 @@
 """Monitors changes of nf_tables by other programs, which the kernel announces at the end of each transaction.
 
-Announcements of our own transactions are filtered out, but the transactions are counted. Every transaction increments
-the ruleset's generation number. If this number grows by more than our own and the announced transactions, an
-announcement was missed. Source: nf_tables_commit and the notify functions of net/netfilter/nf_tables_api.c of Linux
-6.18."""
+The monitor counts our own transactions and filters out their announcements. Every transaction increments the ruleset's
+generation number. If this number grows by more than our own and the announced transactions, an announcement was missed.
+Source: nf_tables_commit and the notify functions of net/netfilter/nf_tables_api.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from kubeproxy.kernel.netlink.protocol import Message, attributes, messages, par
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 
 _GROUP: Final = 7  # NFNLGRP_NFTABLES
-_RECEIVE_BUFFER: Final = 8 << 20  # room for about 50,000 elements; an empty buffer uses no memory
+_RECEIVE_BUFFER: Final = 8 << 20  # about 50,000 elements; an empty buffer uses no memory
 _HEADER_SIZE: Final = 4  # struct nfgenmsg
 _KIND: Final = 4  # the offset of nlmsg_type in struct nlmsghdr
 _ATTRIBUTES: Final = 20  # the offset of the first attribute, the table's name, in a message
@@ -40,13 +39,12 @@ _DELETIONS: Final = frozenset({nfnetlink.DELETE_TABLE, nfnetlink.DELETE_CHAIN, n
 _CHAINS: Final = _DELETIONS | {nfnetlink.NEW_TABLE, nfnetlink.NEW_CHAIN, nfnetlink.NEW_RULE}
 _GENERATIONS: Final = 0xFFFFFFFF  # a generation's number has 32 bits
 _LATE: Final = (0.0, 0.002, 0.02)
-"""Seconds before each attempt to read: the kernel increments the generation shortly before it announces the
-transaction."""
-_SLOWEST: Final = 10.0  # maximum seconds between the increment and the announcement: 100,000 elements, under load
+"""Seconds before each attempt to read: the kernel increments the generation shortly before the announcement."""
+_SLOWEST: Final = 10.0  # maximum seconds between increment and announcement: 100,000 elements, under load
 
 
 class ChainChange(NamedTuple):
-    """The creation or deletion of a chain or of a rule in it; `chain` is '' for the table itself."""
+    """The creation or deletion of a chain or of a rule in it; `chain` is '' for a change of the table itself."""
 
     table: str
     chain: str
@@ -54,9 +52,9 @@ class ChainChange(NamedTuple):
 
 
 class Interest(NamedTuple):
-    """Selects the changes to report. If `table` is set, these are the changes to this table in messages that contain
-    `word`. If not, they are changes to the chains for which `concerns` returns True: all changes in messages that
-    contain `word`, and only the deletions in other messages."""
+    """Selects the changes to report. With `table`: the changes to this table in messages that contain `word`. Without
+    `table`: changes to the chains for which `concerns` returns True, which are all changes in messages that contain
+    `word`, and only the deletions in other messages."""
 
     word: bytes
     table: str = ""
@@ -94,13 +92,11 @@ class ForeignChanges(NamedTuple):
 
     @property
     def nothing_yet(self) -> bool:
-        """Whether no announced transaction has changed the table; one transaction may not be announced yet."""
+        """Whether no announced transaction changed the table; the announcement of one transaction may be missing."""
         return self.pending and self._replace(complete=True).nothing
 
 
 class _Found:
-    """The announced changes in one family."""
-
     def __init__(self) -> None:
         self.complete = True
         self.elements: set[str] = set()
@@ -115,7 +111,6 @@ class _Found:
 
 class ChangeMonitor:
     """Monitors the changes in a network namespace, in all families and by all sockets; thread-safe. `monitor` opens it.
-
     The methods' argument `generation` is a function that reads the current generation number from the kernel."""
 
     def __init__(self, announced: Announcements, namespace: int, interest: Interest) -> None:
@@ -126,13 +121,13 @@ class ChangeMonitor:
         self._lock = threading.RLock()
         self._ports: set[int] = set()
         self._families: dict[int, _Found] = {}
-        self._open_transaction: set[tuple[int, int, str, str]] = set()  # changes in an incompletely read transaction
-        self._counted = 0  # the number of our own and of announced transactions
+        self._open_transaction: set[tuple[int, int, str, str]] = set()  # changes of a transaction whose end is unread
+        self._counted = 0  # our own and announced transactions
         self._began = 0  # the generation before the first counted transaction
         self._since = 0  # announcements up to this generation are incomplete, so they are not counted
-        self._lost = False  # whether the kernel has dropped announcements since `_begin`
+        self._lost = False  # whether the kernel dropped announcements since `_begin`
         self._pauses = 0
-        self._late_since: float | None = None  # the first of the checks in a row that found a transaction under way
+        self._late_since: float | None = None  # the first consecutive check that found a transaction in progress
 
     def close(self) -> None:
         """Remove one user; close the socket when no user is left."""
@@ -143,13 +138,12 @@ class ChangeMonitor:
                 _monitors.pop((self._namespace, self._interest.word), None)
 
     def ignore(self, port: int) -> None:
-        """Filter out the transactions of the socket with this netlink port. The caller reports each with
-        `count_own`."""
+        """Filter out the transactions of the socket with this netlink port; the caller calls `count_own` for each."""
         with self._lock:
             self._ports.add(port)
             try:
                 self._announced.attach(without_senders(self._ports, *self._interest.wanted()))
-            except OSError:  # net.core.optmem_max is below 128 KiB, as by default before Linux 6.7
+            except OSError:  # net.core.optmem_max is below 128 KiB, the default before Linux 6.7
                 self._announced.attach(without_senders(self._ports))
 
     def count_own(self, transactions: int = 1) -> None:
@@ -158,7 +152,7 @@ class ChangeMonitor:
             self._counted += transactions
 
     def reset(self, family: int, generation: Callable[[], int]) -> None:
-        """Discard the changes of a family; the caller then reads its whole table. Raises ApplyError."""
+        """Discard the changes of a family; the caller then reads the whole table. Raises ApplyError."""
         with self._lock:
             self._catch_up(generation)
             self._families[family] = _Found()
@@ -194,10 +188,8 @@ class ChangeMonitor:
     @contextmanager
     def paused(self, generation: Callable[[], int]) -> Iterator[None]:
         """Receive no announcements while the `with` body changes tables through another program, or by 100,000
-        elements.
-
-        The generation number at the end shows whether other programs changed tables in the meantime. Raises ApplyError.
-        """
+        elements. The generation number at the end shows whether other programs changed tables in the meantime. Raises
+        ApplyError."""
         with self._lock:
             if self._pauses == 0:
                 self._read()
@@ -210,17 +202,17 @@ class ChangeMonitor:
                 self._pauses -= 1
                 if self._pauses == 0:
                     self._announced.join(_GROUP)
-                    # If the kernel is announcing this transaction just now, the socket receives only the end of it.
+                    # If the kernel is announcing a transaction now, the socket receives only the end of the
+                    # announcement.
                     now = generation()
                     if self._unannounced(now):
                         self._mark_all_incomplete()
                     self._begin(now)
 
     def _catch_up(self, generation: Callable[[], int]) -> bool:
-        """Read the announcements; if one is missing, mark the changes of all families as incomplete.
-
-        Return False while a transaction is in progress, and during a pause, when the number of our transactions is
-        unknown. The kernel counts and announces a transaction under its mutex, so at most one is not announced."""
+        """Read the announcements; if an announcement is missing, mark the changes of all families as incomplete. Return
+        False while a transaction is in progress, and during a pause, when the number of our transactions is unknown. At
+        most one transaction is not announced, because the kernel counts and announces a transaction under its mutex."""
         late, self._late_since = self._late_since, None
         if self._pauses:
             return False
@@ -246,7 +238,6 @@ class ChangeMonitor:
         return missing if missing <= _GENERATIONS >> 1 else missing - _GENERATIONS - 1
 
     def _begin(self, now: int) -> None:
-        """Count transactions from the present generation on."""
         self._began, self._counted, self._since, self._lost = now, 0, now, False
 
     def _mark_all_incomplete(self) -> None:
@@ -304,10 +295,8 @@ _opening = threading.Lock()
 
 
 def monitor(interest: Interest) -> ChangeMonitor:
-    """Return the monitor of the caller's network namespace for an interest. Callers share it, and each calls `close`.
-
-    Needs CAP_NET_ADMIN. Raises NetlinkError.
-    """
+    """Return the monitor of the caller's network namespace for an interest. Callers share the monitor, and each calls
+    `close`. Needs CAP_NET_ADMIN. Raises NetlinkError."""
     with _opening:
         key = Path("/proc/thread-self/ns/net").stat().st_ino, interest.word
         if key not in _monitors:

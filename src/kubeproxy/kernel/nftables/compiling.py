@@ -40,7 +40,7 @@ _NAT: Final = {"ip": 2, "ip6": 10}
 _UNREACHABLE: Final = {"ip": 3, "ip6": 4}
 """The codes of "port unreachable" in ICMP and in ICMPv6, which `reject` sends."""
 _BITS: Final = frozenset({"new", "established", "related", "dnat", "assured", "syn", "rst"})
-"""Operands that match if a bit among several is set."""
+"""Operands that match if a packet has at least one of several bits."""
 _SPECIFIED, _MAPPED, _FULLY_RANDOM = 2, 1, 16  # NF_NAT_RANGE_PROTO_SPECIFIED, _MAP_IPS, _PROTO_RANDOM_FULLY
 
 
@@ -70,8 +70,8 @@ class _Key(NamedTuple):
         return sum(padded(field.size) // 4 for field in self.fields)
 
     def load(self, slot: int = 0, spare: int = 0) -> Iterator[x.Expression]:
-        """Yield expressions that load the key into registers from `slot` on, and the fields of a hash `spare` slots
-        after it."""
+        """Yield expressions that load the key into registers from `slot` on, and a hash's fields `spare` slots after
+        it."""
         operands = slot + self.slots + spare
         for field in self.fields:
             if isinstance(field.load, x.Hash):
@@ -93,7 +93,6 @@ class _Reader:
         self.left: list[str] = _TOKENS.findall(_PORT_OF_MAP.sub(r"\1 : ", text))
 
     def statement(self) -> Iterator[x.Expression]:
-        """Yield the expressions of the next statement."""
         for words, read in _STATEMENTS:
             if self.take(*words.split()):
                 yield from read(self)
@@ -101,20 +100,18 @@ class _Reader:
         yield from self._about_key()
 
     def take(self, *words: str) -> bool:
-        """Consume these words if they come next; return whether they did."""
+        """Consume these words if the text continues with them; return whether the words were consumed."""
         if tuple(self.left[: len(words)]) != words:
             return False
         del self.left[: len(words)]
         return True
 
     def word(self) -> str:
-        """Consume one word."""
         if not self.left:
             raise ValueError(f"incomplete rule: {self.text}")
         return self.left.pop(0)
 
     def expect(self, word: str) -> None:
-        """Consume this word. Raises ValueError if the next word differs."""
         if self.word() != word:
             raise ValueError(f"{word!r} expected in rule: {self.text}")
 
@@ -212,7 +209,7 @@ class _Reader:
             raise ValueError(f"cannot be set, in rule: {self.text}")
         address = load.base == NETWORK
         checksum, at = (1, 10) if address and self.ip == "ip" else (0, 0)
-        # the transport protocol's checksum covers addresses
+        # The transport protocol's checksum covers addresses.
         yield replace(load, sreg=1, checksum=checksum, checksum_offset=at, checksum_flags=int(address))
 
     def _set_mark(self, field: Field) -> Iterator[x.Expression]:
@@ -264,7 +261,6 @@ class _Reader:
         return ipaddress.ip_address(word.strip("[]")).packed
 
     def redirect(self) -> Iterator[x.Expression]:
-        """Consume the rest of a statement after 'redirect to :'."""
         key = self.key()
         self.expect("map")
         yield from key.load()
@@ -315,13 +311,13 @@ def _compared(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
         yield from _bits(field, value, 1 - op, bytes(field.size))
         return
     yield from _Key((field,)).load()
-    if field.size == 8 and op > 1:  # a number in host byte order, but the kernel compares byte by byte
+    if field.size == 8 and op > 1:  # host byte order, but the kernel compares byte by byte
         yield x.Byteorder(1, 1, 1, 8, 8)
     yield x.Compare(1, op, value)
 
 
 def _within(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
-    """Yield the match of a network. If the prefix ends at a byte, only the address's first bytes are compared."""
+    """If the prefix ends at a byte, compare only the address's first bytes."""
     network = ipaddress.ip_network(operand)
     size, load = network.prefixlen // 8, field.load
     if network.prefixlen % 8 or not size or not isinstance(load, x.Payload):

@@ -1,8 +1,7 @@
 """Elements of nf_tables' sets and maps: packs them for a transaction, and reads them and their counters.
 
 Sources: nf_tables_newsetelem, nf_tables_getsetelem, nf_tables_fill_setelem of net/netfilter/nf_tables_api.c,
-nft_rhash_walk and nft_counter_do_dump of Linux 6.18.
-"""
+nft_rhash_walk and nft_counter_do_dump of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from kubeproxy.kernel.nftables.nfnetlink import CREATE, GENERIC, GET_ELEMENT, NE
 
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _CATCH_ALL: Final = 2  # NFT_SET_ELEM_CATCHALL
-# The length of a nested attribute is a number of 16 bits, so a message's list of elements must be below 64 KiB.
+# The length of a nested attribute is a number of 16 bits.
 _LIST_LIMIT: Final = 60_000
 
 
@@ -77,10 +76,7 @@ def _chunks(elements: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class Packer(NamedTuple):
-    """Packs the elements of one set from the constant bytes around key and data.
-
-    `of` takes the sizes of key and data in bytes; the size of data is 0 for a plain set, or to remove elements. `size`
-    is the size of a whole element."""
+    """Packs the elements of one set from the constant bytes around key and data. `size` is the size of an element."""
 
     before_key: bytes
     before_data: bytes
@@ -89,7 +85,8 @@ class Packer(NamedTuple):
 
     @classmethod
     def of(cls, key_size: int, data_size: int) -> Packer:
-        """Return the packer of a set, or of a map to fixed-size values."""
+        """Return the packer of a set or map, from the sizes in bytes of key and data. The size of data is 0 for a plain
+        set, or to remove elements."""
         data = _value(nfta.SET_ELEM_DATA, bytes(data_size)) if data_size else b""
         element = nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, bytes(key_size)), data)
         padding = bytes(-data_size % 4)
@@ -109,8 +106,7 @@ def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
 
 
 def interval_element(key: bytes, data: bytes = b"") -> bytes:
-    """Return an element of a concatenated interval set or map; `key` is the interval's first key followed by its last
-    key."""
+    """Return an element of a concatenated interval set or map; `key` is the interval's first key, then the last key."""
     half = len(key) // 2
     first, last = _value(nfta.SET_ELEM_KEY, key[:half]), _value(nfta.SET_ELEM_KEY_END, key[half:])
     return nested(nfta.LIST_ELEM, first, last, _value(nfta.SET_ELEM_DATA, data) if data else b"")
@@ -128,10 +124,9 @@ def catch_all_element() -> bytes:
 
 
 def timed_element(key: bytes, timeout: int, expires: int, data: bytes = b"") -> bytes:
-    """Return an element of a set or map with timeouts. Timeout and expiration are in milliseconds.
-
-    A timeout of 0 means the set's timeout: since Linux 6.12 dumps omit it, and the kernel refuses a timeout of 0
-    together with an expiration."""
+    """Return an element of a set or map with timeouts. Timeout and expiration are in milliseconds. A timeout of 0 means
+    the set's timeout: since Linux 6.12 dumps omit it, and the kernel refuses a timeout of 0 together with an
+    expiration."""
     lasts = number_attribute(nfta.SET_ELEM_TIMEOUT, timeout, 8) if timeout else b""
     ends = number_attribute(nfta.SET_ELEM_EXPIRATION, expires, 8)
     return plain_element(key, data, lasts, ends)
@@ -148,8 +143,8 @@ class Element(NamedTuple):
     """An element: packed key and data; in a verdict map the data is the name of a chain.
 
     Times are in milliseconds; 0 if the set has no timeouts. The key of an interval is its first value followed by its
-    last value. If the key is one field, an interval is two elements: `ends` is True for the second element, and its key
-    is the value after the interval."""
+    last value. If the key is a single field, an interval is two elements: the second element has `ends` True, and the
+    value after the interval as its key."""
 
     key: bytes
     data: bytes
@@ -161,7 +156,7 @@ class Element(NamedTuple):
 Entries = dict[bytes, bytes]
 """Elements as pairs of key and data in the form of Element; the data of a plain set is empty."""
 Pairs = Sequence[tuple[bytes, bytes]]
-"""The same elements, as a sequence that may contain duplicates."""
+"""Elements as pairs like Entries, in a sequence that may contain duplicates."""
 
 
 def element_of(data: bytes, start: int, end: int) -> Element:
@@ -196,9 +191,8 @@ class ElementLayout(NamedTuple):
 
 
 def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> ElementLayout | None:
-    """Return the layout of records of `size` bytes; the first begins at `origin`, and its element is data[start:end].
-
-    Return None if the element's key is an interval, or its data a verdict."""
+    """Return the layout of records of `size` bytes. Return None if a key is an interval, or data a verdict. The first
+    record begins at `origin`, and its element is data[start:end]."""
     values = {kind: first + ATTRIBUTE.size for kind, first, _ in attributes(data, start, end)}
     element = element_of(data, start, end)
     if nfta.SET_ELEM_KEY not in values or bool(element.data) != (nfta.SET_ELEM_DATA in values):
@@ -227,10 +221,8 @@ def equal_columns(body: bytes, size: int, columns: Iterable[int]) -> bool:
 
 
 def decoded(data: bytes, start: int, end: int) -> Pairs:
-    """Return the elements of a list (NFTA_SET_ELEM_LIST_ELEMENTS) in data[start:end].
-
-    Nearly always all elements of a set have the same layout; then compiled code decodes the list.
-    """
+    """Return the elements of a list (NFTA_SET_ELEM_LIST_ELEMENTS) in data[start:end]. Compiled code decodes a list
+    whose elements all have the same layout, as nearly all lists do."""
     alike = _alike(data, start, end)
     if alike is None:
         return [element_of(data, first, last)[:2] for _, first, last in attributes(data, start, end)]
@@ -263,9 +255,7 @@ def all_elements(family: int, table: str, name: str, link: Netlink | None = None
 
 def pairs(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[Pairs]:
     """Yield the elements of a set in groups, one per buffer of the dump. An element may occur twice (nft_rhash_walk).
-
-    Raises NetlinkError, with code ENOENT if the set is missing.
-    """
+    Raises NetlinkError, with code ENOENT if the set is missing."""
     for place in element_lists(family, table, name, link):
         yield decoded(*place)
 
@@ -284,11 +274,9 @@ def _lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, in
 
 @understood("elements of nf_tables")
 def one_pass(family: int, table: str, name: str, link: Netlink) -> Entries:
-    """Return the key and data of each element that one dump of a set contains. Raises NetlinkError.
-
-    If another program changes the set during the dump, elements are missing, because the kernel continues the dump at
-    a position that it counts from the first element.
-    """
+    """Return the key and data of each element that one dump of a set contains. Raises NetlinkError. If another program
+    changes the set during the dump, elements are missing, because the kernel counts its position from the first
+    element."""
     found: Entries = {}
     buffers = link.dump_once(GET_ELEMENT, netfilter_header(family) + names(table, name), f"elements of {name}")
     for place in _lists(answers(buffers, GENERIC.size)):
@@ -298,10 +286,8 @@ def one_pass(family: int, table: str, name: str, link: Netlink) -> Entries:
 
 @understood("elements of nf_tables")
 def look_up(family: int, table: str, name: str, keys: Iterable[bytes], link: Netlink, *, ranges: bool) -> Entries:
-    """Return the key and data of the elements with these keys, if they exist; one request per key. Raises NetlinkError.
-
-    With `ranges`, a key is the first value of a range followed by the last value.
-    """
+    """Return the key and data of the existing elements with these keys; one request per key. Raises NetlinkError. With
+    `ranges`, a key is the first value of a range followed by the last value."""
     where = netfilter_header(family) + names(table, name)
     pack = interval_element if ranges else plain_element
     payloads = [where + nested(nfta.SET_ELEM_LIST_ELEMENTS, pack(key)) for key in keys]
@@ -333,11 +319,10 @@ class ElementCount(NamedTuple):
 
 @understood("counters of nf_tables")
 def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], link: Netlink) -> list[ElementCount]:
-    """Return the counts of the elements with these keys, if they exist and have a counter. Raises NetlinkError.
+    """Return the counts of the elements with these keys that exist and have a counter. Raises NetlinkError.
 
     All keys have the same length. The elements are not dumped, because for each buffer of a dump the kernel starts
-    again at the first element, and a dump misses elements while other programs change the map.
-    """
+    again at the first element, and a dump misses elements while other programs change the map."""
     where = netfilter_header(family) + names(table, name)
     found: list[ElementCount] = []
     layouts: dict[int, tuple[int, int, int, int] | None] = {}
@@ -349,7 +334,7 @@ def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], li
         ((code, text, places),) = link.inquire(GET_ELEMENT, [payload], f"counters of {name}")
         if code and code != errno.ENOENT:
             raise NetlinkError(code, f"cannot read the counters of {name}", text)
-        # The kernel answers for one element after the other, up to the first missing element.
+        # The kernel answers each request in order, up to the first missing element.
         for key, (data, start, end) in zip(left, places, strict=False):
             if end - start not in layouts:
                 layouts[end - start] = _counter_places(data, start, end)
@@ -363,8 +348,7 @@ def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], li
 
 def _counter_places(data: bytes, start: int, end: int) -> tuple[int, int, int, int] | None:
     """Return four offsets in an answer: start of the data, end of the data, packet count, byte count; None if the
-    answer contains no counts. Answers of equal length have the same layout.
-    """
+    answer contains no counts. Answers of equal length have the same layout."""
     element = find(data, start + GENERIC.size, end, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)
     if element is None:
         return None

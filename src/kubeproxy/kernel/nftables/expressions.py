@@ -2,8 +2,7 @@
 
 An expression of an unknown kind is stored as bytes (Opaque). Registers have the numbers that the kernel uses in dumps:
 registers 1 to 4 have 16 bytes, 8 to 23 have 4 bytes, and 0 is the verdict register. Sources:
-include/uapi/linux/netfilter/nf_tables.h and the dump functions of net/netfilter/nft_*.c of Linux 6.18.
-"""
+include/uapi/linux/netfilter/nf_tables.h and the dump functions of net/netfilter/nft_*.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ from kubeproxy.kernel.netlink.protocol import attribute, attributes, nested, par
 from kubeproxy.kernel.nftables import nfta
 
 VERDICT: Final = 0
-"""The register of verdicts."""
 
 DROP: Final = 0
 ACCEPT: Final = 1
@@ -35,10 +33,8 @@ class RuleVerdict(NamedTuple):
 
 
 class Inline(NamedTuple):
-    """An anonymous set or map, which is part of one rule. Its types and lengths are as in `tables.SetForm`.
-
-    `elements` are pairs of key and data; the data in a set is b''.
-    """
+    """An anonymous set or map, which is part of one rule. The types and lengths are as in `tables.SetForm`. `elements`
+    are pairs of key and data; the data in a set is b''."""
 
     key_type: int
     key_length: int
@@ -91,8 +87,7 @@ def _layout(text: str) -> tuple[tuple[str, int, Codec], ...]:
     """Return name, number and codec of each attribute.
 
     `text` lists the names of the attributes 1, 2, ... After a name follow `:` and a codec, unless the attribute is a
-    32-bit number. `-` stands for an attribute that is not used.
-    """
+    32-bit number. `-` stands for an attribute that is not used."""
     words = [word.partition(":") for word in text.split()]
     return tuple((name, number, _CODECS[codec]) for number, (name, _, codec) in enumerate(words, 1) if name != "-")
 
@@ -151,7 +146,7 @@ class Fib(Expression, frozen=True):
 
 
 class Lookup(Expression, frozen=True):
-    """Looks up a key in a set; or looks it up in a map and loads the data into `dreg` (VERDICT for a verdict map)."""
+    """Looks up a key in a set, or looks up a key in a map and loads the data into `dreg` (VERDICT: a verdict map)."""
 
     KIND = "lookup"
     LAYOUT = _layout("set:text sreg dreg - flags")
@@ -300,7 +295,7 @@ class Reject(Expression, frozen=True):
 
 
 class PacketCount(Expression, frozen=True):
-    """Counts packets and bytes. Two of these are equal whatever they have counted."""
+    """Counts packets and bytes. Two expressions are equal even if their counts differ."""
 
     KIND = "counter"
 
@@ -325,8 +320,8 @@ class Offload(Expression, frozen=True):
 
 
 class Limit(Expression, frozen=True):
-    """Ends the rule if there are more than `rate` packets (`type` 0) or bytes (`type` 1) per `unit` seconds; with
-    `flags` 1, if there are at most as many."""
+    """Ends the rule if there are more than `rate` packets (`type` 0) or bytes (`type` 1) per `unit` seconds. With
+    `flags` 1, ends the rule if there are not more."""
 
     KIND = "limit"
     LAYOUT = _layout("rate:u64 unit:u64 burst type flags")
@@ -351,7 +346,7 @@ class Update(Expression, frozen=True):
 
 
 class Opaque(Expression, frozen=True):
-    """An expression of a kind without a class here: its name and its packed attributes."""
+    """An expression of a kind without a class in this module: the kind's name and the packed attributes."""
 
     name: str
     raw: bytes
@@ -365,7 +360,7 @@ _SET_ID: Final = 4  # NFTA_LOOKUP_SET_ID
 
 @lru_cache(maxsize=4096)
 def pack(expression: Expression) -> bytes:
-    """Pack an expression as an entry of a rule's list; for a lookup in an anonymous set use `pack_lookup`."""
+    """Pack an expression as an entry of a rule's list. For a lookup in an anonymous set use `pack_lookup`."""
     if isinstance(expression, Opaque):
         name, body = expression.name, expression.raw
     else:
@@ -389,7 +384,7 @@ def _defaults(kind: type[Expression]) -> dict[str, Any]:
 
 
 def pack_lookup(expression: Lookup, name: str, set_id: int) -> bytes:
-    """Pack a lookup in an anonymous set; `set_id` is the set's number in the transaction that also creates it."""
+    """Pack a lookup in an anonymous set; `set_id` is the set's number in the transaction that also creates the set."""
     named = Lookup(name, expression.sreg, expression.dreg, expression.flags)
     body = b"".join(_packed(named)) + attribute(_SET_ID, set_id.to_bytes(4, "big"))
     return nested(nfta.LIST_ELEM, attribute(nfta.EXPR_NAME, b"lookup\0"), nested(nfta.EXPR_DATA, body))
@@ -409,7 +404,7 @@ def _parsed(element: bytes) -> Expression:
         return Opaque(name, body)
     present = parts(body)
     values = {field: codec.parse(present.pop(number)) for field, number, codec in kind.LAYOUT if number in present}
-    # An unknown attribute may change the rule's meaning; padding and counts never change it.
+    # An unknown attribute may change the rule's meaning; padding and counts never change the meaning.
     if any(number not in _IGNORED.get(name, ()) for number in present) or not _required(kind) <= values.keys():
         return Opaque(name, body)
     return kind(**values)

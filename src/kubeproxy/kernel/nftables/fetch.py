@@ -1,10 +1,9 @@
 """Reads many elements of an nf_tables map by their keys, in about one microsecond per element.
 
 Dumps of large maps are slow: for each buffer of 32 KiB the kernel skips, one by one, all elements that it has already
-sent, so a dump of a million elements takes half a minute (nft_rhash_walk). This module sends one request per key: one
+sent. A dump of a million elements takes half a minute (nft_rhash_walk). This module sends one request per key: one
 system call sends hundreds of requests, and a second call receives the answers. Sources: nf_tables_getsetelem in
-net/netfilter/nf_tables_api.c of Linux 6.18, recvmmsg(2).
-"""
+net/netfilter/nf_tables_api.c of Linux 6.18, recvmmsg(2)."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, N
 
 _AT_ONCE: Final = 500
 _ROOM: Final = 256  # bytes for an answer: an answer with a counter has about 150 bytes
-_TAKEN: Final = 8192  # the maximum that the kernel counts for an answer, in bytes of the receive buffer
+_TAKEN: Final = 8192  # the kernel counts at most this number of bytes of the receive buffer for an answer
 _RECEIVE_BUFFER: Final = 4 << 20
 _NAME: Final = struct.Struct("=HHII")  # struct sockaddr_nl
 _KERNEL: Final = _NAME.pack(socket.AF_NETLINK, 0, 0, 0)
@@ -147,17 +146,14 @@ class Fetcher(Closing):
         return int.from_bytes(data[slice(*place)], "big") if place is not None else None
 
     def has_catch_all(self, family: int, table: str, name: str) -> bool:
-        """Return whether a set has a catch-all element. Raises NetlinkError.
-
-        A request by key does not return this element, and the kernel's count does not include it.
-        """
+        """Return whether a set has a catch-all element. Raises NetlinkError. A request by key does not return the
+        catch-all element, and the kernel's count does not include it."""
         elements = nested(nfta.SET_ELEM_LIST_ELEMENTS, catch_all_element())
         request = netfilter_header(family) + names(table, name) + elements
         data = self._ask(GET_ELEMENT, request, f"cannot read elements of {name}")
         return bool(HEADER.unpack_from(data)[1] == NEW_ELEMENT)
 
     def _ask(self, kind: int, payload: bytes, what: str) -> bytes:
-        """Return the answer to one request. Raises NetlinkError."""
         self._drain()
         try:
             self._socket.send(message(kind, NLM_F_REQUEST, 0, payload))
@@ -169,7 +165,6 @@ class Fetcher(Closing):
         return data
 
     def _receive(self, count: int) -> Answers:
-        """Return `count` answers, which are available after the send. Raises OSError."""
         found = _LIBC.recvmmsg(self._socket.fileno(), self._received, count, socket.MSG_DONTWAIT, None)
         if found != count:
             code = ctypes.get_errno() if found < 0 else errno.ENOBUFS
@@ -179,7 +174,7 @@ class Fetcher(Closing):
         )
 
     def _drain(self) -> None:
-        """Discard the answers to a failed request, so that none is mistaken for the answer to a later request."""
+        """Discard the answers to a failed request, because the next request would read them as its own."""
         while True:
             try:
                 self._socket.recv(_ROOM, socket.MSG_DONTWAIT)
@@ -191,9 +186,8 @@ class Fetcher(Closing):
 
 
 class AnswerReader:
-    """Reads answers about one map. It derives the byte layout from the first answer, applies it to all answers of the
-    same length, and compares their keys to confirm it.
-    """
+    """Reads answers about one map. The reader derives the byte layout from the first answer, applies the layout to all
+    answers of the same length, and compares the keys to confirm the layout."""
 
     def __init__(self) -> None:
         self._head = b""  # length and type of the answers that have the layout
@@ -238,7 +232,6 @@ class AnswerReader:
         return element.data
 
     def _learn(self, data: bytes, count: int) -> None:
-        """Derive the layout from the first answer with an element."""
         for at in range(0, count * _ROOM, _ROOM):
             one = data[at : at + _ROOM]
             length, kind, *_ = HEADER.unpack_from(one)

@@ -1,7 +1,6 @@
-"""The fields that rules match and that form the keys of sets. For each name in nft: expression, size and type.
+"""The fields that rules match and that form the keys of sets. Each name in nft has an expression, a size and a type.
 
-Sources: include/datatype.h, include/proto.h and src/{payload,meta,ct,numgen}.c of nft 1.0.6.
-"""
+Sources: include/datatype.h, include/proto.h and src/{payload,meta,ct,numgen}.c of nft 1.0.6."""
 
 from __future__ import annotations
 
@@ -34,10 +33,8 @@ _DIRECTIONS: Final = {"original": 0, "reply": 1}
 
 
 class Field(NamedTuple):
-    """A field: the expression that loads it (without a register), its size in bytes, and its type.
-
-    `typeof` describes the field (kind of expression, and attributes) in the user data that nft stores with a set.
-    """
+    """A field: the expression that loads it (without a register), the size in bytes, and the type. `typeof` describes
+    the field (kind of expression, and attributes) in the user data that nft stores with a set."""
 
     load: Expression
     size: int
@@ -89,10 +86,9 @@ FIELDS: Final[dict[str, Field]] = {
         }.items()
     },
 }
-"""By name."""
 
 NAMES: Final[dict[Expression, str]] = {field.load: name for name, field in FIELDS.items() if "numgen" not in name}
-"""The names of fields, by the expression that loads them, without a register."""
+"""The names of fields, by the expression that loads the field, without a register."""
 
 _SYMBOLS: Final[dict[int, dict[str, int]]] = {
     PROTOCOL: {"icmp": 1, "ipv6-icmp": 58} | {name.lower(): number for name, number in PROTOCOLS.items()},

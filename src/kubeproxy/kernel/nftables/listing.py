@@ -1,8 +1,7 @@
 """Prints rules in nft's language, like `nft list`.
 
-Rules of this program are printed exactly like by nft. Expressions that only other programs use are printed in brackets,
-with their kind and fields, so that the text is complete.
-"""
+Rules of this program are printed exactly as nft prints them. Expressions that only other programs use are printed in
+brackets, with their kind and all fields."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _PORT_SIZE: Final = 2
 
 
 class _Term(NamedTuple):
-    """The contents of a register: the text of its value, its type and size, and the mask applied to it."""
+    """The contents of a register: the text of the value, the type and size of the value, and the mask applied to it."""
 
     text: str
     type: int
@@ -127,7 +126,7 @@ class _Writer:
         if bare in NAMES:
             name = NAMES[bare]
             if FIELDS[name].type == TCP_FLAGS and self.words[-1:] == [_TCP]:
-                self.words.pop()  # nft adds it itself
+                self.words.pop()  # nft implies this match
             self._load(register, _Term(name, FIELDS[name].type, FIELDS[name].size, load=bare))
             return
         if not isinstance(bare, x.Payload):
@@ -138,9 +137,8 @@ class _Writer:
     _ct = _fib = _loaded
 
     def _whole(self, part: x.Payload) -> str:
-        """Return the name of the address field from which an expression loads the first bytes, as nft does to match
-        a prefix.
-        """
+        """Return the name of the address field from which an expression loads the first bytes. nft matches a prefix in
+        this way."""
         for name in (f"{self._ip} saddr", f"{self._ip} daddr"):
             load = FIELDS[name].load
             if isinstance(load, x.Payload) and (load.base, load.offset) == (part.base, part.offset):
@@ -253,7 +251,7 @@ class _Writer:
         usual = 3 if self._ip == "ip" else 4
         if expression.type == 1:
             if self.words[-1:] == [_TCP]:
-                self.words.pop()  # nft does not print this match, because it adds it itself
+                self.words.pop()  # nft implies this match
             self.words.append("reject with tcp reset")
         elif (expression.type, expression.code) == (0, usual):
             self.words.append("reject")
@@ -323,7 +321,6 @@ def _masked(term: _Term, sign: str, value: bytes) -> str:
 
 
 def _amount(count: int) -> str:
-    """Return a number of bytes in nft's notation, as '10 kbytes'."""
     size, unit = next(((s, u) for s, u in ((1 << 20, "mbytes"), (1 << 10, "kbytes")) if count % s == 0), (1, "bytes"))
     return f"{count // size} {unit}"
 

@@ -1,9 +1,8 @@
 """Packs messages that create, change and remove nf_tables tables, chains, rules, sets, counters and flowtables.
 
-`nfnetlink.Transactions` commits the messages. A set's user data describes its keys in nft's format, so that nft lists
-the set as it was declared. Sources: src/mnl.c and include/netlink.h of nft 1.0.6, include/udata.h of libnftnl 1.2.4,
-nf_tables_parse_netdev_hooks of Linux 6.18.
-"""
+`nfnetlink.Transactions` commits the messages. A set's user data describes the set's keys in nft's format, so that nft
+lists the set as it was declared. Sources: src/mnl.c and include/netlink.h of nft 1.0.6, include/udata.h of libnftnl
+1.2.4, nf_tables_parse_netdev_hooks of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ MOST_DEVICES: Final = 256
 
 
 def table_message(family: int, table: str, comment: str = "", flags: int = 0) -> bytes:
-    """Return the message that creates a table. It does not change an existing table of this name."""
+    """Return the message that creates a table. The message does not change an existing table of this name."""
     payload = nl.text_attribute(nfta.TABLE_NAME, table)
     if comment:
         payload += nl.attribute(nfta.TABLE_USERDATA, _note(0, comment.encode() + b"\0"))
@@ -58,10 +57,10 @@ def _counter(kind: int, family: int, table: str, name: str, data: bytes = b"") -
 
 
 def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
-    """Return the message that creates a flowtable, or adds interfaces to an existing flowtable. An interface that is
-    already in the flowtable is no error; the kernel refuses the message if an interface does not exist. The kernel
-    later removes deleted interfaces from the flowtable.
-    """
+    """Return the message that creates a flowtable, or adds interfaces to an existing flowtable.
+
+    An interface that is already in the flowtable is no error; the kernel refuses the message if an interface does not
+    exist. The kernel removes a deleted interface from the flowtable."""
     named = b"".join(nl.text_attribute(nfta.HOOK_DEVICE, device) for device in devices)
     number, priority = nl.number_attribute(nfta.HOOK_NUMBER, 0), nl.number_attribute(nfta.HOOK_PRIORITY, 0)  # ingress
     hook = nl.nested(nfta.FLOWTABLE_HOOK, number, priority, nl.nested(nfta.HOOK_DEVICES, named) if devices else b"")
@@ -114,11 +113,9 @@ def rules(family: int, table: str, chains: Mapping[str, tables.ChainContents]) -
 
 
 def changes(family: int, table: str, found: tables.TableContents, wanted: tables.Definition) -> list[bytes]:
-    """Return the messages that change a table's contents from `found` to `wanted`; [] if both are equal.
-
-    Equal objects are not changed. The kernel refuses the messages (EBUSY) if a map that remains has an element with a
-    verdict that names a removed chain.
-    """
+    """Return the messages that change a table's contents from `found` to `wanted`. They do not change equal objects.
+    The kernel refuses the messages (EBUSY) if a map that remains has an element with a verdict that names a removed
+    chain."""
     ours = wanted.contents
     sets = {name for name, form in found.sets.items() if ours.sets.get(name) != form}
     other = {name: chain for name, chain in found.chains.items() if chain != ours.chains.get(name)}
@@ -189,8 +186,8 @@ def emptied(family: int, table: str, name: str) -> bytes:
 
 
 def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool]]) -> list[bytes]:
-    """Return the messages that fill a set of ranges. An edge is a range's first value (False), or the value after its
-    last value (True)."""
+    """Return the messages that fill a set of ranges. An edge is a range's first value (False), or the value after the
+    range (True)."""
     elements = []
     for key, ends in sorted(edges):
         flags = nl.number_attribute(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""
@@ -264,7 +261,8 @@ _NO_NF_TABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONO
 
 
 def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
-    """Raise Unsupported if nf_tables does not work, or if the kernel is too old, with the fix `otherwise`."""
+    """Raise Unsupported if nf_tables does not work, or if the kernel is too old; `otherwise` is the fix for an old
+    kernel."""
     release = os.uname().release
     if (0, 0) < kernel_version(release) < kernel:
         oldest = ".".join(map(str, kernel))
@@ -280,7 +278,7 @@ def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
 
 
 def remove_table(name: str) -> list[str]:
-    """Remove the table of this name from both families, if it exists; return the errors."""
+    """Remove the table of this name from both families; return the errors. A missing table is no error."""
     failures = []
     for family in (socket.AF_INET, socket.AF_INET6):
         try:

@@ -1,7 +1,6 @@
 """nf_tables over netlink: commits transactions, and reads tables, their rules and the names of their chains.
 
-Sources: include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nfnetlink.c of Linux 6.18.
-"""
+Sources: include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nfnetlink.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -46,12 +45,12 @@ DELETE_FLOWTABLE: Final = SUBSYSTEM << 8 | 24
 _HANDLES: Final = {NEW_CHAIN: nfta.CHAIN_HANDLE, NEW_RULE: nfta.RULE_HANDLE}
 """The attribute with the handle, by kind of message."""
 _NAMES: Final = {NEW_CHAIN: nfta.CHAIN_NAME, NEW_RULE: nfta.RULE_CHAIN, NEW_SET: nfta.SET_NAME}
-"""The attribute that contains the object's name (for a rule: its chain's name), by kind of message."""
+"""The attribute that contains the object's name (for a rule: the chain's name), by kind of message."""
 _BATCH_BEGIN: Final = 16
 _BATCH_END: Final = 17
 
 GENERIC: Final = struct.Struct("=BBH")
-"""The start of each message, struct nfgenmsg: family, version, resource id."""
+"""struct nfgenmsg, the start of each message: family, version, resource id."""
 _DORMANT: Final = 1  # NFT_TABLE_F_DORMANT
 _SEND_BUFFER: Final = 512 << 20
 _RECEIVE_BUFFER: Final = 16 << 20
@@ -68,7 +67,7 @@ def nft_message(kind: int, family: int, payload: bytes, flags: int = nl.NLM_F_RE
 
 
 def echoed(message: bytes) -> bytes:
-    """Set NLM_F_ECHO in a message, so that the kernel reports the object that it creates."""
+    """Set NLM_F_ECHO in a message, so that the kernel reports the object that the message creates."""
     length, kind, flags, *_ = nl.HEADER.unpack_from(message)
     return nl.HEADER.pack(length, kind, flags | nl.NLM_F_ECHO, 0, 0) + message[nl.HEADER.size :]
 
@@ -105,15 +104,12 @@ class Transactions:
 
     @property
     def room(self) -> int:
-        """Approximate maximum size of a transaction in bytes; less in a user namespace (net.core.wmem_max)."""
+        """The approximate maximum size of a transaction in bytes. net.core.wmem_max limits it in a user namespace."""
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
     def commit(self, parts: Sequence[bytes]) -> list[int]:
-        """Commit messages as one atomic transaction. Return the handles of the chains and rules whose messages are
-        `echoed`.
-
-        Raises NetlinkError with the kernel's first refusal.
-        """
+        """Commit messages as one atomic transaction. Raises NetlinkError with the kernel's first refusal. Return the
+        handles of the chains and rules whose messages are `echoed`."""
         if not parts:
             return []
         begin = next(self._sequence) & 0x7FFFFFFF
@@ -162,10 +158,8 @@ class Transactions:
             raise nl.NetlinkError(code, "no answer from nf_tables") from error
 
     def _drain(self) -> None:
-        """Discard the answers to a failed transaction, of which there may be more than fit into the receive buffer.
-
-        Until the buffer is empty, the kernel drops further answers without notice (NETLINK_S_CONGESTED).
-        """
+        """Discard the answers to a failed transaction, which may exceed the receive buffer. Until the buffer is empty,
+        the kernel drops further answers without notice (NETLINK_S_CONGESTED)."""
         self._socket.setblocking(False)
         while True:
             try:
@@ -178,10 +172,8 @@ class Transactions:
         self._socket.settimeout(_TIMEOUT)
 
     def _settle(self, begin: int, last: int) -> list[int]:
-        """Read the answers up to the answer to the last message; return the handles that they contain.
-
-        A refusal of the begin message ends the transaction as well.
-        """
+        """Read the answers up to the answer to the last message; return the handles that the answers contain. A refusal
+        of the begin message ends the transaction as well."""
         complaint: tuple[int, str] | None = None
         handles: list[int] = []
         while True:
@@ -210,8 +202,7 @@ class TableHeader(NamedTuple):
     """A table. A table that is deleted and created again has another handle. A dormant table has no effect.
 
     `owner` is the netlink port of the only socket that may change the table (flag owner); 0 if every socket may change
-    it. A program can choose its socket's port; the default is its process ID.
-    """
+    the table. A program can choose its socket's port; the default is the process ID."""
 
     handle: int
     comment: str
@@ -281,13 +272,13 @@ def chain_names(family: int, table_name: str, link: nl.Netlink | None = None) ->
 def chain_places(family: int, table_name: str, link: nl.Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
     """Yield (buffer, start, end) of the attributes of each chain in a table; '' selects all tables."""
     first = nl.text_attribute(nfta.CHAIN_TABLE, table_name) if table_name else b""
-    # The first attribute is the table's name, so chains of other tables can be skipped unparsed: there may be 100,000.
+    # The first attribute is the table's name, so chains of other tables are skipped unparsed: there may be 100,000.
     places = dump(GET_CHAIN, family, b"", "nf_tables chains", link)
     return (place for place in places if place[0].startswith(first, place[1]))
 
 
 def has_chain(family: int, table_name: str, chain: str) -> bool:
-    """Return whether a table contains a chain; this does not dump all chains. Raises NetlinkError."""
+    """Return whether a table contains a chain, without a dump of all chains. Raises NetlinkError."""
     with nl.Netlink.open() as link:
         try:
             request = nl.netfilter_header(family) + names(table_name, chain, nfta.CHAIN_NAME)

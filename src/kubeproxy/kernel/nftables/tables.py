@@ -1,9 +1,8 @@
-"""A table of nf_tables as a value (sets, named counters, flowtables, chains with their rules), and the functions that
-read it.
+"""A table of nf_tables as a value (sets, named counters, flowtables, chains with their rules), and functions to read
+it.
 
 Sources: nf_tables_fill_chain_info, nf_tables_fill_set, nf_tables_fill_obj_info in net/netfilter/nf_tables_api.c of
-Linux 6.18.
-"""
+Linux 6.18."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from kubeproxy.kernel.nftables.nfnetlink import GET_FLOWTABLE, GET_OBJECT, GET_S
 
 HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
 INGRESS: Final = "ingress"
-"""The hook of a device in family inet, which comes before prerouting (NF_INET_INGRESS)."""
+"""The hook of a device in family inet, before prerouting (NF_INET_INGRESS)."""
 """Names of hooks by number (enum nf_inet_hooks)."""
 TABLE_FAMILIES: Final = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 """Names of families by number (NFPROTO_... in linux/netfilter.h)."""
@@ -31,16 +30,13 @@ ANONYMOUS, CONSTANT, INTERVAL, MAP, TIMEOUT, DYNAMIC, CONCATENATION, COUNTED = 1
 VERDICT: Final = ("verdict",)
 """The data of a map to verdicts."""
 
-_TYPE_BITS: Final = 6  # a concatenation's type contains each field's type, in this number of bits
+_TYPE_BITS: Final = 6  # the number of bits of each field's type in a concatenation's type
 _DROP: Final = 0  # NF_DROP
 
 
 class SetForm(NamedTuple):
     """A set as the kernel describes it: flags, types and lengths (bytes) of keys and data, size, timeout in ms (0:
-    none).
-
-    If the set has ranges of several fields, `lengths` are the lengths of the key's fields.
-    """
+    none). If the set has ranges of several fields, `lengths` are the lengths of the key's fields."""
 
     flags: int
     key_type: int
@@ -54,9 +50,7 @@ class SetForm(NamedTuple):
 
 class SetSpec(NamedTuple):
     """A declared set or map. Keys and data are tuples of names in fields.FIELDS, or VERDICT; the rest as in SetForm.
-
-    The flags MAP and CONCATENATION are derived from the fields. `merges`: nft merges adjacent ranges.
-    """
+    The flags MAP and CONCATENATION are derived from the fields. `merges`: nft merges adjacent ranges."""
 
     name: str
     key: tuple[str, ...]
@@ -73,7 +67,7 @@ class SetSpec(NamedTuple):
 
     @property
     def form(self) -> SetForm:
-        """This set as the kernel describes it."""
+        """This set in the form in which the kernel describes it."""
         key, key_length = _layout(self.key)
         flags, data, data_length = self.flags, 0, 0
         lengths: tuple[int, ...] = ()
@@ -110,8 +104,7 @@ class Hook(NamedTuple):
 
 
 class ChainContents(NamedTuple):
-    """A chain: its hook (None unless it is a base chain), and its rules, which include their anonymous sets
-    (Inline)."""
+    """A chain: its hook (None unless it is a base chain), and its rules with their anonymous sets (Inline)."""
 
     hook: Hook | None
     rules: tuple[expressions.Rule, ...]
@@ -168,10 +161,8 @@ def chain_rules(family: int, table: str, chain: str, link: nl.Netlink) -> dict[i
 
 
 class ListedChain(NamedTuple):
-    """A chain: the number of its family, its table, name and handle, and its hook (None unless it is a base chain).
-
-    A chain that is deleted and created again has another handle.
-    """
+    """A chain: the number of its family, its table, name and handle, and its hook (None unless it is a base chain). A
+    chain that is deleted and created again has another handle."""
 
     family: int
     table: str

@@ -2,8 +2,7 @@
 
 The marking rules are in a table that a socket of this process owns (flag owner, Linux 5.12), so the kernel removes the
 table when the socket is closed, even if the process is killed. Sources: net/netfilter/nf_tables_trace.c,
-nft_rcv_nl_event of nf_tables_api.c and include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
-"""
+nft_rcv_nl_event of nf_tables_api.c and include/uapi/linux/netfilter/nf_tables.h of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _BEFORE_ALL: Final = -350  # before raw, which is at -300
 _TRACKED: Final = -190  # after connection tracking, which is at -200
 _TCP: Final = 6
 
-# The first packet of a connection passes all rules, so a few traced packets after it are enough.
+# The first packet of a connection passes all rules, so few packets after the first need a trace.
 _FIRST_PACKETS: Final = 20  # the maximum number of traced packets per second
 _OTHER_PACKETS: Final = 2
 
@@ -45,10 +44,8 @@ _REGISTER: Final = 1
 
 
 class TracedFlow(NamedTuple):
-    """Selects the packets to trace: from a packed address (b'' for any) to an address, protocol and port.
-
-    `hooks` are the hooks at which the rules mark the packets: PREROUTING, OUTPUT.
-    """
+    """Selects the packets to trace: from a packed address (b'' for any) to an address, protocol and port. `hooks` are
+    the hooks at which the rules mark the packets: PREROUTING, OUTPUT."""
 
     source: bytes
     destination: bytes
@@ -58,11 +55,9 @@ class TracedFlow(NamedTuple):
 
 
 _FIRST_OF_TCP: Final = compiling.rule("tcp flags & 0x12 == 0x02", "ip")
-"""Matches SYN without ACK."""
 
 
 def _traced(per_second: int) -> x.Rule:
-    """Return expressions that mark at most `per_second` packets per second for tracing."""
     return (
         x.Limit(per_second, 1, per_second),
         x.Immediate(_REGISTER, b"\1"),
@@ -135,9 +130,7 @@ class Mark(Closing):
 
 class Headers(NamedTuple):
     """The headers of a packet at a hook: packed addresses, ports (0 for none), indices of interfaces (0 for none).
-
-    `flags` are TCP's flags, or ICMP's type and code in two bytes.
-    """
+    `flags` are TCP's flags, or ICMP's type and code in two bytes."""
 
     source: bytes
     source_port: int
@@ -150,13 +143,12 @@ class Headers(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a packet: a match of a rule ('rule'), the end of a base chain ('policy'), or the end of another chain
+    """A step of a packet: a match of a rule ('rule'), the end of a base chain ('policy'), or of another chain
     ('return').
 
     `packet` is the packet's number in all its steps. `verdict` is 0 for drop, 1 for accept, 2 for stolen, 3 for queue;
     below 0, the packet continues. `leads_to` is the chain of a jump or goto. The first step in each base chain has
-    `headers`.
-    """
+    `headers`."""
 
     packet: int
     family: int

@@ -1,6 +1,6 @@
-"""The capabilities of this process: makes CAP_NET_ADMIN effective, and permanently drops capabilities that are not
-needed. `program/lifetime.py` decides which capabilities are needed. Source: capabilities(7), prctl(2).
-"""
+"""The capabilities of this process: makes CAP_NET_ADMIN effective, and permanently drops capabilities.
+
+Source: capabilities(7), prctl(2)."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class _Sets(NamedTuple):
 
 
 def raise_net_admin() -> None:
-    """Make CAP_NET_ADMIN effective, if it is permitted, for the calling thread and the threads that it starts. The file
-    capability of the interpreter in the image is only "permitted". If it were "effective", the kernel would not start
-    the interpreter in a container without CAP_NET_ADMIN (execve(2), EPERM), not even for --version.
-    """
+    """Make CAP_NET_ADMIN effective, if it is permitted, for the calling thread and the threads that it starts.
+
+    The file capability of the interpreter in the image is only "permitted". If it were "effective", the kernel would
+    not start the interpreter in a container without CAP_NET_ADMIN (execve(2), EPERM), not even for --version."""
     sets = _get()
     if sets is not None and sets.permitted & ~sets.effective & _bit(Capability.NET_ADMIN):
         _set(sets._replace(effective=sets.effective | _bit(Capability.NET_ADMIN)))
@@ -79,10 +79,8 @@ def beyond_permission(paths: Iterable[str]) -> list[str]:
 
 
 def keep_only(wanted: AbstractSet[Capability]) -> None:
-    """Drop all capabilities except these, for this process and all programs that it starts.
-
-    Call it while there is only one thread, because each thread has its own capabilities. Raises ApplyError.
-    """
+    """Drop all capabilities except `wanted`, for this process and all programs that it starts. Raises ApplyError. Call
+    it while there is only one thread, because each thread has its own capabilities."""
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         raise ApplyError(f"cannot drop capabilities: {threads} threads run already")
@@ -162,12 +160,11 @@ _CLONE_NEWNET: Final = 0x40000000
 
 
 def in_empty_network(work: Callable[[], T]) -> T:
-    """Call `work` in a thread in a new network namespace, and return its result.
+    """Call `work` in a thread in a new network namespace, and return the result.
 
-    Sockets and child processes of `work` are in that namespace, too. Its rules affect no traffic, and are deleted after
-    the last socket in the namespace is closed. Source: unshare(2). Raises Unsupported if this process may not create a
-    namespace.
-    """
+    Sockets and child processes of `work` are in that namespace, too. Rules in the namespace affect no traffic, and are
+    deleted after the namespace's last socket is closed. Source: unshare(2). Raises Unsupported if this process may not
+    create a namespace."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_alone, work).result()
 

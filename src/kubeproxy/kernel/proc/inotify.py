@@ -20,27 +20,27 @@ IN_MOVE_SELF: Final = 0x800
 IN_IGNORED: Final = 0x8000
 IN_ONLYDIR: Final = 0x1000000
 
-_EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, length of the name after it
+_EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 _BUFFER: Final = 65536
 
 
 class Inotify:
-    """An inotify descriptor, which can watch any number of paths. If its number is -1, there are no events."""
+    """An inotify descriptor, which can watch any number of paths. If the descriptor is -1, there are no events."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @classmethod
     def open(cls) -> Self:
-        """Open an inotify descriptor; if the system's limit is reached, its number is -1."""
+        """Open an inotify descriptor; the result's descriptor is -1 if the system's limit is reached."""
         return cls(ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def fileno(self) -> int:
-        """Return the descriptor's number; the descriptor is readable when there are events."""
+        """Return the descriptor, which is readable when there are events."""
         return self._descriptor
 
     def watch(self, path: str | os.PathLike[str], mask: int) -> bool:
-        """Watch a path for events; return whether that is possible."""
+        """Watch a path for events; return whether the path can be watched."""
         if self._descriptor < 0:
             return False
         libc = ctypes.CDLL(None, use_errno=True)
@@ -63,7 +63,7 @@ class Inotify:
         return mask
 
     def close(self) -> None:
-        """Stop watching. May be called again."""
+        """Stop watching. A second call has no effect."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1

@@ -1,7 +1,6 @@
 """Finds loaded and built-in kernel modules, lists the modules that IPVS needs, and loads missing modules.
 
-Source of the names of files and modules: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26.
-"""
+Source of the names of files and modules: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def kernel_version(release: str) -> tuple[int, int]:
 
 
 def ipvs_modules(release: str) -> list[str]:
-    """Return the modules that ipvs mode needs on a kernel of this release, whatever the scheduler."""
+    """Return the modules that ipvs mode needs on a kernel of this release with any scheduler."""
     conntrack = "nf_conntrack_ipv4" if kernel_version(release) < _MERGED_CONNTRACK else "nf_conntrack"
     return [*_IPVS, conntrack]
 
@@ -60,7 +59,7 @@ def release(files: ModuleFiles = _FILES) -> str:
 
 
 def present(wanted: Sequence[str], files: ModuleFiles = _FILES) -> set[str]:
-    """Return those wanted modules that are loaded or built in. A file that cannot be read counts as empty."""
+    """Return those wanted modules that are loaded or built in. An unreadable file counts as empty."""
     version = release(files)
     if not files.loaded.exists():
         # In a kernel without loadable modules only the configuration lists built-in modules.
@@ -69,7 +68,7 @@ def present(wanted: Sequence[str], files: ModuleFiles = _FILES) -> set[str]:
     have = {line.split(" ", 1)[0] for line in _read(files.loaded).splitlines()}
     built_in = _read(files.folder / version / "modules.builtin").splitlines()
     have |= {Path(line.strip()).name.removesuffix(".ko").replace("-", "_") for line in built_in}
-    # For a container without /lib/modules: this folder lists built-in modules with parameters.
+    # In a container without /lib/modules, only this folder lists built-in modules, and only modules with parameters.
     return {name for name in wanted if name in have or (files.live / name).is_dir()}
 
 
@@ -94,8 +93,7 @@ def load(names: Sequence[str], modprobe: str = "modprobe") -> dict[str, str]:
 
 def require(names: Sequence[str], purpose: str, files: ModuleFiles = _FILES, modprobe: str = "modprobe") -> None:
     """Load those modules that are missing. Raises Unsupported, with the names and the fix, if a module is still
-    missing. `purpose` names the feature that needs the modules, such as 'ipvs mode'.
-    """
+    missing. `purpose` names the feature that needs the modules, such as 'ipvs mode'."""
     missing = [name for name in names if name not in present(names, files)]
     failed = load(missing, modprobe)
     # A module that modprobe loaded is present, even if /proc/modules cannot be read.

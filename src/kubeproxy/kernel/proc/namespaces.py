@@ -1,8 +1,7 @@
-"""Sockets in another network namespace of this node. The namespace is found by one of its addresses; a child process
-enters it, drops all capabilities, and opens the sockets.
+"""Sockets in another network namespace of this node, which is found by one of its addresses. A child process enters the
+namespace, drops all capabilities, and opens the sockets.
 
-Sources: setns(2), network_namespaces(7), and net/core/net_namespace.c of Linux 6.18.
-"""
+Sources: setns(2), network_namespaces(7), and net/core/net_namespace.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -30,11 +29,12 @@ _ID, _DESCRIPTOR = 1, 3  # NETNSA_NSID, NETNSA_FD
 _ANY: Final = b"\0\0\0\0"  # struct rtgenmsg, padded
 _NUMBER: Final = struct.Struct("=i")
 _LONGEST: Final = 1024
-_READY, _UNSUPPORTED, _FAILED = b"0", b"1", b"2"  # the first byte of the child's answers; the rest is a text
+_READY, _UNSUPPORTED, _FAILED = b"0", b"1", b"2"  # the first byte of a child's answer; a text follows
 
 
 class SocketsElsewhere(nl.Closing):
-    """A child process in the network namespace with an address. It opens sockets that are bound to this address."""
+    """A child process in the network namespace with an address. The process opens sockets that are bound to this
+    address."""
 
     def __init__(self, child: int, channel: socket.socket) -> None:
         self._child = child
@@ -43,8 +43,7 @@ class SocketsElsewhere(nl.Closing):
     @classmethod
     def enter(cls, address: bytes) -> Self:
         """Start the child process; there must be only one thread. Raises Unsupported without the right to enter a
-        namespace, NoAnswerError if not exactly one namespace has the address.
-        """
+        namespace, and NoAnswerError unless exactly one namespace has the address."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         child = os.fork()
         if not child:
@@ -100,13 +99,12 @@ def _serve(address: bytes, channel: socket.socket) -> None:
 
 
 def _enter(address: bytes) -> None:
-    """Move this process to the network namespace with an address. Raises KubeProxyError, OSError."""
     if _has(address):
         return
     holders: list[tuple[int, bool]] = []
     seen = denied = 0
     with nl.Netlink.open(nl.NETLINK_ROUTE) as here:
-        socket.if_nameindex()  # while it lists interfaces, the kernel numbers the namespaces of their peers
+        socket.if_nameindex()  # to list interfaces, the kernel numbers the namespaces of their peers
         for path in _files():
             seen += 1
             try:
@@ -118,9 +116,9 @@ def _enter(address: bytes) -> None:
                     os.close(descriptor)
             except OSError:
                 denied += 1
-            except ApplyError:  # the namespace is being changed or deleted
+            except ApplyError:  # another program changes or deletes the namespace
                 continue
-    # A namespace without a link to this namespace belongs to another node on this machine, or its pod is gone.
+    # A namespace without a link to this namespace belongs to another node on this machine, or to a deleted pod.
     chosen = [one for one, linked in holders if linked] or [one for one, _ in holders]
     if len(chosen) == 1:
         _move(chosen[0])

@@ -1,8 +1,7 @@
 """Reads processes, their sockets and descriptors from /proc: finds kube-proxies and the process that listens on a port;
 reaps orphans; sets the limit of open files.
 
-A function that reads /proc of every process is slow: call it only for an occasional message. Sources: proc(5),
-ptrace(2)."""
+A function that reads /proc of every process is slow: call it only for a rare message. Sources: proc(5), ptrace(2)."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def proxies(proc: Path = PROC) -> list[ProxyProcess]:
 
 
 def is_halted(pid: int, proc: Path = PROC) -> bool:
-    """Return whether a signal (SIGSTOP) or a debugger has stopped a process, so that it does nothing."""
+    """Return whether a signal (SIGSTOP) or a debugger has stopped a process."""
     try:
         return _stat(pid, proc)[:1] in (["T"], ["t"])
     except OSError:
@@ -94,8 +93,7 @@ def value_of(arguments: Sequence[str], flag: str) -> str:
 def _read(pid: int, words: list[str]) -> ProxyProcess | None:
     program, arguments, ours = PurePath(words[0]).name, words[1:], False
     if _PYTHON.fullmatch(program):
-        # A script with a #! line runs as `python [-options] /path/of/kube-proxy ...`; also possible: `python -m
-        # kubeproxy.cli ...`
+        # The command line of a script is `python [-options] /path/of/kube-proxy ...`, or `python -m kubeproxy.cli ...`.
         scripts = [at for at, word in enumerate(arguments) if not word.startswith("-")]
         if not scripts:
             return None
@@ -158,7 +156,7 @@ def holder(port: int, name: str, proc: Path = PROC, address: bytes = b"") -> Pro
             if process.command == name:
                 hidden.append(process)
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
     near = [process for process in hidden if _listeners(port, proc / str(process.pid) / "net") & sockets]
     return near[0] if len(near) == 1 else None
 
@@ -249,15 +247,14 @@ def _endpoint(text: str) -> Listening:
 
 _RESERVED: Final = 512
 _MOST_CLIENTS: Final = 1024
-_MOST_RELAYED: Final = 1 << 18  # some systems set no limit, but each connection also uses memory
+_MOST_RELAYED: Final = 1 << 18  # a bound where the system sets none: each connection also uses memory
 
 
 class Shares(NamedTuple):
     """The numbers of descriptors for clients of the HTTP servers, for listening sockets, and for relayed traffic.
 
-    However many clients connect, the proxy needs descriptors for the API server, netlink, pipes and files. Without
-    these descriptors it cannot restore a table that another program deletes.
-    """
+    Clients cannot use the descriptors that the proxy needs for the API server, netlink, pipes and files. Without these
+    descriptors the proxy cannot restore a table that another program deletes."""
 
     clients: int
     listeners: int
@@ -268,8 +265,7 @@ def raise_limit() -> int:
     """Raise the soft limit of open files to the hard limit, as Go programs do; return the new limit.
 
     The usual soft limit of 1,024 protects programs that call select(), which supports no higher descriptors. Child
-    processes of the proxy open few files, so their descriptors are low.
-    """
+    processes of the proxy open few files, so their descriptors are low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):
@@ -294,18 +290,18 @@ def shares_of(limit: int) -> Shares:
 
 INIT: Final = 1
 LOOK: Final = 2.0
-"""Seconds between two checks; a check that finds no zombies is one system call."""
+"""Seconds between two checks for zombies; a check that finds no zombies is one system call."""
 
 
 class Orphans:
-    """Reaps processes whose parents have ended; process 1, which in a container is the proxy, becomes their parent.
+    """Reaps processes whose parents have ended. The parent of such a process becomes process 1, which in a container is
+    the proxy.
 
-    Orphaned processes that no process reaps remain zombies, and a container's number of processes is limited: a
-    credential plugin may leave processes behind with every token. A separate init process would need memory for this
-    task only. Children that the proxy started are not reaped here, because other code waits for them. They are in the
-    proxy's session, except credential plugins, but asyncio reaps plugins at once, so a zombie in another session that
-    two checks find is an orphan.
-    """
+    Orphans that no process reaps remain zombies, and a container's number of processes is limited: a credential plugin
+    may leave processes behind with every token. A separate init process would need memory for this task only. The
+    proxy's own children are not reaped here, because other code waits for them. A zombie in the proxy's own session is
+    such a child. A credential plugin has its own session, but asyncio reaps it immediately, so a zombie in another
+    session that two checks find is an orphan."""
 
     def __init__(self) -> None:
         self._seen: frozenset[int] = frozenset()
@@ -328,7 +324,6 @@ class Orphans:
 
 
 def _any_ended() -> bool:
-    """Return whether a child process is a zombie."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

@@ -38,8 +38,7 @@ _REMEDY: Final = {
 
 def read_sysctl(key: str, root: Path = ROOT) -> str:
     """Return a kernel parameter's text. A key is a path below /proc/sys, such as net/ipv4/ip_forward. Raises
-    Unsupported if the kernel has no parameter of that name, and ApplyError if the parameter cannot be read.
-    """
+    Unsupported if the kernel has no parameter of that name, and ApplyError if the parameter cannot be read."""
     try:
         return _path(key, root).read_text(encoding="ascii").strip()
     except FileNotFoundError as error:
@@ -49,9 +48,8 @@ def read_sysctl(key: str, root: Path = ROOT) -> str:
 
 
 def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
-    """Set a kernel parameter to a number; return whether its value was different. If it already has the value, it need
-    not be writable. Raises Unsupported if the kernel has no such parameter, and ApplyError if it cannot be written.
-    """
+    """Set a kernel parameter to a number; return whether the value was different. An equal parameter may be read-only.
+    Raises Unsupported if the kernel has no such parameter, and ApplyError if the parameter cannot be written."""
     if read_sysctl(key, root) == str(value):
         return False
     _write(_path(key, root), str(value), f"sysctl {key}")
@@ -61,11 +59,10 @@ def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
 def apply_settings(settings: Sequence[tuple[str, int]], root: Path = ROOT, hashsize: Path = _HASHSIZE) -> list[str]:
     """Write the settings whose value differs; return the written keys. Raises the errors of `write_sysctl`.
 
-    nf_conntrack_max is only increased, unlike in the Go kube-proxy of 1.36. So an operator's larger value remains, and
-    in a network namespace where the parameter is read-only a sufficient value is no error. The hash table is enlarged
-    to a quarter of nf_conntrack_max, as in the Go kube-proxy. If this fails, for example in a container, it is no
-    error, because a smaller table is only slower.
-    """
+    Unlike the Go kube-proxy of 1.36, this function only increases nf_conntrack_max: an operator's larger value remains,
+    and in a network namespace with a read-only parameter a sufficient value is no error. The hash table is enlarged to
+    a quarter of nf_conntrack_max, as in the Go kube-proxy. A failure to enlarge the hash table, for example in a
+    container, is no error, because a smaller table is only slower."""
     written = []
     for key, value in settings:
         enough = key == NF_CONNTRACK_MAX and int(read_sysctl(key, root)) > value

@@ -1,14 +1,13 @@
 """Reads and writes rules of iptables-nft over netlink, without the iptables-nft commands.
 
-The command iptables-nft-restore needs a new process, and reads all chains of a table before it changes one. Input with
-rules that are not for Services, or that the kernel refuses, is still passed to the command, which also creates missing
-tables and has better error messages.
+The command iptables-nft-restore needs a new process, and reads all chains of a table before it changes one chain. Input
+with rules that are not for Services, or that the kernel refuses, is still passed to the command, which also creates
+missing tables and has better error messages.
 
 Rules have the same form as those of iptables-nft. Matches are xtables extensions (nft_compat), because every
 iptables-nft since 1.8.0 can read them; newer releases write native expressions for some matches. Sources:
 iptables/nft*.c and extensions/ of iptables 1.8.9;
-include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,nf_nat}.h of Linux 6.18.
-"""
+include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,nf_nat}.h of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
 from kubeproxy.model.addresses import PROTOCOLS, Family, pack
 
 _CHAIN: Final = 4096
-"""The assumed size of the messages of a chain with its rules, in bytes. An endpoint's chain needs 1,200; only chains
-with many rules need more."""
+"""The assumed size in bytes of the messages of a chain with its rules. An endpoint's chain needs 1,200 bytes; only
+chains with many rules need more."""
 
 _END: Final = "COMMIT\n"
 
@@ -50,9 +49,8 @@ class RuleWriter:
 
     @property
     def chains_at_once(self) -> int:
-        """Return the best number of chains to change together. Over netlink, this number of chains takes about 0.4 s,
-        because at the end of a transaction the kernel checks all rules of the table.
-        """
+        """The best number of chains to change together. Over netlink, this number of chains takes about 0.4 s, because
+        at the end of a transaction the kernel checks all rules of the table."""
         return min(10_000, max(1, self._transactions.room // _CHAIN)) if self._transactions is not None else 1000
 
     def close(self) -> None:
@@ -63,9 +61,8 @@ class RuleWriter:
     def prepared(self, text: str) -> Callable[[], Waited]:
         """Return a function that applies this input of `iptables-restore --noflush`.
 
-        The function changes each table atomically, and keeps the chains that the text does not name. It returns the
-        wait for another program, and raises RestoreError or ApplyError.
-        """
+        The function changes each table atomically, and keeps the chains that the text does not name. It returns how
+        long another program held the lock, and raises RestoreError or ApplyError."""
         if self._transactions is not None:
             try:
                 tables = encode(text, self._commands.family)
@@ -109,7 +106,7 @@ def uncounted(rule: bytes) -> Rule:
 
 
 class Unknown(Exception):  # noqa: N818 - not an error: then iptables-nft-restore applies the input
-    """The input contains text that this module cannot encode; the exception's message quotes it."""
+    """The input contains text that this module cannot encode; the exception's message quotes that text."""
 
 
 def encode(text: str, family: Family) -> list[list[bytes]]:
@@ -145,13 +142,13 @@ class _Table:
         self._start = nl.netfilter_header(family) + nl.text_attribute(nfta.RULE_TABLE, name)
 
     def message(self, kind: int, flags: int, chain: str) -> bytes:
-        """Pack a message about a chain or about all its rules."""
+        """Pack a message about a chain or about all rules of the chain."""
         name = nfta.CHAIN_NAME if kind in (nfnetlink.NEW_CHAIN, nfnetlink.DELETE_CHAIN) else nfta.RULE_CHAIN
         payload = self._start + nl.text_attribute(name, chain)
         return nl.HEADER.pack(nl.HEADER.size + len(payload), kind, nl.NLM_F_REQUEST | flags, 0, 0) + payload
 
     def make(self, line: str) -> None:
-        """Create a chain; empty it if it exists."""
+        """Create a chain; empty an existing chain."""
         chain, _, rest = line[1:].partition(" ")
         if not rest.startswith("- "):
             raise Unknown(line)
@@ -161,7 +158,6 @@ class _Table:
         )
 
     def append(self, line: str) -> None:
-        """Append a rule to its chain."""
         body, _, target = line.rpartition(" -j ")
         if not body:
             body, target = target, ""
@@ -298,7 +294,7 @@ def _address(option: str, text: str, unequal: bool, family: Family) -> bytes:
 
 
 def _xt(kind: str, name: str, revision: int, info: bytes) -> bytes:
-    """Pack a match or a target; its parameters are aligned to eight bytes (XT_ALIGN)."""
+    """Pack a match or a target; the parameters are aligned to eight bytes (XT_ALIGN)."""
     info += bytes(-len(info) & 7)
     parts = nl.text_attribute(nfta.MATCH_NAME, name), nl.number_attribute(nfta.MATCH_REV, revision)
     return x.pack(x.Opaque(kind, b"".join(parts) + nl.attribute(nfta.MATCH_INFO, info)))
@@ -403,5 +399,5 @@ def _dnat(destination: str, family: Family) -> bytes:
     return _DNAT + (value.ljust(16, b"\0") * 2) + ends + bytes(8)
 
 
-# NF_NAT_RANGE_MAP_IPS, _PROTO_SPECIFIED
+# NF_NAT_RANGE_MAP_IPS, NF_NAT_RANGE_PROTO_SPECIFIED
 _DNAT: Final = _xt("target", "DNAT", 2, bytes(48))[:-48] + struct.pack("=I", 3)

@@ -1,13 +1,10 @@
 """Runs the iptables commands: lists rules, and changes them with iptables-restore.
 
 A node may have rules of both variants, nft and legacy, in both families; each installed variant is called by its own
-name. The variant that the node uses is detected as in the Go kube-proxy's images: it is the variant in which the
-kubelet created a hint chain in the table mangle, else the variant with more rules, or nft if there are no rules.
-Source: kubernetes-sigs/iptables-wrappers, KEP-3178.
-
-No shell runs: commands are argument lists, and rules go through standard input. Rules count packets in named counters
-of the kernel (nfnetlink_acct.c of Linux 6.18).
-"""
+name. The variant that the node uses is detected as in the Go kube-proxy's images: the variant in which the kubelet
+created a hint chain in the table mangle, else the variant with more rules, or nft if there are no rules. Source:
+kubernetes-sigs/iptables-wrappers, KEP-3178. Commands are argument lists without a shell, and rules go through standard
+input. Rules count packets in named counters of the kernel (nfnetlink_acct.c of Linux 6.18)."""
 
 from __future__ import annotations
 
@@ -33,14 +30,14 @@ from kubeproxy.model.addresses import Family
 
 _TIMEOUT: Final = 60.0
 _RESTORE_TIMEOUT: Final = 600.0  # iptables-legacy needs seconds for 100,000 rules, ten times as many on a slow node
-LOCK_TIMEOUT: Final = 5  # seconds of waiting for the lock, like -w 5 of the Go kube-proxy
+LOCK_TIMEOUT: Final = 5  # like -w 5 of the Go kube-proxy
 _LOCK_NAMED: Final = (1, 8, 6)  # the first version with a configurable lock file
 NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 VARIANTS: Final = ("iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy")
 _PIPE: Final = 1 << 20
 _INCOMPATIBLE: Final = "is incompatible, use 'nft' tool"
 _LOCK_HELD: Final = "holding the xtables lock"
-# comments of other programs may contain any bytes, which must be preserved to remove their rules
+# Comments of other programs may contain any bytes. A command that removes the rule must contain the same bytes.
 _ODD_BYTES: Final = "surrogateescape"
 
 
@@ -60,8 +57,7 @@ class RestoreError(CommandError):
 
 
 class Incompatible(ApplyError):  # noqa: N818 - the name in the command's message
-    """A chain has native nft rules, so iptables-nft does not print the table. It can still change the table's other
-    chains."""
+    """A chain has native nft rules; iptables-nft does not print its table, but can change other chains of the table."""
 
 
 class SavedTable(NamedTuple):
@@ -74,9 +70,7 @@ class SavedTable(NamedTuple):
 
 class Commands(NamedTuple):
     """The commands of one variant for one family. `name` is, for example, iptables-nft, ip6tables-legacy or iptables.
-
-    `uses_nft` tells the variant if the name does not contain it. `version` is, for example, (1, 8, 9).
-    """
+    `uses_nft` is the variant if `name` does not contain the variant. `version` is, for example, (1, 8, 9)."""
 
     name: str
     family: Family
@@ -84,13 +78,12 @@ class Commands(NamedTuple):
     version: tuple[int, ...]
 
     def restore(self, pieces: Iterable[str]) -> Waited:
-        """Apply input of `iptables-restore --noflush`: change each table atomically, and keep chains that it does not
-        name.
+        """Apply input of `iptables-restore --noflush`: change each table atomically, and keep chains that the input
+        does not name.
 
-        `pieces` are the parts of the text, which the command parses while they are produced; if producing one fails,
-        nothing is changed. Returns the time for which another program held the lock of the legacy variant. Raises
-        RestoreError or ApplyError.
-        """
+        `pieces` are the parts of the input, which the command parses while they are produced; if producing a part
+        fails, nothing is changed. Returns the time for which another program held the lock of the legacy variant.
+        Raises RestoreError or ApplyError."""
         command = [f"{self.name}-restore", "--noflush", "-w", str(LOCK_TIMEOUT)]
         if self.uses_nft:
             _stream(command, pieces)
@@ -201,9 +194,7 @@ def _stream(command: list[str], pieces: Iterable[str], **start: Any) -> None:
 @contextmanager
 def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run a command while the `with` body runs, for at most `seconds`; yield the process and its standard error file.
-
-    Raises ApplyError if the command cannot be started, also for lack of a descriptor, process or thread.
-    """
+    Raises ApplyError if the command cannot be started, also for lack of a descriptor, process or thread."""
     with ExitStack() as stack:
         try:
             stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
@@ -222,7 +213,7 @@ def _running(command: list[str], seconds: float, **how: Any) -> Iterator[tuple[s
 
 
 def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
-    """Write the pieces into the pipe and close it. If the process ends early, it has reported the error itself."""
+    """Write the pieces into the pipe and close it. A process that ends early reports the error itself."""
     pipe = process.stdin
     assert pipe is not None  # noqa: S101 - tells the type checker that the pipe exists
     number = pipe.fileno()
@@ -241,8 +232,8 @@ def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
 
 
 def removal(table: str, chains: Sequence[str], rules: Iterable[str], *, delete: bool = True) -> str:
-    """Return input for iptables-restore that removes rules ("-A ...") and empties or deletes chains; '' if there are
-    none."""
+    """Return input for iptables-restore that removes rules ("-A ...") and empties or deletes chains; '' without rules
+    and chains."""
     lines = [f":{chain} - [0:0]" for chain in chains]
     lines += [f"-D {rule.removeprefix('-A ')}" for rule in rules]
     lines += [f"-X {chain}" for chain in chains] if delete else []
@@ -257,7 +248,7 @@ def chain_of(rule: str) -> str:
 def target_of(rule: str) -> str:
     """Return the target of a rule; '' if it has none."""
     words = rule.split(" ")
-    before = words[-2::-1]  # searched backwards, because a log prefix may be "-j"; the last word is no flag
+    before = words[-2::-1]  # The search is backwards, because a log prefix may be "-j"; the last word is no flag.
     for flag in ("-j", "-g"):
         if flag in before:
             return words[len(words) - 1 - before.index(flag)]
@@ -302,8 +293,7 @@ def variant_commands(family: Family, variant: Variant) -> Commands:
 
 def in_use(family: Family, table: str, chain: str) -> Commands:
     """Return the commands of the variant in which the table has this chain, else of the variant that the node uses.
-    Lists only this table, and writes nothing. Raises ApplyError.
-    """
+    Lists only this table, and writes nothing. Raises ApplyError."""
     there = [found for found in map(commands, installed_for(family)) if _has(found, table, chain)]
     return there[0] if len(there) == 1 else variant_commands(family, chosen())
 
@@ -328,10 +318,7 @@ def _survey(names: list[str]) -> tuple[int, bool]:
 
 def _tables(name: str) -> list[SavedTable]:
     """Return the tables of a variant; none if the variant does not work on this node, for example without kernel
-    modules.
-
-    A command that could not be started is tried again, because the caller caches the result.
-    """
+    modules. A command that could not be started is tried again, because the caller caches the result."""
     for pause in (*_TRIED_AGAIN, None):
         try:
             return list(tables(name))
@@ -351,10 +338,8 @@ _HEADER: Final = nl.netfilter_header()
 
 
 def ensure_counter(name: str) -> bool:
-    """Create a packet counter unless it exists; return False if the kernel does not support packet counters.
-
-    Raises ApplyError if the kernel refuses for another reason, such as lack of memory: a later attempt may succeed.
-    """
+    """Create a packet counter unless it exists; return False if the kernel does not support packet counters. Raises
+    ApplyError if the kernel refuses for another reason, such as lack of memory; a later attempt may succeed."""
     accepted = (*_UNKNOWN, errno.EBUSY, errno.EEXIST)
     with nl.Netlink.open(nl.NETLINK_NETFILTER) as link:
         request = _HEADER + nl.text_attribute(_NAME, name)

@@ -2,10 +2,9 @@
 
 The commands can wait for the lock (-w), but they report neither the duration nor the holder, and they cannot hold the
 lock from the time when we read a table until they change it. The kernel does not count changes of legacy tables. A
-change after which the table has the same size is detected only by the use of the lock, but programs take the lock also
-to list rules. If the lock file cannot be watched, its use is not detected. Sources: iptables' xshared.c; struct
-ipt_getinfo in include/uapi/linux/netfilter_ipv4/ip_tables.h, the same for ip6_tables.
-"""
+change after which the table has the same size is detected only by the use of the lock. Programs use the lock also to
+list rules. If the lock file cannot be watched, its use is not detected. Sources: iptables' xshared.c; struct
+ipt_getinfo in include/uapi/linux/netfilter_ipv4/ip_tables.h, and in ip6_tables.h."""
 
 from __future__ import annotations
 
@@ -48,11 +47,11 @@ NOT_WAITED: Final = Waited(0.0, "")
 
 
 class LockHeldError(ApplyError):
-    """Another program held the lock of legacy iptables during the whole wait; a later attempt may succeed."""
+    """Another program held the lock of legacy iptables until the timeout; a later attempt may succeed."""
 
 
 class NotReleasedError(LockHeldError):
-    """Another program held the lock during the whole wait; `waited` contains the duration and the program."""
+    """Another program held the lock until the timeout; `waited` contains the duration and the program."""
 
     def __init__(self, path: Path, waited: Waited) -> None:
         self.waited = waited
@@ -66,8 +65,8 @@ def path() -> Path:
 
 @contextmanager
 def nobodys_lock() -> Iterator[None]:
-    """Make the commands lock another file. Use it for a network namespace in which no other program changes tables,
-    because all namespaces share the usual lock. A process that changes the node's own tables must not call it.
+    """Make the commands lock another file, because all network namespaces share the usual lock. Use it for a network
+    namespace in which no other program changes tables. A process that changes the node's own tables must not call it.
     """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = os.devnull
@@ -84,9 +83,9 @@ class Place:
     """A place in the kernel's queue for the lock of a file. A process can leave the queue.
 
     A process that only polls may never find a busy lock free, because the kernel passes the lock from one waiting
-    process to the next. flock(2) waits without a timeout, so a thread calls it. Until the call returns, no other code
-    in this process may lock or unlock the same open file. If the thread gets the lock after `leave`, it releases the
-    lock at once."""
+    process to the next. flock(2) waits without a timeout, so a thread calls flock. Until the call returns, no other
+    code in this process may lock or unlock the same open file. If the thread gets the lock after `leave`, the thread
+    releases the lock immediately."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -119,7 +118,7 @@ class Place:
             return self._ours
 
     def come_back(self) -> bool:
-        """Enter the queue again. Return False if the kernel has granted or refused the lock since: then open a new
+        """Enter the queue again. Return False if the kernel granted or refused the lock after `leave`; then open a new
         place."""
         with self._deciding:
             self._left = False
@@ -138,10 +137,8 @@ class Place:
 
 
 class Lock:
-    """The lock file, for all threads of the process. One thread at a time holds the lock, and may acquire it again.
-
-    The file remains open, so that LockWatch counts only opens by other programs.
-    """
+    """The lock file, for all threads of the process. One thread at a time holds the lock, and may acquire it again. The
+    file remains open, so that LockWatch counts only opens by other programs."""
 
     def __init__(self, path: Path, nobodys: int) -> None:
         self._path = path
@@ -163,11 +160,9 @@ class Lock:
 
     @contextmanager
     def held(self, timeout: float) -> Iterator[Waited]:
-        """Hold the lock during the `with` body, after a wait of at most `timeout` seconds; yield the wait.
-
-        Raises NotReleasedError, with the holder, after the timeout. A file that cannot be opened is not locked, because
-        the command reports this error itself.
-        """
+        """Hold the lock during the `with` body, after at most `timeout` seconds of waiting; yield a Waited. Raises
+        NotReleasedError, with the holder, after the timeout. A file that cannot be opened is not locked, because the
+        command reports this error."""
         if not self._held:
             self._give_way()
             self._waited = self._take(timeout)
@@ -196,11 +191,9 @@ class Lock:
             self._busy_since, self._wanted = time.monotonic(), False
 
     def start(self) -> dict[str, Any]:
-        """Return the arguments of subprocess.Popen for a command that changes rules while the lock is held.
-
-        The command locks another file. It inherits the descriptor of this lock, so that the lock is held until the
-        command ends, even if this process is killed.
-        """
+        """Return the arguments of subprocess.Popen for a command that changes rules while the lock is held. The command
+        locks another file, and inherits the descriptor of this lock, which holds the lock until the command ends, even
+        if this process is killed."""
         if self._file < 0:
             return {}
         environment = {**os.environ, _VARIABLE: f"/proc/self/fd/{self._nobodys}"}
@@ -228,18 +221,17 @@ class Lock:
             return False
         self._place = None
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # succeeds if this process already holds it
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # succeeds if this process already holds the lock
         except BlockingIOError:
             return False
         except OSError as error:
             raise ApplyError(f"cannot take the iptables lock ({self._path}): {error.strerror}") from error
         if self._is_current():
             return True
-        fcntl.flock(self._file, fcntl.LOCK_UN)  # the file was removed just now: other programs lock a new file
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # The file was removed just now: other programs lock a new file.
         return False
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the lock in the kernel's queue, like other programs."""
         if self._place is None:
             try:
                 self._place = Place.open(self._file)
@@ -249,7 +241,6 @@ class Lock:
         self._place.came(seconds)
 
     def _is_current(self) -> bool:
-        """Return whether the lock's path still refers to the open file."""
         if self._file < 0:
             return False
         try:
@@ -283,7 +274,7 @@ def _holder(file: int) -> str:
     inode = os.fstat(file).st_ino
     try:
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            # 1: FLOCK  ADVISORY  WRITE 42 00:19:1234 0 EOF
+            # A line of /proc/locks is `1: FLOCK  ADVISORY  WRITE 42 00:19:1234 0 EOF`.
             words = line.split()
             if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode) and words[4] > "0":
                 command = Path(f"/proc/{int(words[4])}/comm").read_text(encoding="utf-8", errors="replace").strip()
@@ -334,13 +325,13 @@ class LockWatch:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Watch the lock file at a path from now on; a missing file is created."""
+        """Watch the lock file at a path; a missing file is created."""
         watching = cls(path, Inotify.open())
         watching._add()
         return watching
 
     def taken(self) -> int:
-        """Return a counter that grows when another program opens the lock file; it may miss some opens."""
+        """Return a counter that grows when another program opens the lock file; the counter may miss some opens."""
         if IN_OPEN & (mask := self._inotify.happened()):
             self._taken += 1
         if IN_IGNORED & mask:  # now the path refers to another file
@@ -367,5 +358,5 @@ _watch_of: Final = cache(LockWatch.open)
 
 def lock_watch() -> LockWatch:
     """Return the watch of the lock file that the commands use."""
-    lock()  # opens the file, an event that must not be reported
+    lock()  # opens the file, which must not be reported
     return _watch_of(path())
