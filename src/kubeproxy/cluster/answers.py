@@ -1,4 +1,4 @@
-"""Decodes the answers of `kube-proxy COMMAND -o json` (docs/answers.schema.json), and extracts facts from them.
+"""Decodes the answers of `kube-proxy COMMAND -o json` (docs/answers.schema.json), and extracts facts.
 
 A fact is a line of text that an answer states. Two nodes agree if their answers state the same facts."""
 
@@ -31,9 +31,9 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 class Fact(NamedTuple):
-    """A line that an answer states. `more` are further lines below it; `expected` facts should be equal on all nodes.
+    """A line that an answer states. `more` has further lines; `expected` facts should be equal on all nodes.
 
-    Facts with the same `key` count as equal: their texts differ only in numbers such as process IDs."""
+    Facts with the same `key` count as equal; their texts differ only in numbers such as process IDs."""
 
     severity: Severity
     text: str
@@ -43,7 +43,7 @@ class Fact(NamedTuple):
 
     @property
     def key(self) -> tuple[Severity, str]:
-        """The identity of the fact; it is the same for all nodes that state the fact."""
+        """The identity of the fact, which is equal on all nodes that state the fact."""
         return self.severity, _NUMBER.sub("#", self.text) if self.numbered else self.text
 
 
@@ -83,7 +83,7 @@ class WhyAnswer(_Answer):
         return {"yes": Severity.FINE, "no": Severity.BROKEN, "unknown": Severity.UNKNOWN}[self.answer]
 
     def add(self, finding: Diagnosis) -> None:
-        """Add a finding of this plugin. An error makes the answer no; any other finding makes it unknown."""
+        """Add a finding of this plugin. An error makes the answer no; any other finding makes the answer unknown."""
         self.findings.insert(0, finding.row())
         connection, _, decision = self.heading.partition(": ")
         self.heading = f"{connection}: {finding.what} ({finding.severity.mark}); {decision}"
@@ -91,16 +91,16 @@ class WhyAnswer(_Answer):
         self.fixes.insert(0, finding.fix)
 
     def cause(self, *, probes: bool) -> str:
-        """Return the summary of the worst finding that is an error or makes the answer unknown; '' if there is none.
-        `probes`: include the findings of probes."""
+        """Return the summary of the worst finding that is an error or makes the answer unknown; '' without such a
+        finding. `probes` includes the findings of probes."""
         found = [one for one in self.diagnoses if one.severity <= Severity.UNKNOWN]
         kept = [one for one in found if probes or one.about != "endpoints"]
         return min(kept, key=lambda one: (one.severity, one.about == "endpoints")).what if kept else ""
 
     @property
     def avoided(self) -> bool:
-        """Whether a load balancer that obeys the health check avoids the node, because with policy Local it has no
-        endpoint."""
+        """Whether the node has no endpoint with policy Local, so that a load balancer with health checks avoids the
+        node."""
         first, blocking = self.why.steps[:1], [one.field for one in self.why.steps if not one.passes]
         is_balanced = [one.field for one in first] == ["status.loadBalancer.ingress"]
         return is_balanced and blocking == ["spec.externalTrafficPolicy"]
@@ -174,7 +174,7 @@ class _Service(Struct):
     endpoints: int
     addresses: list[str]
     problems: list[str]
-    unserved: list[str] = []  # older releases lack this field and the next one
+    unserved: list[str] = []  # older releases lack this field and the next field
     serving: int = -1
 
 
@@ -184,8 +184,7 @@ class ServicesAnswer(_Answer):
     services: list[_Service]
 
     def facts(self) -> Iterator[Fact]:
-        """Yield the state of each Service, and its ports without an endpoint for connections from the node, which
-        depend on the node by policy."""
+        """Yield the state of each Service, and the ports without an endpoint for connections from the node."""
         for one in self.services:
             name, reason = f"{one.namespace}/{one.name}", f" ({one.reason})" * bool(one.reason)
             count = one.endpoints if one.serving < 0 else one.serving
@@ -213,7 +212,6 @@ class _Port(Struct, rename="camel"):
 
     @property
     def ends(self) -> list[str]:
-        """All endpoints, including those without new connections from this node."""
         pools = self.endpoints, self.local_endpoints, self.other_endpoints, self.drained_endpoints
         return sorted({*self.ejected_endpoints}.union(*pools))
 
@@ -234,7 +232,7 @@ class ServiceAnswer(_Answer):
     def facts(self) -> Iterator[Fact]:
         """Yield facts about the Service: its state, the versions of its objects, and whether the kernel has its rules.
 
-        Actions and local endpoints depend on the node by policy, so they are not facts."""
+        Actions and local endpoints are no facts, because they depend on the node by policy."""
         reason = f" ({self.reason})" * bool(self.reason)
         yield Fact(_severity(self.state), f"{self.namespace}/{self.name}: {self.state}{reason}", expected=True)
         if self.resource_version:
@@ -273,11 +271,11 @@ class TraceAnswer(_Answer):
     lost: int
     legacy: int
     departed: bool | msgspec.UnsetType = msgspec.UNSET
-    sent: bool = False  # older releases do not have it
+    sent: bool = False  # older releases lack this field
 
     @property
     def drops(self) -> str:
-        """Whether a packet ended on the node: "refuses it", "drops it", or ''."""
+        """The effect of the node on a packet: "refuses it", "drops it", or '' if no packet ended on the node."""
         lost = next((one.lost for one in self.journeys if one.lost and not self.verdict.passed), "")
         return lost and ("refuses it" if lost.startswith("refused") else "drops it")
 
@@ -289,14 +287,14 @@ class TraceAnswer(_Answer):
 
     @property
     def reset(self) -> bool:
-        """Whether resets from outside of the node are the only answers: the endpoint sent them, or a firewall did."""
+        """Whether resets of the endpoint or of a firewall, from outside of the node, are the only answers."""
         answers = [one for one in self.journeys if one.direction == "answer"]
         outside = all(one.refusal == "reset" and not one.local for one in answers)
         return bool(answers) and outside and not self.verdict.passed and not self.drops
 
     @property
     def kept(self) -> TracedReply:
-        """The entry of the last connection. A reset removes the entry, but has its addresses."""
+        """The entry of the last connection. A reset removes the entry, but contains the entry's addresses."""
         if not self.reset:
             return self.served[-1]
         answer = next(one for one in reversed(self.journeys) if one.direction == "answer")
@@ -329,7 +327,7 @@ _KINDS: Final[dict[str, type[NodeAnswer]]] = {
 
 
 def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAnswer, list[Fact]]:
-    """Decode an answer; return it with its facts. Raises NoAnswerError if its form is invalid."""
+    """Decode an answer; return the answer and its facts. Raises NoAnswerError if its form is invalid."""
     try:
         kind: type[NodeAnswer] = ServiceAnswer if command == "services" and arguments else _KINDS[command]
         answer = msgspec.json.decode(text, type=kind)

@@ -17,7 +17,7 @@ from kubeproxy.model.objects import ApiStruct, ObjectMeta
 TIMEOUT: Final = 3.0
 """Seconds to wait for the API server after the user presses Tab."""
 _NO_FILES: Final = ":4"
-"""The last line, which keeps the shell from proposing files (cobra's ShellCompDirectiveNoFileComp)."""
+"""The last line (cobra's ShellCompDirectiveNoFileComp), which keeps the shell from proposing files."""
 _KINDS: Final = {"CLIENT": ("pod", "node"), "TARGET": ("svc", "node"), "NAME": ("svc",)}
 _RESOURCES: Final = {"pod": "pods", "svc": "services", "node": "nodes"}
 
@@ -27,7 +27,7 @@ class _Object(ApiStruct, frozen=True):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the possible continuations of a command line with an incomplete last word; return the exit code."""
+    """Print the continuations of a command line with an incomplete last word; return the exit code."""
     *before, last = (sys.argv[1:] if argv is None else argv) or [""]
     found = [one for one in following(before) if one.startswith(last)]
     sys.stdout.writelines(f"{one}\n" for one in (*found, _NO_FILES))

@@ -1,4 +1,4 @@
-"""Combines answers about both ends of a connection: of the client's node, and of the endpoints' nodes."""
+"""Combines the answers of the client's node and of the endpoints' nodes about a connection."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MOST: Final = 16
 
 
 class Delivery(Struct):
-    """The delivery of a connection's packets to one endpoint: the reply of the endpoint's node, and its answer (None if
-    there is none)."""
+    """The delivery of a connection's packets to one endpoint: the reply of the endpoint's node, and the answer in the
+    reply (None without an answer)."""
 
     end: Target
     reply: Reply
@@ -32,12 +32,12 @@ class Delivery(Struct):
 
     @property
     def cause(self) -> str:
-        """The reason why the node does not deliver the packets; '' if it delivers them."""
+        """The reason why the node does not deliver the packets; '' if the node delivers them."""
         return self.answer.cause(probes=True).replace("this node", self.reply.node) if self.answer is not None else ""
 
     @property
     def judged(self) -> WhyAnswer | None:
-        """The answer; None if there is none, or if the node's proxy does not have the endpoint."""
+        """The answer; None without an answer, or if the node's proxy does not have the endpoint."""
         return self.answer if self.answer is not None and self.answer.why.direct else None
 
     @property
@@ -79,7 +79,7 @@ class Delivery(Struct):
 
     @property
     def severity(self) -> Severity:
-        """The severity of the result. A Go kube-proxy cannot answer, which is no error."""
+        """The severity of the result. A Go kube-proxy without an answer is no error."""
         if self.judged is None:
             return Severity.NOTE if self.reply.go or self.listed is False else Severity.UNKNOWN
         return self.judged.severity
@@ -91,14 +91,13 @@ class Delivery(Struct):
 
 
 def _with_share(ends: Sequence[Target]) -> str:
-    """Return the addresses of endpoints with their share of the connections."""
     share = sum(one.share for one in ends)
     return f"{', '.join(one.address for one in ends)} ({share:.1%} of the connections)"
 
 
 def asked(answer: WhyAnswer, node: str) -> list[Target]:
-    """Return the endpoints to check on their nodes: first one endpoint per node, and per node first the endpoints that
-    a probe did not reach. The node of the answer is omitted."""
+    """Return the endpoints to check on other nodes than `node`: one endpoint of each node first, and on each node the
+    endpoints that a probe did not reach first."""
     failed = {one.address for one in answer.probes if one.problem}
     ends = [one for one in answer.why.endpoints if one.client and one.node not in {"", node}]
     ends.sort(key=lambda one: one.address not in failed)
@@ -138,7 +137,7 @@ def _api_fix(node: str) -> str:
 
 
 def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
-    """Add a finding to the answer of the endpoint's node if a probe from there got a UDP reply, but a probe from the
+    """Add a finding to the answer of the endpoint's node if a probe of that node got a UDP reply, but a probe of the
     client's node got none."""
     quiet = {one.address for one in near.probes if one.unanswered}
     if far.judged is None or far.judged.answer != "yes" or far.end.address not in quiet:
@@ -151,8 +150,7 @@ def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
 
 
 def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
-    """Report the failed probe of the endpoint's node as an error if the client is a node, and the probe of the client
-    failed too."""
+    """Report the failed probe of the endpoint's node as an error if the client is a node whose probe failed too."""
     failed = {one.address for one in near.probes if one.problem}
     unsure = [one for one in far.judged.findings if _is_doubt(one)] if far.judged is not None else []
     if far.judged is None or near.why.source != THIS_NODE or far.end.address not in failed or not unsure:
@@ -165,7 +163,7 @@ def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
 
 
 def _is_doubt(row: Mapping[str, str]) -> bool:
-    """Return whether a finding is a probe that failed, and that may succeed for other clients."""
+    """Return whether a finding is a failed probe that may succeed for other clients."""
     return (row["about"], row["severity"]) == ("endpoints", "unknown")
 
 
@@ -175,7 +173,7 @@ def question(end: Target, destination: str) -> tuple[str, str]:
 
 
 def heading(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> str:
-    """Return the first line: the connection, and the node that drops it or delivers it."""
+    """Return the first line: the connection, and the node that drops or delivers it."""
     decision = answer.heading.partition(": ")[2]
     return f"{connection(node, answer)}: {'; '.join(_parts(node, answer, decision, deliveries))}"
 
@@ -186,8 +184,8 @@ def connection(node: str, answer: WhyAnswer) -> str:
 
 
 def drops_elsewhere(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> bool:
-    """Return whether only the endpoints' nodes stop the connection, and on the client's node only probes found
-    problems."""
+    """Return whether only the endpoints' nodes stop the connection, and only probes found problems on the client's
+    node."""
     return any(one.severity < Severity.NOTE for one in deliveries) and not answer.cause(probes=False)
 
 

@@ -1,4 +1,4 @@
-"""Sends one question to many nodes at the same time, and finds the facts that their answers share."""
+"""Sends one question to many nodes at the same time, and finds the facts that the answers share."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kubeproxy.errors import NoAnswerError
 _NO_COMMAND: Final = re.compile(rb"unknown (shorthand )?flag")
 """The error with which the Go kube-proxy, which has no commands, refuses the option `-o`."""
 _NOT_RUNNING: Final = re.compile(r"container not found|container (is|that is) not (created or )?running|stopped state")
-"""Errors of container runtimes about a container that has ended, for example one in CrashLoopBackOff."""
+"""Errors of container runtimes about a container that has ended, for example in CrashLoopBackOff."""
 _GO: Final = re.compile(r"Kubernetes (v[^\s+]\S*)\s*")
 
 
 class Reply(Struct, kw_only=True):
-    """The result of one node: its answer as JSON values, or a problem; `go` is the version if the node has a Go
-    kube-proxy. `dead`: the command examined the node, but no proxy answered the command."""
+    """The result of one node: the answer as JSON values, or a problem. `go` is the version of a Go kube-proxy. `dead`
+    means that the command examined the node without an answer from a proxy."""
 
     node: str
     pod: str = ""
@@ -42,12 +42,12 @@ class Reply(Struct, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """The reason why there is no answer; '' if there is an answer."""
+        """The reason why there is no answer; '' with an answer."""
         return f"it has the Go kube-proxy {self.go}" if self.go else self.problem
 
 
 class Shared(Struct):
-    """A fact and the nodes that state it; with `lacking`, the nodes that do not state it."""
+    """A fact, the nodes that state the fact, and with `lacking` the nodes that do not."""
 
     fact: Fact
     nodes: list[str]
@@ -55,9 +55,9 @@ class Shared(Struct):
 
 
 class Fleet:
-    """The replies to one question, and the facts in their answers. `whole`: store the answers as JSON values, too.
+    """The replies to one question, and the facts in their answers. `whole` also stores the answers as JSON values.
 
-    `options` contains, by node, further options of the command."""
+    `options` contains further options of the command by node."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Fleet:
         self._held: dict[object, tuple[Fact, list[str]]] = {}
 
     def add(self, reply: Reply, answer: NodeAnswer | None, facts: Iterable[Fact]) -> None:
-        """Add a node's reply. A fact is stored once for all nodes. An answer is stored only if it is printed."""
+        """Add a node's reply. Each fact is stored once for all nodes; an answer is stored only if it is printed."""
         self.replies.append(reply)
         if answer is None:
             return
@@ -91,8 +91,8 @@ class Fleet:
             self.answers[reply.node] = answer
 
     def words(self, place: ProxyPlace) -> list[str]:
-        """Return the further options of a node's command, and its arguments after `--`, so that no argument is read as
-        an option. (argparse refuses a `--` without arguments.)"""
+        """Return the further options of a node's command, and the arguments after `--`, which prevents that an argument
+        is read as an option. argparse refuses a `--` without arguments."""
         arguments = place.arguments or self.arguments
         return [*self._options.get(place.node, ()), *(["--", *arguments] if arguments else [])]
 
@@ -116,7 +116,7 @@ class Fleet:
                 yield Shared(wrong, sorted(nodes))
 
     def silent(self) -> dict[str, list[str]]:
-        """Return the nodes without an answer, grouped by reason."""
+        """Return the nodes without an answer by reason."""
         found: dict[str, list[str]] = {}
         for reply in self.replies:
             if reply.problem:
@@ -133,8 +133,7 @@ class Fleet:
         }
 
     def status(self) -> int:
-        """Return the exit code: the worst exit code of the nodes; NO if they differ; UNKNOWN if a node gave no
-        answer."""
+        """Return the worst exit code of the nodes, NO if the nodes differ, and UNKNOWN if a node gave no answer."""
         differ = any(one.fact.expected for one in self._differences())
         answers = {node: one for node, one in self.answers.items() if isinstance(one, WhyAnswer)}
         served = len(self.replies) > 1 and any(one.answer == "yes" for one in answers.values())
@@ -146,11 +145,10 @@ class Fleet:
 def ask(
     kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: Sequence[str], at_once: int
 ) -> list[tuple[Reply, NodeAnswer | None]]:
-    """Send the question to these nodes, to `at_once` nodes at the same time; on a terminal, print the progress. Return
-    the replies with their answers (None without one) in the order of `places`.
+    """Send the question to `at_once` nodes at the same time; on a terminal, print the progress. Return the replies and
+    their answers (None without an answer) in the order of `places`.
 
-    `options` are further options of the command. Raises QuestionError.
-    """
+    `options` are further options of the command. Raises QuestionError."""
     pool = ThreadPoolExecutor(at_once)
     try:
         asked = [pool.submit(_reply, kubectl, place, fleet, options) for place in places]
@@ -171,7 +169,7 @@ def ask(
 def _reply(
     kubectl: Kubectl, place: ProxyPlace, fleet: Fleet, options: Sequence[str]
 ) -> tuple[Reply, NodeAnswer | None, Sequence[Fact]]:
-    """Return the reply of a node, the answer in this reply (None if it has none), and the facts in the answer."""
+    """Return a node's reply, the answer in the reply (None without an answer), and the facts in the answer."""
     where = place.container
     if where is None:
         return Reply(node=place.node, problem=place.problem), None, ()
@@ -212,7 +210,7 @@ def _explained(reason: str, where: Container) -> str:
 
 
 def _go(kubectl: Kubectl, where: Container) -> str:
-    """Return the version of the Go kube-proxy in a container; '' if this is another program. Raises NoAnswerError."""
+    """Return the version of the Go kube-proxy in a container; '' for another program. Raises NoAnswerError."""
     printed = kubectl.execute(where, ["--version"])
     match = _GO.fullmatch(printed.text.decode(errors="replace"))
     return match[1] if match is not None and "+python" not in match[1] else ""

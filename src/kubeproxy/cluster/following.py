@@ -1,5 +1,6 @@
-"""`trace` on both ends: follows a packet on the client's node and, if it leaves and gets no answer or a reset,
-further packets of the connection on the endpoint's node. The result names the node that drops the packets."""
+"""`trace` on both ends: follows a packet on the client's node. If the packet leaves and gets no answer or a reset,
+`trace` follows further packets of the connection on the endpoint's node. The result names the node that drops the
+packets."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ Ask: TypeAlias = Callable[[Mapping[str, Flow], int], Fleet]
 """Runs `kube-proxy trace` on each of these nodes at the same time, for a number of packets."""
 
 _AGAIN: Final = 10
-"""The number of packets in the second attempt. The client's node sends one per second, so that the other node's trace,
-which may start later, misses only some of them."""
-_CERTAIN: Final = 2  # if this many packets left and none arrived on the other node, the network lost them
+"""The number of packets in the second attempt. The client's node sends one packet per second, of which the other node's
+trace misses a few if it starts later."""
+_CERTAIN: Final = 2  # packets after which the network lost them, if none arrived on the other node
 
 
 class Followed(NamedTuple):
-    """The traces: the replies of one or two nodes, the flow that each node traced, the result, and its exit code."""
+    """The traces: the replies of one or two nodes, the flow that each node traced, the result, and the exit code."""
 
     fleet: Fleet
     flows: Mapping[str, Flow]
@@ -54,7 +55,7 @@ def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
     kept = first.kept
     end = f"{kept.endpoint}/{why.destination.rpartition('/')[2]}"
     flows[where] = kept.client, end
-    # Packets to the endpoint itself keep the client's address: they are sent only if the endpoint sees this address.
+    # Packets to the endpoint itself keep the client's address, and are sent only if the endpoint sees this address.
     direct = client == NODE or (first.sent and kept.client == client)
     again = ask({where: flows[where], node: (client, end if direct else why.destination)}, _AGAIN)
     (reply,) = (reply for reply in again.replies if reply.node == where)
@@ -79,7 +80,7 @@ _OLDER: Final = "unrecognized arguments: --send"
 
 
 def unsent(fleet: Fleet, node: str) -> str:
-    """Return why a node cannot send packets from the client's network namespace, '' if it can."""
+    """Return why a node cannot send packets from the client's network namespace; '' if the node can send."""
     problem = next(reply.problem for reply in fleet.replies if reply.node == node)
     if _OLDER in problem:
         return f"{_CANNOT}the network namespace of a pod: its kube-proxy is of an older release"
@@ -87,8 +88,8 @@ def unsent(fleet: Fleet, node: str) -> str:
 
 
 def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:
-    """Return the node to which the packet left; or '' with the reason why that node is unknown, '' if it did not
-    leave."""
+    """Return the node to which the packet left. If the node is unknown, return '' and the reason; the reason is '' if
+    the packet did not leave."""
     if first.departed is msgspec.UNSET and not first.verdict.passed and not first.reset:
         version = f"kube-proxy {first.version}".rstrip()
         return "", f"; {version} there does not report whether packets leave, so no other node was asked"
@@ -126,7 +127,8 @@ def _silent(where: str, endpoint: str) -> str:
 
 
 def _left(second: TraceAnswer, kept: TracedReply, client: str) -> int:
-    """Return the number of packets that left for the endpoint with the source address that its node traced."""
+    """Return the number of packets that left for the endpoint with the source address that the endpoint's node
+    traced."""
     return sum(
         one.direction == "request"
         and bool(one.met)

@@ -25,7 +25,7 @@ _MOST_ERRORS: Final = 256 << 10
 _BLOCK: Final = 1 << 16
 _LOOK: Final = 0.1  # seconds until a call notices that it is stopped
 _LONGEST: Final = 400
-"""The maximum length of an error in one line."""
+"""The maximum number of characters of an error in one line."""
 _ENDED: Final = re.compile(r"command terminated with exit code \d+|Defaulted container .*|Unable to use a TTY.*")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -60,15 +60,15 @@ class Printed(NamedTuple):
 
 
 def checked(name: str) -> str:
-    """Return the name unchanged. Raises QuestionError if it cannot name an object, for example because it looks like an
-    option."""
+    """Return the name unchanged. Raises QuestionError if the name is no valid name, for example because it looks like
+    an option."""
     if not _NAME.fullmatch(name):
         raise QuestionError(f"{name[:_LONGEST]!r} is not the name of an object")
     return name
 
 
 class Kubectl:
-    """The user's kubectl with its connection options; each call may take at most `patience` seconds."""
+    """The user's kubectl with its connection options; each call takes at most `patience` seconds."""
 
     def __init__(self, options: Iterable[str], patience: float) -> None:
         self._options = tuple(options)

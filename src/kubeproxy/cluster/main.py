@@ -80,7 +80,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that all commands share."""
     ours = command.add_argument_group("the nodes")
     ours.add_argument("--node", action="append", default=[], metavar="NAME", help="ask this node only; repeatable")
     ours.add_argument("--proxy-namespace", metavar="NAME", default=NAMESPACE, help=f"of kube-proxy ({NAMESPACE})")
@@ -132,8 +131,8 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names, options: Sequence[str]) -> Fleet:
-    """Run `why` on the client's node; for a client outside of the cluster on the Node with the target's address, or on
-    all nodes. Then run it on the node to which the answer refers, if any."""
+    """Run `why` on the client's node; for a client outside of the cluster, run `why` on the Node with the target's
+    address, or on all nodes. Then run `why` on the node to which the answer refers, if any."""
     source, target = names.client(given.client), names.target(given.target)
     entry = source.node or ("" if source.addresses == (NODE,) else target.node)
     chosen = given.node or ([entry] if entry else [])
@@ -154,8 +153,7 @@ def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: 
 
 
 def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names) -> int:
-    """Trace packets on the client's and on the endpoint's node. `why` on the client's node names the endpoints'
-    nodes."""
+    """Trace packets on the client's node and on the endpoint's node, which `why` on the client's node names."""
     near = _nearest(given, kubectl, found, names, ["--no-probe"])
     node, answer = near.replies[0].node, next(iter(near.answers.values()), None)
     if not isinstance(answer, WhyAnswer):
@@ -197,8 +195,8 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
 def _deliveries(
     given: argparse.Namespace, kubectl: Kubectl, found: Survey, fleet: Fleet, names: Names
 ) -> list[Delivery]:
-    """If one node gave the answer, ask the endpoints' nodes, one question per endpoint, and compare its endpoints with
-    the API server's. (A client's interface applies only to that node.)"""
+    """If one node gave the answer, ask the endpoints' nodes, one question per endpoint, and compare the answer's
+    endpoints with the API server's. The interface of the client applies only to the client's node."""
     near = next(iter(fleet.answers.values()), None)
     if len(fleet.replies) > 1 or not isinstance(near, WhyAnswer):
         return []
@@ -232,14 +230,12 @@ def _asked(
     arguments: Sequence[str],
     options: Sequence[str],
 ) -> Fleet:
-    """Send a question to these nodes; return their replies."""
     fleet = Fleet(command, arguments, whole=given.output == "json")
     ask(kubectl, places, fleet, options, max(given.at_once, 1))
     return fleet
 
 
 def _options(given: argparse.Namespace) -> list[str]:
-    """Return the options of the node's command."""
     values = vars(given)
     options = [f"--{name}" for name in ("no-probe", "api") if values.get(name.replace("-", "_"))]
     return options + [f"--{name}={values[name]}" for name in ("interface", "seconds") if values.get(name)]
@@ -248,7 +244,6 @@ def _options(given: argparse.Namespace) -> list[str]:
 def _answer(
     given: argparse.Namespace, fleet: Fleet, known: Mapping[str, str], deliveries: Sequence[Delivery] = ()
 ) -> int:
-    """Print the answers; return the exit code."""
     answer = next(iter(fleet.answers.values()), None)
     if given.output == "json":
         output.json(show.fields(fleet, deliveries))

@@ -30,11 +30,11 @@ _NAMED: Final = re.compile(
     r"(?::(?P<port>[a-zA-Z0-9][-a-zA-Z0-9]*(?:/(?:tcp|udp|sctp))?))?",
     re.IGNORECASE,
 )
-"""No part of a name starts with a hyphen, so that no command reads a name as an option."""
+"""No part of a name starts with a hyphen, because a command must not read a name as an option."""
 _ADDRESS: Final = re.compile(r"(?P<address>\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:.]+?)(?P<end>:[0-9]+(?:/[a-zA-Z]+)?)?")
 
 
-_SHOWN: Final = 3  # maximum number of objects in other namespaces that an error names
+_SHOWN: Final = 3  # objects in other namespaces that an error names
 
 
 class _Named(ApiStruct, frozen=True):
@@ -59,7 +59,7 @@ class End(NamedTuple):
     """One end of a connection, in the form that kube-proxy's commands accept: addresses, or the text of a Service.
 
     `node` is the node of this end ('' if unknown or outside of the cluster); `port` is the text after the address, with
-    its colon."""
+    the colon."""
 
     addresses: tuple[str, ...]
     service: str = ""
@@ -93,7 +93,7 @@ class Names:
             self._node(name)
             return End((NODE,), node=name)
         pod = self._pod(namespace, name)
-        # Packets of a pod with hostNetwork have a source address that the node picks.
+        # The node picks the source address of packets of a pod with hostNetwork.
         addresses = (NODE,) if pod.spec.host_network else pod.addresses
         return End(addresses, node=pod.spec.node_name)
 
@@ -109,10 +109,8 @@ class Names:
         return self._service(namespace, name, port)
 
     def service(self, text: str) -> str:
-        """Return a Service as NAMESPACE/NAME; it need not exist if its namespace is given.
-
-        Raises QuestionError, NoAnswerError.
-        """
+        """Return a Service as NAMESPACE/NAME; with a given namespace the Service need not exist. Raises QuestionError,
+        NoAnswerError."""
         kind, namespace, name, port = _parts(text, "service")
         if kind != "service" or port:
             raise QuestionError(f"{text}: expected svc/NAME or NAMESPACE/NAME")
@@ -124,8 +122,8 @@ class Names:
         return f"{namespace}/{name}"
 
     def _get(self, kind: type[T], resource: str, namespace: str, name: str) -> T:
-        """Return an object. Raises NoAnswerError; if there is no such object, the text names the namespace, and the
-        namespaces that contain an object of this name."""
+        """Return an object. Raises NoAnswerError; the text of a missing object's error contains the namespaces that
+        have an object of this name."""
         where = namespace or self._namespace
         try:
             return self._kubectl.get(kind, resource, name, namespace=where)
@@ -138,7 +136,7 @@ class Names:
             raise NoAnswerError(f"{error}{searched}{self._elsewhere(resource, name)}") from None
 
     def _elsewhere(self, resource: str, name: str) -> str:
-        """Return a text with the objects of this name in other namespaces, '' if there are none or they are unknown."""
+        """Return a text with the objects of this name in other namespaces; '' without such objects."""
         options = {"all_namespaces": "true", "field_selector": f"metadata.name={name}"}
         with suppress(NoAnswerError):  # the user may have no right to list all namespaces
             found = self._kubectl.get(Items[_Named], resource, **options).items
@@ -178,8 +176,8 @@ class Names:
         return End(tuple(one for one in addresses if pack(one)), f"{own}/{name}{port}")
 
     def listed(self, why: Why) -> set[tuple[bytes, int]] | None:
-        """Return the API server's endpoints for the Service of an answer; None if it has no EndpointSlices, or if they
-        cannot be read. A range of ports leads to the same port of an endpoint, which no slice has."""
+        """Return the API server's endpoints for the Service of an answer; None without readable EndpointSlices. The
+        ports of a range are in no EndpointSlice, so the port comes from the answer."""
         slices = self._endpoints(*why.service.split("/")) if why.service and why.endpoints else []
         is_ranged = bool(slices) and [one.field for one in why.steps[:1]] == [FIELD]
         in_range = [end_of(why.endpoints[0].address)[1]] if is_ranged else []
@@ -206,7 +204,7 @@ class Names:
         return found
 
     def _owner(self, address: str) -> str:
-        """Return the name of the Node with this address; '' if there is none."""
+        """Return the name of the Node with this address; '' without such a Node."""
         for node in self._nodes:
             if pack(address) in map(pack, _node_addresses(node)):
                 self.known[address] = f"node {node.metadata.name}"
@@ -214,8 +212,8 @@ class Names:
         return ""
 
     def _node_of(self, address: bytes) -> str:
-        """Return the name of an address's node: the Node with this address, the node of the pod with this address, or
-        the node with a pod network that contains it; '' if there is none."""
+        """Return the name of the node to which an address belongs, or ''. The address belongs to a Node, to a pod of
+        the node, or to a pod network of the node."""
         text = unpack(address)
         if owner := self._owner(text):
             return owner
@@ -261,14 +259,15 @@ def named(line: str, known: Mapping[str, str]) -> str:
 
 
 def _address(text: str) -> tuple[str, str] | None:
-    """Split a text into an address and the rest, such as ':53/udp' or ''; return None if it starts with no address."""
+    """Split a text into an address and the rest, such as ':53/udp' or ''; return None if the text does not start with
+    an address."""
     match = None if pack(text) else _ADDRESS.fullmatch(text)
     address, end = (match["address"].strip("[]"), match["end"] or "") if match else (text, "")
     return (address, end) if pack(address) else None
 
 
 def _parts(text: str, usual: str) -> tuple[str, str, str, str]:
-    """Split the name of an end into kind (`usual` if missing), namespace ('' if missing), name, and port with its
+    """Split the name of an end into kind (`usual` if missing), namespace ('' if missing), name, and port with the
     colon."""
     match = _NAMED.fullmatch(text)
     if match is None:

@@ -13,9 +13,10 @@ from kubeproxy.model.objects import ApiStruct, Node
 
 NAMESPACE: Final = "kube-system"
 LABEL: Final = "k8s-app"
-"""The label of kube-proxy's pods in our chart and kustomization, and in kubeadm; its value contains KUBE_PROXY."""
+"""The label of kube-proxy's pods in this project's chart and kustomization, and in kubeadm. The label's value contains
+KUBE_PROXY."""
 KUBE_PROXY: Final = "kube-proxy"
-"""The name of kube-proxy's container, and the value that kubeadm gives to LABEL."""
+"""The name of kube-proxy's container, and the value of LABEL with kubeadm."""
 
 
 class _Labels(ApiStruct, frozen=True):
@@ -73,8 +74,8 @@ class ListedPod(ApiStruct, frozen=True):
 
 
 class ProxyPlace(NamedTuple):
-    """A node, with the container of its kube-proxy, or the reason why it has none; `arguments` are the arguments of a
-    question to this node that differ from those to other nodes."""
+    """A node with the container of its kube-proxy, or the reason why there is none. `arguments` are the arguments of a
+    question that differ from those to other nodes."""
 
     node: str
     container: Container | None = None
@@ -90,8 +91,7 @@ class Survey(NamedTuple):
     problem: str
 
     def of(self, names: Sequence[str]) -> list[ProxyPlace]:
-        """Return the nodes with these names, or all nodes if no name is given. Raises QuestionError for an unknown
-        name."""
+        """Return the nodes with these names, or all nodes without names. Raises QuestionError for an unknown name."""
         for name in names:
             if name not in self.places:
                 raise QuestionError(f"node {name}: there is no such Node; `kubectl get nodes` lists them")
@@ -122,12 +122,13 @@ def survey(kubectl: Kubectl, namespace: str, selector: str) -> Survey:
 
 
 def _preference(pod: ListedPod) -> tuple[bool, bool, str]:
-    """Return a sort key for a node's pods, which may be two during a roll-out. The last pod is queried."""
+    """Return a sort key for the pods of a node; the pod with the highest key is queried. A node may have two pods
+    during a roll-out."""
     return pod.runs, pod.metadata.labels.app != KUBE_PROXY, pod.metadata.creation_timestamp
 
 
 def _container(pod: ListedPod, selector: str) -> str:
-    """Return the name of kube-proxy's container; '' if this is not a pod of kube-proxy."""
+    """Return the name of kube-proxy's container; '' if the pod does not belong to kube-proxy."""
     names = [one.name for one in pod.spec.containers]
     if KUBE_PROXY in names and (selector or KUBE_PROXY in pod.metadata.labels.app):
         return KUBE_PROXY

@@ -30,8 +30,8 @@ _FACTS = 200
 def one(
     reply: Reply, answer: WhyAnswer, known: Mapping[str, str], deliveries: Sequence[Delivery], trace: Sequence[str]
 ) -> None:
-    """Print one node's answer of `why` like the command on the node, but with names after addresses; then the results
-    of the endpoints' nodes. `trace` is the command that traces the connection."""
+    """Print one node's answer of `why` like the command on the node, with names after addresses, and the results of the
+    endpoints' nodes. `trace` is the command that traces the connection."""
     output.say(f"asked on {reply.node}, {_pod(reply)}")
     output.say(named(ends.heading(reply.node, answer, deliveries), known))
     for severity, text in lines.connection(answer.why, answer.diagnoses):
@@ -159,7 +159,7 @@ def _pod(reply: Reply) -> str:
 
 
 def _print_flows(fleet: Fleet) -> None:
-    """Print the connections of all nodes: per Service; for one named Service per endpoint and per node."""
+    """Print the connections of all nodes, per Service or, for one named Service, per endpoint and per node."""
     by_name: dict[tuple[str, ...], list[float]] = {}
     by_node: dict[tuple[str, ...], list[float]] = {}
     for node, answer in fleet.answers.items():
@@ -180,7 +180,7 @@ def _add(sums: dict[tuple[str, ...], list[float]], key: tuple[str, ...], use: En
 
 
 def _ranked(sums: Mapping[tuple[str, ...], Sequence[float]]) -> list[tuple[str, ...]]:
-    """Return the keys of a table's rows; the row with the most connections is first."""
+    """Return the keys of a table's rows, with the most connections first."""
     rows = sorted(sums.items(), key=lambda row: (-row[1][0], row[0]))
     return [
         (*key, f"{connections:.0f}", f"{new:.1f}", f"{unanswered:.0f}", f"{closing:.0f}")

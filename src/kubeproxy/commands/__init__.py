@@ -21,7 +21,8 @@ COMMANDS: Final[dict[str, str]] = {
     "verify": "the differences of the kernel, and of the API server, from the proxy's plans",
     "completion": "the completion script of bash, zsh or fish",
 }
-"""The module of a command has the command's name, and the functions `arguments(parser)` and `run(arguments) -> int`."""
+"""The summary of each command. The command's module has the same name, and the functions `arguments(parser)` and
+`run(arguments) -> int`."""
 
 ALONE: Final = frozenset({"completion"})  # commands that need neither a proxy nor objects
 
@@ -29,7 +30,7 @@ HIDDEN: Final[dict[str, str]] = {"companion": "answers for the page of a running
 """Commands that only the proxy itself starts."""
 
 _UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-YES, NO, UNKNOWN = 0, 1, 2  # exit codes: no problem, a problem, and unknown
+YES, NO, UNKNOWN = 0, 1, 2  # exit codes: no problem, a problem, unknown
 
 
 def exit_code(*, wrong: object, unknown: object = False) -> int:
@@ -38,11 +39,11 @@ def exit_code(*, wrong: object, unknown: object = False) -> int:
 
 
 def completed(command: Callable[[], int], form: str = "text") -> int:
-    """Run a command; return its exit code. If the command raises an error, print it and return UNKNOWN."""
+    """Run a command and return its exit code; for an error, print the error and return UNKNOWN."""
     try:
         status = command()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, closed the pipe early
+    except BrokenPipeError:  # the reader, such as `head`, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNKNOWN
     except KubeProxyError as error:
@@ -61,6 +62,6 @@ def completed(command: Callable[[], int], form: str = "text") -> int:
         if error.errno not in _UNWRITABLE:
             raise
         print(f"Error: cannot write to standard output: {error.strerror}", file=sys.stderr)
-        sys.stdout = None  # otherwise the interpreter flushes standard output again at exit, and prints an error
+        sys.stdout = None  # the interpreter would flush standard output again at exit, and print an error
         return UNKNOWN
     return status

@@ -34,7 +34,6 @@ _MARKS = {"change": "", "problem": output.BAD, "end": output.OK}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
     parser.add_argument(
         "--since",
@@ -47,7 +46,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     asked, about = source(given), {"/".join(service_name(given.name)), ""} if given.name else ()
     since = time.time() - given.since if given.since is not None else 0.0
     kept_since, found = asked.changes(0, since)

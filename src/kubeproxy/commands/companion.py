@@ -1,8 +1,8 @@
 """kube-proxy companion: runs checks and counts connections for the page of a running proxy, in a separate process.
 
-Only the proxy runs it. It writes each result as a line of JSON to standard output, until standard input ends.
-`problems` runs the checks of doctor for each input line; `flows` counts connections every second; `question` answers
-one line like why. It runs with the lowest priority, and ends when the proxy ends."""
+The proxy starts this process with the lowest priority. The process writes each result as a line of JSON to standard
+output, until standard input ends. `problems` runs the checks of doctor for each input line; `flows` counts connections
+every second; `question` answers one line like why."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.setup import host, modes
 
 PAGE: Final = ProcessorShare(0.01, 0.003)
-"""The maximum share of a CPU that following connections takes while a page is open."""
+"""The maximum share of a CPU for following connections while a page is open."""
 _EACH: Final = 1.0  # seconds between two lines of flows
-_AGAIN: Final = 5.0  # seconds between two checks whether the kernel announces connections
+_AGAIN: Final = 5.0  # seconds between two checks of the kernel's announcements of connections
 _EXPENDABLE: Final = "500"
 """oom_score_adj of this process. With the value inherited from the proxy, the kernel would kill this process last."""
 
@@ -43,7 +43,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Write results until standard input ends; return the exit code."""
     with contextlib.suppress(OSError):
         os.nice(10)
         Path("/proc/self/oom_score_adj").write_text(_EXPENDABLE)
@@ -108,7 +107,6 @@ class Lines:
 
 
 def _flows(lines: Lines) -> None:
-    """Count new connections until the input ends. Raises EOFError then, or ApplyError."""
     node = msgspec.json.decode(lines.next(), type=FollowedNode)
     mode = modes.named(node.mode)
     asked = {Family(number): given for number, given in node.nodeports.items()}

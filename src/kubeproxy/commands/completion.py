@@ -8,9 +8,8 @@ SHELL is bash, zsh or fish. An installation puts these scripts into the shells' 
 When the user presses Tab, the scripts pass the typed part of the command line as LINE, and the command prints the
 possible continuations. Names of Services come from the running proxy, if it answers."""
 
-# shtab is not used: its scripts (1.13.0: 214 to 283 lines per shell) are static, so completion of the running proxy's
-# Services, of values after =, and of parts before : would need a function of ours for each shell. It would replace 115
-# of the lines below, but be a fourth dependency of the program.
+# shtab is not used, because its scripts are static. The completion of the running proxy's Services, of values after =,
+# and of parts before : would still need a function in each shell's language.
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from kubeproxy.commands.parsers import PROXY, parser_of, summary, values
 from kubeproxy.config.flags import BY_NAME
 from kubeproxy.control.listener import connect
 
-TIMEOUT = 1.0  # seconds to wait for a proxy after the user presses Tab
+TIMEOUT = 1.0  # seconds to wait for a proxy
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(:\w+(/(udp|sctp))?)?", re.ASCII)
-"""The characters that an answer may contain: none of them has a special meaning in a shell."""
+"""Matches a name of a Service without characters that have a special meaning in a shell."""
 _PATHS = {"FILE": ":file", "PATH": ":file", "FOLDER": ":folder"}
-"""Answers that make the script propose files or folders, by the metavar of the value."""
+"""The answers that make the script propose files or folders, by the metavar of the option."""
 
 _BASH = """\
 # Completion of kube-proxy for bash, made by: kube-proxy completion bash
@@ -114,8 +113,8 @@ def run(given: argparse.Namespace) -> int:
 
 
 def following(line: str) -> list[str]:
-    """Return the continuations of a line: words, some with a tab and a description; or an answer of _PATHS for
-    files."""
+    """Return the continuations of a line. The result has words, some with a tab and a description, or an answer of
+    _PATHS for files."""
     *before, last = [*line.split()[1:], *([""] if line[-1:].isspace() else [])] or [""]
     name = before.pop(0) if before and before[0] in COMMANDS else PROXY
     if not before and name == PROXY and not last.startswith("-"):
@@ -169,8 +168,8 @@ def _proposed(action: argparse.Action, prefix: str) -> Iterator[str]:
 
 
 def names(prefix: str, path: str) -> list[str]:
-    """Return the proxy's Services whose names begin with `prefix`, or, if it contains a colon, their ports as
-    NAMESPACE/NAME:80; [] without a proxy."""
+    """Return the proxy's Services whose names begin with `prefix`, or ports as NAMESPACE/NAME:80 if `prefix` contains a
+    colon; [] without a proxy."""
     from urllib.parse import quote  # noqa: PLC0415
 
     try:

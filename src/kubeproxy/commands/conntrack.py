@@ -32,7 +32,7 @@ from kubeproxy.model.addresses import Family
 
 _UNLISTED = "nothing is listed yet: the proxy has no Services, so all entries are counted under clients of no Service"
 _NUMBER = re.compile(r"\d+")
-_SHOWN = 10  # the maximum number of Services, and of clients, in the text; `-o json` prints all
+_SHOWN = 10  # rows of a table in the text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     asked = source(given)
     return answered(given, lambda: _look(asked, given.seconds))
 
@@ -70,7 +69,7 @@ def _look(asked: Source, wait: float) -> WatchedAnswer:
 
 
 def _rows(state: Fullness) -> dict[str, Row]:
-    """Return rows: the problems, the number of all entries, and the numbers per Service and per client, largest
+    """Return rows with the problems, the number of all entries, and the numbers per Service and per client, largest
     first."""
     rows = {_NUMBER.sub("#", text): Row((text,), {"problem": text}) for text in state.problems}
     rows["entries"] = Row((_total(state),), {"entries": state.entries, "limit": state.limit})

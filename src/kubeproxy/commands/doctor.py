@@ -40,7 +40,7 @@ def _print(node: CheckedNode, report: Checkup) -> None:
     if not wrong and report.unknown:
         count = "no problem was found, but some checks could not run"
     output.say(f"{name}: {count}{who}")
-    first = len(report.unknown) if facts is None else 0  # without a proxy, print the reason before all findings
+    first = len(report.unknown) if facts is None else 0  # without a proxy, the reason comes first
     for text in report.unknown[:first]:
         output.marked(output.UNSEEN, text)
     for finding in report.findings:

@@ -35,7 +35,7 @@ from kubeproxy.kernel.conntrack.tracked import NOT_ANNOUNCED, Events, announced
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.wording import counted
 
-_SHOWN = 20  # the maximum number of rows of a table; `-o json` prints all
+_SHOWN = 20  # rows of a table in the text
 _CLIENTS = 10
 
 
@@ -79,7 +79,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _summed(ports: Sequence[PortUse]) -> tuple[int, float, int, int]:
-    """Return four numbers: connections, new connections per second, unanswered and closing connections."""
+    """Return the numbers of connections, new connections per second, unanswered and closing connections."""
     total, new, silent, closing = (sum(column) for column in zip(*map(numbers, ports), strict=True))
     return int(total), new, int(silent), int(closing)
 
@@ -133,7 +133,7 @@ def _print_all(ports: Sequence[PortUse]) -> None:
 
 
 def _busiest(ports: Sequence[PortUse]) -> str:
-    """Return the client with the most connections to a Service (all its ports), and their number."""
+    """Return the client with the most connections to any port of a Service, and the number of its connections."""
     sums: dict[str, tuple[int, int]] = {}
     for one in chain.from_iterable(port.clients for port in ports):
         if one.address != OTHERS:

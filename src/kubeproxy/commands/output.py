@@ -16,17 +16,17 @@ from kubeproxy.release import build
 from kubeproxy.server.text import clean, json_bytes, printable
 
 OK, BAD, NOTE, UNSEEN = Severity.FINE.mark, Severity.BROKEN.mark, Severity.NOTE.mark, Severity.UNKNOWN.mark
-"""Marks before a line: fine, wrong, a note, and unknown."""
+"""Marks before a line."""
 
 
 def shown(text: str) -> str:
-    """Return a line without control characters: objects may contain them, and a terminal would interpret them."""
+    """Return a line without control characters, which objects may contain and a terminal would interpret."""
     return printable(clean(text))
 
 
 def say(text: str = "") -> None:
-    """Print a line. On a terminal, wrap a long line, but not inside of a command, so that it can be copied: not between
-    backticks, and not in a line that begins with Fix or Next."""
+    """Print a line, and wrap a long line on a terminal. A command in backticks, or in a line that begins with Fix or
+    Next, is not wrapped, because users copy commands."""
     line = shown(text)
     if sys.stdout.isatty() and not line.lstrip().startswith(("Fix: ", "Next: ")):
         line = wrapped(line, get_terminal_size().columns)
@@ -34,7 +34,7 @@ def say(text: str = "") -> None:
 
 
 def wrapped(line: str, width: int) -> str:
-    """Wrap a line to a width: indent all lines but the first, and do not split text between backticks."""
+    """Wrap a line to a width; indent all lines but the first, and do not split text between backticks."""
     if len(line) <= width:
         return line
     parts = line.split("`")
@@ -56,7 +56,7 @@ def page(text: bytes) -> None:
 
 
 def marked(mark: str, text: str) -> None:
-    """Print a line below a heading, with its mark."""
+    """Print a line with its mark below a heading."""
     say(f"  {mark:<2} {text}")
 
 

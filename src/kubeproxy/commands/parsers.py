@@ -1,5 +1,5 @@
-"""Runs subcommands, with an argparse parser for each. A parser for the proxy itself exists only for documentation:
-shell completion and the manual pages are generated from all parsers."""
+"""Runs subcommands, with an argparse parser for each. The parser for the proxy itself serves only shell completion and
+the manual pages, which are generated from all parsers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kubeproxy.config.pflag import SHORTHANDS, shown_default
 from kubeproxy.features import FEATURES
 from kubeproxy.kernel.proc.capability import raise_net_admin
 
-PROXY: Final = ""  # the name of the proxy itself among the names of subcommands
+PROXY: Final = ""  # the proxy itself
 _VALUES = {
     "proxy-mode": tuple(MODES),
     "detect-local-mode": ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"),
@@ -47,14 +47,14 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand named by the first word; return the exit code."""
+    """Run the subcommand that the first word names; return the exit code."""
     raise_net_admin()
     return completed(lambda: _run(*argv))
 
 
 def _run(name: str, *words: str) -> int:
     command = import_module(f"kubeproxy.commands.{name}")
-    gc.freeze()  # no garbage collection in modules at the exit: it takes a fifth of a short command's CPU time
+    gc.freeze()  # a garbage collection of the modules at the exit would take a fifth of a short command's CPU time
     status: int = command.run(parser_of(name).parse_args(words))
     return status
 
@@ -94,7 +94,6 @@ def add_proxy_flag(group: argparse._ArgumentGroup, name: str, kind: str) -> None
 
 
 def _feature_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of features, which a proxy for this question would have."""
     group = parser.add_argument_group("with --manifests or --kubeconfig")
     group.description = "The flags of the proxy that the Go kube-proxy lacks, such as --service-proxy-name."
     for name, feature in FEATURES.items():

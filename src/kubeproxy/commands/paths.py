@@ -1,5 +1,5 @@
-"""Prints traced packets as text, for `kube-proxy trace` and for the plugin for kubectl. The plugin has no HTTP library,
-so this module does not import one."""
+"""Prints traced packets as text, for `kube-proxy trace` and for the plugin for kubectl. This module imports no HTTP
+library, because the plugin has none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
 from kubeproxy.commands import output
 from kubeproxy.wording import counted
 
-_SHOWN = 6  # the maximum number of paths in the text; `-o json` prints all packets
+_SHOWN = 6  # paths in the text
 
 
 def show_packets(

@@ -43,7 +43,6 @@ _OF_ALL = frozenset({"config", "kubeconfig", "hostname-override", "proxy-mode"})
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments: the proxy's flags that set a field."""
     parser.add_argument("--now", metavar="FILE", help="without a running proxy: the configuration to compare with")
     parser.add_argument(
         "--from-kernel",
@@ -70,7 +69,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _time(text: str) -> Duration:
-    """Parse a duration in an argument. Raises ValueError if it is invalid."""
     value = Duration.parse(text)
     if value <= 0:
         raise ValueError(text)
@@ -90,7 +88,7 @@ def run(given: argparse.Namespace) -> int:
         return shadow(facts, new, given.shadow, given.grace, given.output)
     if given.from_kernel:
         whereabouts.must_be_here(checkup.checked(asked, facts), "kubectl kubeproxy verify")
-        gc.disable()  # this short-lived process creates millions of values without cycles
+        gc.disable()  # a short process that creates millions of values without cycles
         return _switch(switches(asked, facts, new), given.output)
     found = outlook(asked, facts, now, new)
     output.answer(given.output, found, lambda: _print(found))
@@ -119,8 +117,8 @@ def _has_strict_flag(asked: Source) -> bool:
 
 
 def _new(given: argparse.Namespace, now: KubeProxyConfiguration, *, strict: bool) -> KubeProxyConfiguration:
-    """Return the new configuration. `strict`: the running proxy has the flag --strict. Raises ConfigError with all
-    mistakes."""
+    """Return the new configuration; `strict` means that the running proxy has the flag --strict. Raises ConfigError
+    with all mistakes."""
     names = [flag.name for flag in FLAGS if _sets_a_field(flag.name, flag.path)]
     words = {name: value for name in names if (value := getattr(given, name.replace("-", "_"), None)) is not None}
     words |= {"proxy-mode": given.proxy_mode} if given.proxy_mode else {}
@@ -130,7 +128,7 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration, *, strict: bool
         words = {"strict": "true"} | words if strict else words
         line = [f"--config={given.config}", *(f"--{name}={value}" for name, value in words.items())]
         config = build_options(parse(line)).config
-        # The running proxy's own flag overrides the file, so keep its value.
+        # The running proxy's own flag overrides the file.
         name = given.hostname_override or now.hostname_override
         return replace(config, hostname_override=config.hostname_override or name)
     values = parse([f"--{name}={value}" for name, value in words.items()]).given

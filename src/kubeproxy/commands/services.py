@@ -29,7 +29,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import ServiceName
 
 _LONGEST = 63 + 1 + 253
-"""The maximum length of a namespace, a slash and the name of an object of any kind; names of Services are shorter."""
+"""The maximum length of a namespace, a slash and the name of an object of any kind."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,6 @@ def service_name(text: str) -> ServiceName:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the answer; return the exit code."""
     asked = source(given)
     name = service_name(given.name) if given.name is not None else None
     return answered(given, lambda: _look(asked, name))

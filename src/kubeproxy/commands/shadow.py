@@ -1,5 +1,5 @@
-"""`plan --shadow`: repeats the comparison of `plan --from-kernel` while another kube-proxy runs on the node. It watches
-the objects of the API server, compares when changes have settled, and writes nothing."""
+"""`plan --shadow`: repeats the comparison of `plan --from-kernel` while another kube-proxy runs on the node. The
+command watches the API server's objects, compares the rules when changes have settled, and writes nothing."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from kubeproxy.setup import host, modes
 from kubeproxy.setup.sources import open_sources
 from kubeproxy.wording import counted
 
-SETTLED: Final = 2.0  # a comparison begins after this many seconds without a change of an object
-EVERY: Final = 60.0  # the maximum number of seconds between two comparisons, while objects change
-_OUTDATED: Final = 5.0  # seconds after which outdated objects are reported: watches often end, and begin again at once
-_LOOKS: Final = 4  # the number of comparisons within the grace period while a difference is undecided
-_REST: Final = 4.0  # the pause after a comparison, as a multiple of its duration: it uses a fifth of a CPU
+SETTLED: Final = 2.0  # seconds without a change of an object before a comparison
+EVERY: Final = 60.0  # maximum seconds between two comparisons while objects change
+_OUTDATED: Final = 5.0  # seconds after which outdated objects are reported, because watches often end and restart
+_LOOKS: Final = 4  # comparisons in the grace period of a difference
+_REST: Final = 4.0  # the pause after a comparison, as a multiple of the comparison's duration
 
 
 class LastedDifference(Struct, frozen=True, kw_only=True, rename="camel"):
     """Differences of one kind that lasted longer than the grace period."""
 
     family: str
-    classes: int  # the number of classes of packets
+    classes: int  # classes of packets
     packet: str  # a packet of one of these classes
-    now: tuple[str, ...]  # the packet's outcomes with the kernel's rules, in the last comparison
-    then: tuple[str, ...]  # the packet's outcomes with the rules of this program, in the last comparison
+    now: tuple[str, ...]  # outcomes with the kernel's rules in the last comparison
+    then: tuple[str, ...]  # outcomes with the rules of this program in the last comparison
     declared: str  # the reason why the difference is intended; '' if it is not intended
     first_seen: str
     last_seen: str
@@ -63,11 +63,11 @@ class ShadowReport(Struct, frozen=True, kw_only=True, rename="camel"):
     until: str
     grace_seconds: float
     comparisons: int
-    not_compared: int  # the number of times when objects became outdated, or rules could not be read
-    classes: dict[str, int]  # the number of classes of packets in the last comparison, by family
+    not_compared: int  # failed comparisons: objects became outdated, or rules could not be read
+    classes: dict[str, int]  # classes of packets in the last comparison by family
     lasted: tuple[LastedDifference, ...]
-    transient: int  # classes of packets with a difference that disappeared within the grace period
-    undecided: int  # classes of packets with a difference that is younger than the grace period at the end
+    transient: int  # classes of packets whose difference disappeared within the grace period
+    undecided: int  # classes of packets whose difference is younger than the grace period at the end
     unknown: tuple[str, ...]  # rules that this program does not support
 
 
@@ -82,13 +82,11 @@ def shadow(facts: Facts, config: KubeProxyConfiguration, seconds: Duration, grac
 
 
 class _Following:
-    """Watches the objects, and compares the rules."""
-
     def __init__(self, facts: Facts, config: KubeProxyConfiguration, grace: float, *, quiet: bool) -> None:
         self._facts, self._config, self._grace, self._quiet = facts, config, grace, quiet
         self._settings = settings_of_compared(facts, config)
         self._planner = Planner(build(self._settings, Surroundings()))
-        # The new configuration need not contain the server from which the facts were read.
+        # The new configuration may lack the server from which the facts were read.
         client = facts.configuration().client_connection
         self._options = Options(
             config=replace(config, client_connection=client), master=facts.master, manifests=facts.manifests
@@ -96,7 +94,7 @@ class _Following:
         self._sources = open_sources(self._options, self._settings.node_name, self._deliver, ProxyMetrics())
         self._shadow = Shadow(grace)
         self._since, self._zero = time.time(), time.time() - time.monotonic()
-        self._changed, self._compared, self._rested = 0.0, float("-inf"), 0.0  # times of time.monotonic()
+        self._changed, self._compared, self._rested = 0.0, float("-inf"), 0.0  # in the time of time.monotonic()
         self._comparisons = self._not_compared = 0
         self._why_not = ""
         self._classes: dict[str, int] = {}
@@ -108,7 +106,7 @@ class _Following:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         work = [asyncio.ensure_future(part) for part in self._sources.work().values()]
-        gc.disable()  # a comparison creates millions of values, but no reference cycles
+        gc.disable()  # a comparison creates millions of values without cycles
         try:
             while not stop.is_set() and time.monotonic() < end:
                 for part in work:
@@ -142,7 +140,7 @@ class _Following:
         return self._planner.complete and not age
 
     def _miss(self, why: str) -> None:
-        """Count a period without comparisons, and print its reason once."""
+        """Count a period without comparisons, and print the reason once per period."""
         if not self._why_not:
             self._why_not = why
             self._not_compared += 1
@@ -167,8 +165,7 @@ class _Following:
 
     async def _compare(self) -> None:
         """Compare once. If a difference outlasts the grace period, read the objects again, because a slow API server
-        may send changes to the two proxies at different times.
-        """
+        may send changes to the two proxies at different times."""
         self._compared, known = time.monotonic(), self._planner
         try:
             if self._shadow.decides(self._compared):
@@ -192,7 +189,6 @@ class _Following:
             self._say(f"no longer: {_packets(one)}" if one.ended else _words(one))
 
     async def _judge(self, fresh: Sequence[Episode], known: Planner) -> None:
-        """Set the reasons of intended differences."""
         strict = made_strict(self._config)
         witnesses = [(each.difference.family, each.difference.found.witness) for each in fresh]
         try:
@@ -205,7 +201,7 @@ class _Following:
             episode.declared = reason
 
     def _grouped(self, episodes: Iterable[Episode]) -> tuple[LastedDifference, ...]:
-        """Return the differences in these episodes, grouped by kind; a group has the witness of its first episode."""
+        """Group the differences in these episodes by kind; a group has the witness of its first episode."""
         groups: dict[tuple[object, ...], list[Episode]] = {}
         for each in episodes:
             family, found = each.difference

@@ -78,9 +78,8 @@ def run(given: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def opening_of(packet: Packet, sending: Sending, seconds: float) -> Iterator[Opening | None]:
-    """Yield a function that opens sockets of the client; None to wait for the client's own packets for `seconds`. A
-    line on standard error has the reason why the command cannot send. Raises KubeProxyError.
-    """
+    """Yield a function that opens sockets of the client, or None to wait for the client's own packets for `seconds`. If
+    the command cannot send, print the reason to standard error. Raises KubeProxyError."""
     if sending is Sending.NEVER:
         yield None
         return
@@ -101,9 +100,8 @@ def opening_of(packet: Packet, sending: Sending, seconds: float) -> Iterator[Ope
 
 
 def _elsewhere(packet: Packet, stack: contextlib.ExitStack) -> Opening:
-    """Return a function that opens sockets in the network namespace of a client with an address. Raises Unsupported,
-    NoAnswerError.
-    """
+    """Return a function that opens sockets in the network namespace of a client with an address. Raises Unsupported or
+    NoAnswerError."""
     if packet.protocol not in SENT:
         raise NoAnswerError("only TCP and UDP packets are sent")
     if packet.source_port:
@@ -144,7 +142,6 @@ def decided_of(asked: Source, explained: Explained | None) -> DecidedFlow:
 
 
 def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Explained | None]:
-    """Return the first packet of the flow to trace, and the answer of `why` if there is one. Raises KubeProxyError."""
     with contextlib.suppress(QuestionError):
         packet = addressed(given.source, given.target)
         with contextlib.suppress(KubeProxyError):

@@ -24,7 +24,7 @@ _NICE = 5
 """The nice value of the command, which takes a second of CPU time and must not slow down the proxy or the node's
 pods."""
 
-_SHOWN = 50  # maximum number of findings in the text; `-o json` has them all
+_SHOWN = 50  # findings in the text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _rows(report: Report) -> dict[str, Row]:
-    """Return rows of the differences and troubles, by their text."""
+    """Return the rows of the differences and troubles, by their text."""
     found: dict[str, object] = {difference(*one): one._asdict() for one in (*report.seen.findings, *report.behind)}
     found |= {text: {"trouble": text} for text in report.troubles}
     found |= {one.what: one.row() for one in report.ports}

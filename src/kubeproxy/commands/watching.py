@@ -1,6 +1,6 @@
 """The option --watch: a command prints its whole answer, then repeats the question and prints the rows that are new,
-changed or gone, until Ctrl-C. It repeats the question at most once per second, and uses at most a tenth of a CPU.
-"""
+changed or gone, until Ctrl-C. The command repeats the question at most once per second, and uses at most a tenth of a
+CPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kubeproxy.errors import NoAnswerError
 from kubeproxy.server.text import timestamp
 
 NEW, CHANGED, GONE = "new", "changed", "gone"
-_EACH: Final = 1.0  # the minimum number of seconds between two questions
+_EACH: Final = 1.0  # minimum seconds between two questions
 _REST: Final = 9  # seconds of rest for each second of CPU time that the last question took
-_SHOWN: Final = 50  # the maximum number of changes per question in the text; `-o json` prints all
+_SHOWN: Final = 50  # changes per question in the text
 
 
 class Row(NamedTuple):
-    """A part of an answer: its lines of text, and its value for JSON."""
+    """A part of an answer: the lines of text, and the value for JSON."""
 
     lines: tuple[str, ...]
     fields: object
@@ -44,9 +44,8 @@ def argument(parser: argparse.ArgumentParser) -> None:
 
 
 def changes(before: Mapping[str, Row], after: Mapping[str, Row], form: str) -> Iterator[tuple[str, str, Row]]:
-    """Yield the rows that differ between two answers, by text or (form json) by value: NEW, CHANGED or GONE, the row's
-    key, and the row (GONE: the former row).
-    """
+    """Yield the rows that differ between two answers, in text or (form json) in value. The result has NEW, CHANGED or
+    GONE, the row's key, and the row; GONE comes with the former row."""
     for key, row in after.items():
         if key not in before:
             yield NEW, key, row
@@ -58,10 +57,9 @@ def changes(before: Mapping[str, Row], after: Mapping[str, Row], form: str) -> I
 def answered(
     given: argparse.Namespace, look: Callable[[], WatchedAnswer], cost: Callable[[], float] = time.process_time
 ) -> int:
-    """Print an answer, and with --watch its changes; return the exit code of the first answer. Raises KubeProxyError.
+    """Print an answer, and with --watch the changes; return the exit code of the first answer. Raises KubeProxyError.
 
-    `cost` returns the seconds of CPU time that the questions have taken so far.
-    """
+    `cost` returns the seconds of CPU time that all questions have taken."""
     answer = look()
     if not given.watch:
         output.answer(given.output, answer.fields, answer.show)
@@ -76,7 +74,8 @@ def answered(
 
 
 def _follow(rows: Mapping[str, Row], look: Callable[[], WatchedAnswer], form: str, cost: Callable[[], float]) -> None:
-    """Print the changes until the user interrupts the command. Raises BrokenPipeError if nobody reads them."""
+    """Print changes until the user interrupts the command. Raises BrokenPipeError if the reader closes standard
+    output."""
     trouble, spent = "", 0.0
     while True:
         sys.stdout.flush()
@@ -95,7 +94,7 @@ def _follow(rows: Mapping[str, Row], look: Callable[[], WatchedAnswer], form: st
 
 
 def _wait(seconds: float) -> None:
-    """Wait for some seconds. Raises BrokenPipeError as soon as the reader closes standard output."""
+    """Sleep. Raises BrokenPipeError as soon as the reader closes standard output."""
     poller = select.poll()
     poller.register(sys.stdout, 0)  # POLLERR and POLLHUP are always reported
     if poller.poll(seconds * 1000):

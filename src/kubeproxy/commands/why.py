@@ -55,7 +55,6 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _trace(given: argparse.Namespace, asked: Source, explained: Explained, *, people: bool) -> Traced:
-    """Trace packets of the flow; print their outcome. Raises KubeProxyError."""
     from kubeproxy.ask.kernel import tracing  # noqa: PLC0415 - a question without a trace does not need these modules
     from kubeproxy.commands import trace  # noqa: PLC0415 - a question without a trace does not need these modules
 

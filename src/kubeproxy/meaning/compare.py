@@ -1,5 +1,6 @@
-"""Compares two rulesets for all packets. If all packets have the same outcome in both, the result is a proof with the
-number of packet classes; else it is a list of packets with different outcomes (witnesses), grouped by cause.
+"""Compares two rulesets for all packets. If all packets have the same outcome in both rulesets, the result is a proof
+with the number of packet classes. Otherwise the result is a list of packets with different outcomes (witnesses),
+grouped by cause.
 
 The constants in both rulesets divide destinations into classes. Sources, services and interfaces are divided only if a
 rule on the path distinguishes them. A packet of each class is followed through both rulesets."""
@@ -25,14 +26,14 @@ EACH: Final = 1000
 """Up to this number of units with differences, all units are compared, even units of the same shape."""
 _LEAST: Final = 1e-7
 _LIKELY: Final = ("198.51.100.7", "2001:db8:51::7")
-"""The source addresses of witnesses if any source is possible; they are reserved for documentation."""
+"""The source addresses of witnesses if any source is possible; both are reserved for documentation."""
 
 Shares = tuple[tuple[PacketOutcome, float], ...]
 """Outcomes with their shares of connections."""
 
 
 class FirstPacket(NamedTuple):
-    """The first packet of a connection. `interface` is its incoming interface; '' for a connection from the node
+    """The first packet of a connection. `interface` is the incoming interface; '' for a connection from the node
     itself."""
 
     source: str
@@ -66,15 +67,15 @@ class WitnessGroup(NamedTuple):
 
 
 class UnitDifference(NamedTuple):
-    """A difference in one unit: a description, which is equal for all differences of a kind, and a witness."""
+    """A difference in one unit. The description is equal for all differences of a kind."""
 
     text: str
     witness: Witness
 
 
 class Comparison(NamedTuple):
-    """The result: the number of packet classes, the differences grouped by kind, the unsupported rules, and the
-    differences of each unit. If there are more than EACH, `differences` contains only one unit of each shape."""
+    """The result of a comparison. If there are more than EACH differences, `differences` contains only one unit of each
+    shape."""
 
     classes: int
     causes: tuple[WitnessGroup, ...]
@@ -123,9 +124,8 @@ def alike(one: Shares, other: Shares) -> bool:
 
 
 class _Compared(NamedTuple):
-    """The number of packet classes in a unit, and the unit's differences: text and witness. `leaves_out`: some elements
-    are never picked, because their key is no possible random number; then units of the same shape may have different
-    outcomes."""
+    """The number of packet classes in a unit, and the unit's differences. `leaves_out` means that some elements are
+    never picked, because no random number has their key; then units of the same shape may have different outcomes."""
 
     classes: int
     causes: tuple[UnitDifference, ...]
@@ -133,8 +133,6 @@ class _Compared(NamedTuple):
 
 
 class _Comparing:
-    """Compares units; `unknown` collects the unsupported rules."""
-
     def __init__(self, first: CompiledRules, second: CompiledRules, place: NodePlace) -> None:
         self._place = place
         self._interfaces = Interfaces((first, second))
@@ -142,7 +140,6 @@ class _Comparing:
         self.unknown: set[str] = set()
 
     def compared(self, unit: Unit) -> _Compared:
-        """Compare the outcomes of all packets of a unit."""
         classes, causes = 0, list[UnitDifference]()
         for walk in self._walks:
             walk.leaves_out = False
@@ -184,7 +181,6 @@ def _example(sources: Addresses, bits: int) -> int:
 
 
 def _unequal(first: Sequence[Leaf], second: Sequence[Leaf]) -> list[Box]:
-    """Return boxes of packets whose outcomes have different shares."""
     sides: tuple[dict[PacketOutcome, dict[Box, float]], ...] = ({}, {})
     for side, leaves in zip(sides, (first, second), strict=True):
         for leaf in leaves:
@@ -246,7 +242,6 @@ def _shares(leaves: Sequence[Leaf], part: Box) -> Shares:
 
 
 def _described(shares: Shares) -> str:
-    """Describe the kinds of outcomes: translated to a number of endpoints, refused, dropped, passed."""
     kinds: dict[str, int] = defaultdict(int)
     for outcome, _ in shares:
         words = ", masqueraded" if outcome.masquerade else "", ", remembered" if outcome.remembered else ""

@@ -1,9 +1,9 @@
-"""Evaluates filter rules of other programs: the general effect of each chain, and whether it certainly drops a given
-packet.
+"""Evaluates filter rules of other programs: the general effect of each chain, and whether a chain certainly drops a
+given packet.
 
-Each base chain is evaluated alone, with the packet in its state at the chain's hook. A test that is unsupported, or
-that reads a value which other rules may set (a mark), may be true or false; evaluation follows both branches. Only the
-mark bit for the proxy's masquerading is known."""
+Each base chain is evaluated alone, with the packet in its state at the chain's hook. For an unsupported test, and for a
+test of a value that other rules may set (a mark), the evaluation follows both branches. Only the mark bit for the
+proxy's masquerading is known."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ _KUBERNETES: Final = re.compile("KUBE-(?!ROUTER-|POD-FW-|NWPLCY-)")
 class Filter(NamedTuple):
     """The effect of a base chain on packets that begin a connection.
 
-    `accepts`: a rule accepts or may accept new connections. `drops`: the number of rules that drop or reject. `closes`:
-    packets that match no rule are dropped or rejected. `where`: the table's name in the form of its program.
-    `untracks`: a rule exempts packets from connection tracking. `marked`: a chain of kube-proxy accepts new connections
-    that kube-proxy masquerades. `zones`: a rule assigns packets to a conntrack zone."""
+    `accepts` means that a rule accepts or may accept new connections. `drops` is the number of rules that drop or
+    reject. `closes` means that packets without a matching rule are dropped or rejected. `where` is the table's name in
+    the form of its program. `untracks` means that a rule exempts packets from connection tracking. `marked` means that
+    a chain of kube-proxy accepts new connections that kube-proxy masquerades. `zones` means that a rule assigns packets
+    to a conntrack zone."""
 
     where: str
     family: str
@@ -70,9 +71,10 @@ class PassingPacket(NamedTuple):
 
     Addresses are packed; `source` None means any address of this node. `port` is the destination port of a request, or
     the source port of a reply. `original` is the destination of the connection's first packet before translation.
-    `interfaces` are the incoming and the outgoing interface: None if unknown, '' if there is none. `tracked`: rules
-    translate the packet here or later, so it must not be exempted from connection tracking. `marks`: the known mark
-    bits of the connection's first packet here, and their values; in later packets and replies these bits are 0."""
+    `interfaces` are the incoming and the outgoing interface; None means unknown, and '' means none. `tracked` means
+    that rules translate the packet here or later, and that connection tracking must see the packet. `marks` are the
+    known mark bits of the connection's first packet here, and their values; in later packets and replies these bits are
+    0."""
 
     hook: str
     after: float
@@ -90,11 +92,11 @@ class PassingPacket(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """A chain that certainly drops a packet, or exempts it from connection tracking (`untracks`).
+    """A chain that certainly drops a packet, or exempts a packet from connection tracking (`untracks`).
 
-    `unordered`: the proxy's chain has the same priority, and the chain stops the packet only in one of the two possible
-    orders. `verdict`: "drops", "rejects", "resets" (rejects with a TCP reset), "drops by its policy", or several such
-    as "drops or rejects" if it is unknown which rule matches."""
+    `unordered` means that the proxy's chain has the same priority, and that this chain stops the packet only in one of
+    the two possible orders. `verdict` is "drops", "rejects", "resets" (rejects with a TCP reset) or "drops by its
+    policy", or several such as "drops or rejects" if the matching rule is unknown."""
 
     where: str
     chain: str
@@ -105,9 +107,9 @@ class Drop(NamedTuple):
 
 
 class SourceTranslation(NamedTuple):
-    """A chain of type nat that translates the source of a packet to one of these addresses (packed; None for an unknown
-    one, MASQUERADED for that of the outgoing interface; no address if a rule keeps the packet from the proxy's chain).
-    `sure`: in every case."""
+    """A chain of type nat that translates the source of a packet to one of these packed addresses; `sure` means in
+    every case. None stands for an unknown address, MASQUERADED for the address of the outgoing interface. No address
+    means that a rule keeps the packet from the proxy's chain."""
 
     where: str
     chain: str
@@ -121,7 +123,8 @@ MASQUERADED: Final = b""
 
 
 class Marking(NamedTuple):
-    """A chain that may give a packet one of these marks before the kernel routes it; `sure`: in every case."""
+    """A chain that may give a packet one of these marks before the kernel routes the packet; `sure` means in every
+    case."""
 
     where: str
     chain: str
@@ -131,10 +134,9 @@ class Marking(NamedTuple):
 
 
 class ForeignTranslation(NamedTuple):
-    """A chain of type nat that translates a connection's destination to one of `ends`: packed addresses (all bytes 0
-    for an address of this node) and ports. `sure`: the chain always translates, and only to known destinations.
-    `unordered`: the proxy's chain has the same priority, and may run before this chain.
-    """
+    """A chain of type nat that translates a connection's destination to one of `ends`, which are packed addresses (all
+    bytes 0 for an address of this node) and ports. `sure` means that the chain always translates, and only to known
+    destinations. `unordered` means that the proxy's chain has the same priority and may run before this chain."""
 
     where: str
     chain: str
@@ -145,9 +147,8 @@ class ForeignTranslation(NamedTuple):
 
 
 class Firewall:
-    """The rules of a table of another program; `where` is the table's name in that program. `whole`: all rules were
-    read. `shared`: the running proxy's rules are in the same chains.
-    """
+    """The rules of a table of another program; `where` is the table's name in that program. `whole` means that all
+    rules were read. `shared` means that the running proxy's rules are in the same chains."""
 
     def __init__(
         self,
@@ -181,8 +182,7 @@ class Firewall:
 
     def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
         """Yield the chains that certainly drop or reject one of these packets; with `silently`, only chains that drop
-        packets.
-        """
+        packets."""
         for packet, walk in self._walks(packets):
             for chain, unordered, untracks, verdict in walk.dropping(packet, silently=silently):
                 yield Drop(self.where, _short(chain.name), packet, unordered, untracks, verdict)
@@ -233,7 +233,6 @@ class Firewall:
 
 
 def _short(name: str) -> str:
-    """Return a chain's name without its table."""
     return name.split("/", 2)[2]
 
 
@@ -241,7 +240,7 @@ def _short(name: str) -> str:
 
 
 class _ChainWalk(Walk):
-    """Follows single packets through chains. If the result of a test is unknown, it follows both branches."""
+    """Follows single packets through chains, along both branches of a test with an unknown result."""
 
     def __init__(self, rules: CompiledRules, place: NodePlace, names: Collection[str]) -> None:
         self._names = Interfaces((rules,), names)
@@ -251,7 +250,8 @@ class _ChainWalk(Walk):
         self._state, self._source_port, self._tracks, self._known_marks = NEW, 0, False, 0
 
     def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[tuple[ChainRules, bool, bool, str]]:
-        """Yield the chains that certainly stop a packet (see Drop). `silently`: only chains that never reject it."""
+        """Yield the chains that certainly stop a packet (see Drop); with `silently`, only chains that never reject the
+        packet."""
         for chain, hook in self._passed(packet, ends=True):
             back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
             unordered = hook.priority in {packet.after, packet.before}
@@ -266,9 +266,8 @@ class _ChainWalk(Walk):
                 yield chain, unordered or hook.priority == _TRACKED, True, ZONES
 
     def translating(self, packet: PassingPacket, where: str, *, shared: bool) -> Iterator[ForeignTranslation]:
-        """Yield the chains of type nat that may translate a packet's destination. The kernel runs no chain after a
-        chain that always translates it.
-        """
+        """Yield the chains of type nat that may translate a packet's destination. A chain that always translates is the
+        last one, because the kernel runs no further chain."""
         for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)
             moved, width = [each for each, _ in ended if each.translated], len(packet.destination)
@@ -286,10 +285,9 @@ class _ChainWalk(Walk):
     def sources(
         self, packet: PassingPacket, *, shared: bool
     ) -> Iterator[tuple[ChainRules, frozenset[bytes | None], bool]]:
-        """Yield each chain of type nat that may translate a packet's source, with the new addresses, and whether it
-        does so in every case. `shared`: the running proxy's rules are in the same chains, so a rule that accepts the
-        packet before them decides, too.
-        """
+        """Yield each chain of type nat that may translate a packet's source, with the new addresses, and whether the
+        chain does so in every case. With `shared`, a rule that accepts the packet before the running proxy's rules
+        decides, too."""
         for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)
             moved = [each for each, _ in ended if each.masquerade]
@@ -305,9 +303,8 @@ class _ChainWalk(Walk):
             yield chain, {one.mark for one in (*back, *(each for each, code in ended if code != DROP))}
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
-        """Yield each chain that a packet passes, and whether the chain may drop it, or exempt it from connection
-        tracking. Later packets of the connection are included.
-        """
+        """Yield each chain that a packet or a later packet of its connection passes, and whether the chain may drop or
+        untrack it."""
         for chain, hook in self._passed(packet):
             each = [self._ends(chain, packet, state) for state in (NEW, ESTABLISHED)]
             left = [(one, code == DROP or bool(one.unknown)) for _, ended in each for one, code in ended]
@@ -318,9 +315,8 @@ class _ChainWalk(Walk):
     def _passed(
         self, packet: PassingPacket, *, ends: bool = False, nat: bool = False
     ) -> Iterator[tuple[ChainRules, HookPlace]]:
-        """Yield the base chains at a packet's hook and priorities, of type nat or of all other types. `ends`: include
-        chains at the limits of the priorities.
-        """
+        """Yield the base chains at a packet's hook and priorities, of type nat or of all other types. `ends` includes
+        chains at the limits of the priorities."""
         for chain in self._rules.at(packet.hook):
             hook = chain.hook
             if hook is None or hook.nat is not nat:
@@ -332,8 +328,7 @@ class _ChainWalk(Walk):
 
     def _ends(self, chain: ChainRules, packet: PassingPacket, state: int) -> tuple[list[PacketSet], Ended]:
         """Return the flows of a packet in this conntrack state, in two groups: flows that reach the end of a base
-        chain, and flows that end before.
-        """
+        chain, and flows that end before."""
         self._tracks = chain.hook is not None and chain.hook.priority > _TRACKED
         self._state = state if self._tracks else INVALID
         self._source_port = packet.port
@@ -388,7 +383,6 @@ class _ChainWalk(Walk):
         return flow
 
     def _is_unknown(self, op: Operation) -> bool:
-        """Return whether an operation tests unknown bits of the mark."""
         return op[:2] == (Op.VALUE, Property.MARK) and bool(op[2] & ~self._known_marks)
 
     def _guesses(self, kind: Op, flow: PacketSet, missed: list[PacketSet]) -> bool:
@@ -401,7 +395,6 @@ class _ChainWalk(Walk):
         return True
 
     def _distinct(self, flows: list[PacketSet]) -> list[PacketSet]:
-        """Return the flows that rules can distinguish."""
         seen = {}
         for one in flows:
             ends = one.services, one.current, one.destination, one.sources, one.inputs, one.outputs
@@ -456,7 +449,6 @@ def _verdicts(rule: tuple[Operation, ...]) -> list[tuple[int, str]]:
 
 
 def _may_be_new(op: Operation) -> bool:
-    """Return whether a test can be true for the first packet of a connection."""
     if op[0] is Op.VALUE and op[1] in {Property.STATE, Property.STATES}:
         _, _, mask, xor, low, high, negated = op
         states = (NEW, NEW | TRANSLATED_STATE) if op[1] is Property.STATES else (NEW,)

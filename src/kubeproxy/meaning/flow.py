@@ -13,12 +13,11 @@ from kubeproxy.meaning.rules import Addresses, CompiledRules, Op
 
 
 class PacketOutcome(NamedTuple):
-    """The outcome of a packet. Its kind is 'passed', 'translated', 'refused', 'dropped' or 'unknown'.
+    """The outcome of a packet. The kind is 'passed', 'translated', 'refused', 'dropped' or 'unknown'.
 
     A translated packet has a new destination; port -1 means that the port is unchanged. The `text` of an unknown
-    outcome is the unsupported expression. `masquerade`: the packet gets a new source. `remembered`: session affinity
-    binds the client to the endpoint, so the client's next connection has the same outcome.
-    """
+    outcome is the unsupported expression. `masquerade` means that the packet gets a new source. `remembered` means that
+    session affinity gives the client's next connection the same outcome."""
 
     kind: str
     address: int = 0
@@ -46,10 +45,10 @@ class Leaf(NamedTuple):
 
 
 class PacketSet(Struct, eq=False):
-    """A flow: a set of packets on their path. `current` is the set of services after translation; None while it is
-    unchanged. `hidden`: the number that a rule has written into the source address; no later rule should test it.
-    `known` are elements that an earlier connection has stored for the client; `stored` are elements of this connection.
-    """
+    """A flow, which is a set of packets on their path. `current` is the set of services after translation, or None
+    before. `hidden` is the number that a rule has written into the source address, and that no later rule should
+    test. `known` are elements that an earlier connection has stored for the client; `stored` are elements of this
+    connection."""
 
     services: int
     sources: Addresses
@@ -157,7 +156,6 @@ def by_interface(wanted: int, flow: PacketSet, missed: list[PacketSet], *, outgo
 def _split(
     flow: PacketSet, field: Field, mine: Part, inside: Part, outside: Part, missed: list[PacketSet]
 ) -> PacketSet | None:
-    """Split a flow's set `mine` in a field into the parts inside and outside of a test's set."""
     if inside == mine:
         return flow
     if not inside:

@@ -1,7 +1,6 @@
 """Reads the rules in this node's kernel: tables of other programs, and, to compare whole rulesets, the rules of a
 kube-proxy (this program or the Go kube-proxy). Rules of nf_tables, including iptables-nft, are read over netlink; rules
-of legacy iptables, and of the table nat of iptables-nft, from the output of iptables-save.
-"""
+of legacy iptables, and of the table nat of iptables-nft, from the output of iptables-save."""
 
 from __future__ import annotations
 
@@ -27,9 +26,8 @@ _KUBELETS: Final = "KUBE-FIREWALL"
 _MASQUERADES: Final = "KUBE-POSTROUTING"
 _TABLE: Final = "kube-proxy"
 _MOST: Final = 2000
-"""The maximum number of rules in a table, and of elements in a set, that are evaluated. Firewalls usually have tens of
-rules. For a larger table there is no certain result.
-"""
+"""The maximum number of evaluated rules of a table, and of elements of a set. Firewalls usually have tens of rules. A
+larger table has no certain result."""
 
 
 def place_of(family: Family) -> NodePlace:
@@ -44,9 +42,8 @@ def firewalls(
 ) -> list[Firewall]:
     """Return the tables with base chains, except the nf_tables tables in `without`. The table nat of iptables-nft, if
     the command is installed, and all tables of legacy iptables are read from iptables-save. In the table nat, chains
-    that the running proxy `owns` end the evaluation, except the chain that masquerades. Raises NetlinkError,
-    ApplyError.
-    """
+    that the running proxy `owns` end the evaluation, except the chain that masquerades. Raises NetlinkError or
+    ApplyError."""
     tables = sorted({(chain.family, chain.table) for chain in known if chain.hook and chain.table not in without})
     place, found = cache(place_of), []
     saved = [(command, family, table) for family, command in LEGACY.items() for table in legacy_tables(family)]
@@ -61,7 +58,6 @@ def firewalls(
 
 
 def _read(family: str, name: str, link: Netlink, place: Callable[[Family], NodePlace]) -> Firewall:
-    """Return a table of nf_tables. Raises NetlinkError."""
     table, whole = _cut(nft_tables.read(_NUMBERS[family], name, link, _MOST))
     return Firewall(f"table {family} {name}", family, partial(nftables.compiled, table), place, whole=whole)
 
@@ -78,7 +74,6 @@ def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
 def _printed(
     command: str, family: str, table: str, place: Callable[[Family], NodePlace], owns: Callable[[str], bool]
 ) -> Firewall:
-    """Return a table from the output of iptables-save. Raises Incompatible or ApplyError."""
     head, lines, own = [], [], {}
     for line in xtables.commands(command).saved(table):
         if line.startswith("-A ") and line.split(" ", 2)[1] not in own:
@@ -94,7 +89,7 @@ def _printed(
 
 
 def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
-    """Return kube-proxy's rules in the kernel: in its own table, and in the tables of iptables."""
+    """Return kube-proxy's rules in the kernel, from its own table and from the tables of iptables."""
     found = []
     with Netlink.open() as link:
         if any(chain.table == _TABLE for chain in listed_chains(link, family)):
@@ -104,8 +99,7 @@ def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
 
 def rules_of_kubelet(family: Family) -> str:
     """Return input for iptables-restore with the kubelet's chain KUBE-FIREWALL, which remains in every mode, and the
-    jumps to it; '' if the chain is missing.
-    """
+    jumps to this chain; '' without the chain."""
     saved = _saved(family, "-t", "filter")
     lines = [line for line in saved.splitlines() if _KUBELETS in line and line.startswith((":", "-A "))]
     return "\n".join(("*filter", *lines, "COMMIT", "")) if lines else ""

@@ -1,7 +1,6 @@
 """Compiles the output of iptables-save to operations. Both variants of iptables have the same output.
 
-An unsupported option becomes an UNKNOWN operation, which contains its position. Source: iptables-extensions(8).
-"""
+An unsupported option becomes an UNKNOWN operation with the option's position. Source: iptables-extensions(8)."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ _STATES: Final = {
 }
 _TCP_FLAGS: Final = {"NONE": 0, "FIN": 1, "SYN": 2, "RST": 4, "PSH": 8, "ACK": 16, "URG": 32}
 _CHANGING: Final = frozenset({"--rcheck", "--update"})
-"""Options that test values which rules set, perhaps rules that are not compiled."""
+"""Options that test values of rules, some of which may not be compiled."""
 _OWN: Final = "KUBE-"
 
 
@@ -78,8 +77,7 @@ def compiled(text: str, place: NodePlace, purpose: CompiledFor = CompiledFor.EVE
 
 def of_kube_proxy(text: str) -> str:
     """Remove the rules of other programs from the output of iptables-save: keep the chains of kube-proxy and the rules
-    that jump to them; the policies are as in an empty table.
-    """
+    that jump to them; set the policies of an empty table."""
     kept = []
     for line in text.splitlines():
         if line.startswith(":"):
@@ -105,8 +103,6 @@ class _Unknown(Exception):  # noqa: N818 - the rules are valid
 
 
 class _Reader:
-    """Compiles the rules of one table."""
-
     def __init__(self, place: NodePlace, table: str, chains: Container[str], purpose: CompiledFor) -> None:
         self._place = place
         self._purpose = purpose
@@ -117,7 +113,7 @@ class _Reader:
         self._recent = Op.KNOWN
 
     def rule(self, chain: str, number: int, text: str) -> tuple[Operation, ...]:
-        """Compile a rule to operations; `text` are the words after its chain."""
+        """Compile a rule to operations; `text` contains the words after the chain."""
         words = iter((_COMMENT.sub("", f" {text}") if "--comment" in text else f" {text}").split())
         self._where = f"in {self._table} {chain}, rule {number}"
         done: list[Operation] = []
@@ -197,7 +193,7 @@ class _Reader:
             done += [(Op.UNKNOWN, f"target {name} {self._where}"), (Op.VERDICT, ACCEPT, "")]
 
     def _source(self, text: str) -> tuple[Operation, ...]:
-        """Return the operations of SNAT to an address; of a list or range of addresses the address is unknown."""
+        """Return the operations of SNAT; the new address is unknown if `text` is a list or range of addresses."""
         try:
             address, _ = _destination(text.partition(":")[0] if text.count(":") == 1 else text)
         except _Unknown:
@@ -205,7 +201,6 @@ class _Reader:
         return (Op.MASQUERADE, address), (Op.VERDICT, ACCEPT, "")
 
     def _translation(self, name: str, text: str) -> tuple[Operation, ...]:
-        """Return the operations of DNAT to a destination, of REDIRECT to a port, or of NETMAP."""
         try:
             address, port = _destination(f":{text}" if name == "REDIRECT" and text else text)
         except _Unknown as unknown:
@@ -214,7 +209,7 @@ class _Reader:
 
 
 def _append(op: Operation | None, done: list[Operation]) -> None:
-    """Append an operation; adjacent tests of protocol and port become one test."""
+    """Append an operation; join adjacent tests of protocol and port."""
     if op is not None and op[0] is Op.SERVICE and done and done[-1][0] is Op.SERVICE:
         done[-1] = _both(done[-1][1], op[1])
     elif op is not None:

@@ -1,8 +1,7 @@
 """Reads an nf_tables table from the kernel, with all elements of its sets. Interprets parts of its rules: values of
 registers, interfaces by name or index, and iptables extensions.
 
-Sources: net/netfilter/nft_meta.c, nft_compat.c and xt_conntrack.c of Linux 6.18.
-"""
+Sources: net/netfilter/nft_meta.c, nft_compat.c and xt_conntrack.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 
 
 class Elements(NamedTuple):
-    """A named set: its form, and its elements as ranges of keys (first, last) with data.
+    """The form of a named set, and its elements as ranges of keys (first, last) with data.
 
-    `matches_rest`: other keys may match, too, because the set has a catch-all element or more elements than were read.
-    """
+    `matches_rest` means that other keys may match, too, because the set has a catch-all element or more elements than
+    were read."""
 
     form: tables.SetForm
     elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...]
@@ -90,8 +89,8 @@ def _elements(
 def ranges(
     edges: Iterable[tuple[bytes, bool, bytes | x.RuleVerdict]], size: int
 ) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
-    """Yield the intervals of a set, given its edges: (first key, False, data), and (key after the last key, True,
-    data)."""
+    """Yield the intervals of a set from its edges, which are (first key, False, data) and (key after the last key,
+    True, data)."""
     begin: tuple[bytes, bytes | x.RuleVerdict] | None = None
     for key, ends, value in sorted(edges, key=lambda edge: (edge[0], not edge[1])):
         if begin is not None:
@@ -105,16 +104,15 @@ def ranges(
 _TARGETS: Final = frozenset({"LOG", "NFLOG", "CONNMARK", "TCPMSS"})
 """iptables targets after which the next rule is evaluated; CONNMARK's marks are ignored."""
 _TRACKED: Final = struct.Struct("=32x16s16s72xH2xH4x3H4xH")
-"""The fields of struct xt_conntrack_mtinfo3 that are supported: origdst_addr, origdst_mask, l4proto, origdst_port,
-match_flags, invert_flags, state_mask, origdst_port_high."""
+"""The supported fields of struct xt_conntrack_mtinfo3: origdst_addr, origdst_mask, l4proto, origdst_port, match_flags,
+invert_flags, state_mask, origdst_port_high."""
 _STATE, _PROTO, _TARGET, _TARGET_PORT = 1, 2, 8, 0x200  # XT_CONNTRACK_STATE, _PROTO, _ORIGDST, _ORIGDST_PORT
 _KNOWN_STATES: Final = 0x1BF  # all but XT_CONNTRACK_STATE_SNAT
 
 
 class Term(NamedTuple):
     """The symbolic value of a register: the first `size` bytes of a field, masked and xored; or data found in a map; or
-    a constant, as a sequence of its possible values.
-    """
+    a constant, as a sequence of its possible values."""
 
     field: Property | None
     size: int
@@ -139,7 +137,7 @@ def interface(term: Term, value: bytes) -> str:
 
 
 class UnknownRuleError(Exception):
-    """An expression is not supported."""
+    """An error for an unsupported expression."""
 
 
 _RESETS: Final = {32: 7, 128: 6}
@@ -147,13 +145,12 @@ _RESETS: Final = {32: 7, 128: 6}
 ip6t_reject_with)."""
 
 
-_NOTRACK: Final = 1  # XT_CT_NOTRACK; iptables sets another bit with it for -j NOTRACK
+_NOTRACK: Final = 1  # XT_CT_NOTRACK; iptables -j NOTRACK sets another bit, too
 
 
 def _tracked(name: str, info: bytes, where: str) -> Sequence[Operation]:
     """Return the operations of a target NOTRACK, or of a target CT with a zone; none for other targets. Source: struct
-    xt_ct_target_info in include/uapi/linux/netfilter/xt_CT.h.
-    """
+    xt_ct_target_info in include/uapi/linux/netfilter/xt_CT.h."""
     if name == "NOTRACK" or (name == "CT" and info[0] & _NOTRACK):
         return ((Op.UNTRACK, f"notrack in {where}"),)
     return ((Op.ZONE, f"ct zone in {where}"),) if name == "CT" and any(info[2:4]) else ()

@@ -1,8 +1,7 @@
 """Compiles nf_tables rules to operations: executes each rule once with symbolic registers.
 
-An unsupported expression becomes an UNKNOWN operation, which contains its name and position. Sources:
-net/netfilter/nft_*.c of Linux 6.18.
-"""
+An unsupported expression becomes an UNKNOWN operation with the expression's name and position. Sources:
+net/netfilter/nft_*.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -106,7 +105,6 @@ class _Rule:
         self._done: list[Operation] = []
 
     def run(self, rule: x.Rule) -> tuple[Operation, ...]:
-        """Return the operations of a rule."""
         for one in rule:
             try:
                 self._one(one)

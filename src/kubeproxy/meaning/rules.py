@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 
 class Op(IntEnum):
-    """The kind of an operation, which is its first item. The comments name the other items."""
+    """The kind of an operation, which is the operation's first item. The comments name the other items."""
 
     __hash__ = int.__hash__  # Enum's is a function in Python
 
@@ -31,21 +31,21 @@ class Op(IntEnum):
     INTERFACE = 4  # patterns, negated, outgoing
     VALUE = 5  # field, mask, xor, low, high, negated
     CHANCE = 6  # probability
-    KNOWN = 7  # the name of a list of clients: true if it contains the client
+    KNOWN = 7  # the name of a list of clients, which contains the client
     FIND = 8  # table, for a verdict
-    MISSES = 9  # table: true if the key is not in the table
+    MISSES = 9  # table, which lacks the key
     MARK = 10  # mask, xor
     # Field (SOURCE, DESTINATION or PORT), and value: (offset, length) in the found data, bytes, or None for the
     # original.
     WRITE = 11
     TRANSLATE = 12  # address (or HERE) and port: each is bytes, (offset, length) in the found data, or None
-    MASQUERADE = 13  # for snat the new source: as the address of TRANSLATE
+    MASQUERADE = 13  # the new source of snat, in the form of TRANSLATE's address
     REFUSE = 14  # whether the refusal is a TCP reset
     VERDICT = 15  # code, chain
     UNKNOWN = 16  # text
-    REMEMBER = 17  # the name of the set or list to which the client is added, for session affinity
-    UNTRACK = 18  # text: the packet is not tracked, so no rule translates it
-    ZONE = 19  # text: the packet is tracked in a zone, separate from packets of other zones
+    REMEMBER = 17  # the set or list to which session affinity adds the client
+    UNTRACK = 18  # text; no rule translates an untracked packet
+    ZONE = 19  # text; a zone is tracked separately from other zones
 
 
 class Property(IntEnum):
@@ -68,14 +68,13 @@ class Property(IntEnum):
     DESTINATION_LOCAL = 12
     CONSTANT = 13
     SOURCE_PORT = 14
-    STATES = 15  # conntrack states, with iptables' numbers, and TRANSLATED_STATE
+    STATES = 15  # iptables' numbers, and TRANSLATED_STATE
 
 
 class CompiledFor(Enum):
-    """The purpose of compiling: which rules are compiled, for which packets.
+    """The purpose of compiling, which determines the compiled rules and their packets.
 
-    If all rules of the node are compiled, a value that no rule sets is known to be unset.
-    """
+    If all rules of the node are compiled, a value that no rule sets is known to be unset."""
 
     EVERYTHING = "all rules of the node, and the first packets of connections"
     REQUEST = "some rules of the node, and the first packet of a connection"
@@ -198,7 +197,7 @@ class HookPlace(NamedTuple):
 
 
 class ChainRules:
-    """A chain. Rules that test a single destination, or else a single protocol and port, are indexed by it."""
+    """A chain, which indexes each rule that tests a single destination, or else a single protocol and port."""
 
     def __init__(self, name: str, rules: list[tuple[Operation, ...]], hook: HookPlace | None = None) -> None:
         self.name = name
@@ -212,8 +211,7 @@ class ChainRules:
 
     def _sorted(self, key: Callable[[Operation], Any]) -> tuple[dict[Any, list[int]], list[int]]:
         """Return the numbers of rules by the key of one of their first tests, and the numbers of rules without such a
-        test.
-        """
+        test."""
         index: dict[Any, list[int]] = {}
         free = []
         for number, rule in enumerate(self.rules):
@@ -240,8 +238,7 @@ class ChainRules:
 
 LOOPBACK: Final[dict[int, Addresses]] = {32: ((127 << 24, (128 << 24) - 1),), 128: ((1, 1),)}
 """Destinations to which the kernel accepts packets only from the loopback interface. The keys are the lengths of an
-address in bits: 32 for IPv4, 128 for IPv6.
-"""
+address in bits: 32 for IPv4, 128 for IPv6."""
 
 
 def single(addresses: Addresses) -> bool:
@@ -261,7 +258,7 @@ _TESTS: Final = frozenset({Op.SOURCE, Op.DESTINATION, Op.SERVICE, Op.INTERFACE, 
 
 
 class CompiledRules:
-    """The chains of all tables, by a unique name: table and chain, separated by a slash."""
+    """The chains of all tables, by a unique name with table, slash and chain."""
 
     def __init__(self, chains: Iterable[ChainRules]) -> None:
         self.chains = {chain.name: chain for chain in chains}

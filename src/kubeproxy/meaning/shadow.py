@@ -1,6 +1,6 @@
 """Finds the differences between two changing rulesets that last, by repeated comparisons. A proxy needs a moment to
-write a change, so a difference counts only if it lasts longer than a grace period; a shorter difference is transient.
-Pure."""
+write a change, so a difference counts only if it lasts longer than a grace period; a shorter difference is
+transient."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ class FamilyDifference(NamedTuple):
 
     @property
     def identity(self) -> tuple[Family, FirstPacket, Shares]:
-        """The packet with its present outcome. If a proxy only writes late, the outcome changes with each write. So the
-        same outcome after the grace period means that the proxy has not written, or has written wrong rules.
-        """
+        """The packet with its present outcome. The late writes of a slow proxy change this outcome with each write. The
+        same outcome after the grace period therefore means that a proxy has not written, or has written wrong rules."""
         return self.family, self.found.witness.packet, self.found.witness.first
 
 
 class Episode(Struct, eq=False):
     """A period in which every comparison found a difference. Times are in seconds of a monotonic clock."""
 
-    difference: FamilyDifference  # the difference in the last of these comparisons
+    difference: FamilyDifference  # the difference in the last comparison
     first: float
     last: float
-    lasts: bool = False  # whether it has lasted longer than the grace period
+    lasts: bool = False  # the difference has lasted longer than the grace period
     ended: bool = False
-    declared: str = ""  # the reason why the difference is intended; '' if it is not
+    declared: str = ""  # the reason why the difference is intended; '' if it is not intended
 
 
 class Shadow:
-    """Finds the differences that last. `lasted` are the lasting episodes; `transient` is the number of shorter
+    """Finds the differences that last. `lasted` has the lasting episodes; `transient` is the number of shorter
     episodes."""
 
     def __init__(self, grace: float) -> None:

@@ -2,11 +2,10 @@
 each shape.
 
 A unit consists of the packets to one destination address, either with one protocol and port that a rule contains, or
-with all protocols and ports that no rule contains. The shape of a unit lists all rules and elements that its packets
-can reach. In this list, numbers replace the unit's addresses, ports and chains, in the order of their first appearance.
-For each address or port, the shape lists the sets in rules that contain it. So units of one shape have the same
-outcomes except for the replaced names.
-"""
+with all protocols and ports that no rule contains. The shape of a unit lists all rules and elements that the unit's
+packets can reach. In this list, numbers replace the unit's addresses, ports and chains, in the order of their first
+appearance. The shape also lists, for each address or port, the sets in rules that contain the address or port. Units of
+one shape therefore have the same outcomes except for the replaced names."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ Service = tuple[int, int]
 
 class Unit(NamedTuple):
     """Packets to a destination, either with one protocol and port (`only`), or with all protocols and ports except
-    `others`. `services` is their set of protocols and ports, encoded as in meaning/rules.py.
-    """
+    `others`. `services` is their set of protocols and ports, encoded as in meaning/rules.py."""
 
     destination: int
     services: int
@@ -52,8 +50,8 @@ class Unit(NamedTuple):
 
 
 class _IndexedRule(NamedTuple):
-    """A rule with an address or a port in a common chain: the chain, the number of earlier rules of this chain that
-    contain neither an address nor a port, and the rule."""
+    """A rule with an address or a port in a common chain; the number counts the earlier rules of the chain without an
+    address and port."""
 
     chain: str
     before: int
@@ -69,8 +67,7 @@ class _Elements(NamedTuple):
 
 class _Layout(NamedTuple):
     """The layout of a table's entries: the table's number; the positions of the key's fields, except an indexed
-    destination; the positions of addresses and ports in the data; and the key by which entries are sorted.
-    """
+    destination; the positions of addresses and ports in the data; and the key by which entries are sorted."""
 
     number: int | None
     fields: tuple[tuple[int, Property], ...]
@@ -82,8 +79,7 @@ class _Side:
     """An index of the addresses and ports in a ruleset: in rules of common chains, and in elements.
 
     A chain is common if a rule that tests no single address or port jumps to it, or if neither the chain nor its
-    targets contain an address or port. Other chains are parts of shapes.
-    """
+    targets contain an address or port. Other chains are parts of shapes."""
 
     def __init__(self, rules: CompiledRules) -> None:
         self.chains = rules.chains
@@ -155,7 +151,7 @@ class _Side:
                 self.services[id(op[1])] = op[1]
 
     def _sets(self, rule: tuple[Operation, ...]) -> None:
-        """Record the sets of addresses and services in a rule, and the parts of map data that it uses."""
+        """Record the sets of addresses and services in a rule, and the parts of map data that the rule uses."""
         table = None
         for op in rule:
             kind = op[0]
@@ -215,14 +211,12 @@ def _is_named(table: Keyed) -> bool:
 
 
 def _clients(op: Operation) -> str:
-    """Return the name of the set of clients that an operation uses; '' if it uses none."""
     if op[0] in _LOOKUPS:
         return "" if op[1].entries else op[1].name
     return op[1] if op[0] is Op.REMEMBER or op[0] is Op.KNOWN else ""
 
 
 def _written(op: Operation) -> list[tuple[Property, Any]]:
-    """Return the fields that an operation sets, each with its operand."""
     if op[0] is Op.WRITE:
         return [(op[1], op[2])]
     return [(Property.DESTINATION, op[1]), (Property.PORT, op[2])]
@@ -303,7 +297,6 @@ class Shapes:
 
 @lru_cache(maxsize=1024)
 def _rest(services: tuple[Service, ...]) -> int:
-    """Return the set of all services except the given ones."""
     found = rules.EVERY
     for each in services:
         found &= ~rules.service(*each)
@@ -311,7 +304,6 @@ def _rest(services: tuple[Service, ...]) -> int:
 
 
 def _services_at(mentions: Iterable[_IndexedRule | _Elements]) -> Iterator[Service]:
-    """Yield each service (protocol and port) of the rules and elements that match exactly one service."""
     for mention in mentions:
         if isinstance(mention, _Elements):
             found = [mention.table.service(entry) for _, entry in mention.pairs]
@@ -321,8 +313,6 @@ def _services_at(mentions: Iterable[_IndexedRule | _Elements]) -> Iterator[Servi
 
 
 class _Shaping:
-    """Collects the parts of one shape."""
-
     def __init__(self, shapes: Shapes, unit: Unit) -> None:
         self._shapes = shapes
         self._unit = unit
@@ -443,9 +433,8 @@ class _Shaping:
         return self._shapes.literal(op) if found is None else (kind, found)
 
     def _entries(self, side: int, table: Keyed, pairs: list[ServiceEntry], services: int) -> None:
-        """Add elements. Elements that differ only in the random number are equally probable, so random numbers are
-        omitted.
-        """
+        """Add elements without their random numbers, because elements that differ only in the random number are equally
+        probable."""
         number, fields, operands, order = self._shapes.sides[side].layouts[id(table.entries)]
         for mask, entry in sorted(pairs, key=order) if len(pairs) > 1 else pairs:
             if mask & services:

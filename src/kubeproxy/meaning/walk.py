@@ -2,8 +2,7 @@
 
 A flow is a set of packets (sources x services x interfaces) with a weight. A rule that distinguishes its packets splits
 the flow. Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn). Each packet is the first of its
-connection.
-"""
+connection."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ class Walk:
         """Whether a map has an element that is never picked, because its key is higher than every random number."""
 
     def outcomes(self, destination: int, services: int, *, here: bool) -> list[Leaf]:
-        """Return the outcomes of packets to a destination. The node receives the packets, or, with `here`, sends
+        """Return the outcomes of packets to a destination; the node receives the packets, or, with `here`, sends
         them."""
         self._destination = destination
         way, sources, inputs = self._arriving, self._remote, self._interfaces.every
@@ -114,7 +113,6 @@ class Walk:
         ]
 
     def _leaving(self, hooks: Sequence[str], flow: PacketSet, leaves: list[Leaf]) -> None:
-        """Follow packets that leave the node."""
         flows = [flow]
         for hook in hooks:
             flows = self._hook(hook, flows, leaves)
@@ -127,7 +125,8 @@ class Walk:
         return known
 
     def _hook(self, hook: str, flows: list[PacketSet], leaves: list[Leaf], *, looped: bool = False) -> list[PacketSet]:
-        """Return the flows that pass all chains of a hook. `looped`: the packets come back translated from lo."""
+        """Return the flows that pass all chains of a hook; `looped` means that the packets come back translated from
+        lo."""
         for chain in self._ruleset.at(hook):
             assert chain.hook is not None  # noqa: S101 - base chains have a hook
             if (chain.hook.nat and looped) or (not chain.rules and not chain.hook.drops):
@@ -173,7 +172,6 @@ class Walk:
     # -- chains ------------------------------------------------------------------------------------------------------
 
     def _chain(self, chain: ChainRules, flow: PacketSet, ended: Ended, depth: int) -> list[PacketSet]:
-        """Return the flows that reach the end of a chain."""
         if depth > _DEEPEST:
             flow.unknown = f"a loop of chains at {chain.name}"
             ended.append((flow, DROP))
@@ -238,8 +236,7 @@ class Walk:
         matched: list[tuple[PacketSet, int, str]],
     ) -> None:
         """Execute a rule from operation `at` on; append flows that fail a test to `missed`, and other flows with their
-        verdict to `matched`.
-        """
+        verdict to `matched`."""
         changed = False
         for number in range(at, len(rule)):
             op = rule[number]
@@ -280,11 +277,9 @@ class Walk:
         return False
 
     def _distinct(self, flows: list[PacketSet]) -> list[PacketSet]:
-        """Remove flows that this walk treats as duplicates."""
         return flows
 
     def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
-        """Return the part of a flow for which a test is true, and append the rest to `missed`."""
         if kind is Op.SERVICE or kind is Op.ORIGINAL_SERVICE:
             return by_service(op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE)
         if kind is Op.SOURCE:
@@ -309,7 +304,6 @@ class Walk:
 
     @staticmethod
     def _known(name: str, flow: PacketSet) -> list[MapEntry]:
-        """Return the elements that an earlier connection of a flow's client has stored in a set."""
         return [MapEntry((), data) for each, hidden, data in flow.known if (each, hidden) == (name, flow.hidden)]
 
     def _value(self, field: Property, flow: PacketSet) -> int:
@@ -349,8 +343,7 @@ class Walk:
 
     def _lookup(self, table: Keyed, flow: PacketSet, found: list[tuple[PacketSet, MapEntry]]) -> list[PacketSet]:
         """Append each part of a flow that matches an entry, with the entry, to `found`; return the parts that match no
-        entry.
-        """
+        entry."""
         mine = flow.services if flow.current is None else flow.current
         candidates = table.candidates(flow.destination, mine)
         if not candidates:
@@ -481,7 +474,7 @@ class Walk:
 
     @staticmethod
     def _set_port(flow: PacketSet, port: int) -> list[PacketSet]:
-        """Set the port of a flow, after splitting it by protocol; return all parts except the first."""
+        """Set the port of a flow, after splitting the flow by protocol; return all parts except the first."""
         mine = flow.services if flow.current is None else flow.current
         only = rules.point(mine)
         if only is not None:
