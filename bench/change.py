@@ -246,10 +246,9 @@ def run(with_: Run) -> Report:
     for size in ("10kx10",) if with_.quick else SIZES:
         rows += measured(with_, size)
     notes = [
-        "Bytes of the event to the kernel's acknowledgement; engine: the same through the event loop.",
-        "own: the time outside the kernel, in units of a fixed piece of Python (bench/yardstick.py) of the same run;",
-        "the lower quartile of each.",
-        f"goal: p50 under {GOAL_P50:.0f} us and p99 under {GOAL_P99:.0f} us at every size.",
+        "The columns p50 and p99 start with the event's bytes; `engine` also includes the event loop.",
+        "`own` is the time outside the kernel, in units of a fixed piece of Python (bench/yardstick.py).",
+        f"The goal is a p50 under {GOAL_P50:.0f} us and a p99 under {GOAL_P99:.0f} us at every size.",
     ]
     notes += _growth(rows)
     return Report("change", "One change: event bytes to kernel acknowledgement", COLUMNS, rows, _chart(rows), notes)
@@ -282,7 +281,7 @@ def _growth(rows: Sequence[Row]) -> Iterator[str]:
             least, most = limits[f"1kx10 {case}"], limits[f"44kx10 {case}"]
             kernel_ = most.median / least.median if isinstance(least, Spread) and isinstance(most, Spread) else 0.0
             yield (
-                f"{case}: 44k takes {large.median / small.median:.2f} times as long as 1k "
+                f"The case *{case}* takes {large.median / small.median:.2f} times as long with 44kx10 as with 1kx10 "
                 f"(the limit: {kernel_:.2f} times; goal: at most {GROWTH})."
             )
 

@@ -179,7 +179,7 @@ def run(with_: Run) -> Report:
         f"Each rate ran for {seconds:.0f} s at {SIZE}, after {WARM_UP:.0f} s of warming up.",
         "A change replaces one endpoint of ten.",
         f"Another program: a transaction of its own each {BESIDE} s; all would be compared after {PERIOD:.0f} s.",
-        f"goal at 1,000/s: lag p99 under {GOAL_LAG:.0f} ms, under {GOAL_CPU:.0f} % of a core, no growth of RSS.",
+        f"The goals at 1,000 a second: a p99 of {GOAL_LAG:.0f} ms, {GOAL_CPU:.0f} % of a core, no growth of RSS.",
     )
     return Report("churn", "Endpoints that change at a steady rate", COLUMNS, rows, _chart(rows), notes)
 

@@ -91,7 +91,7 @@ def run(with_: Run) -> Report:
         runs = with_.in_turns(KINDS, count, once, size)
         rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]
     notes = (
-        "per CPU: each counter has 16 bytes per possible processor of the machine.",
+        "In *per CPU*, each counter has 16 bytes for each possible processor of the machine.",
         "pass: a read of every element of the endpoint maps; uncounted: of the same elements without counters.",
     )
     return Report("counters", "What counting connections costs", COLUMNS, rows, _chart(rows), notes)

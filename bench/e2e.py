@@ -132,8 +132,8 @@ def run(with_: Run) -> Report:
                 runs.setdefault((size, name), []).append(found)
     rows = [Row(f"{size} {name}", dict(spreads(found))) for (size, name), found in runs.items()]
     notes = (
-        "API write to first packet, by the endpoint's clock; a probe is sent about every 100 us, each as a new flow.",
-        f"goal: p50 under {GOAL_P50:.0f} ms, p99 under {GOAL_P99:.0f} ms, CPU under {GOAL_CPU:.0f} ms a change.",
+        "The endpoint's clock measures the first packet; clients send a probe about every 100 us, each as a new flow.",
+        f"The goals: p50 under {GOAL_P50:.0f} ms, p99 under {GOAL_P99:.0f} ms, CPU under {GOAL_CPU:.0f} ms a change.",
     )
     title = "API write to the first packet on the new endpoint"
     return Report("e2e", title, COLUMNS, rows, _chart(rows), notes)

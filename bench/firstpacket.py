@@ -137,9 +137,9 @@ def run(with_: Run) -> Report:
         figures: dict[str, Value] = {**spreads(each), "ratio": compared}
         rows.append(Row(f"{count} endpoint{'s' * (count != '1')}", figures))
     notes = (
-        "added: time added to a forwarded SYN, in bursts of 100; straight: to the same endpoints without Service.",
-        "upstream's shape: chains and verdict maps as the Go kube-proxy has them, in the same run.",
-        "goal: less than that shape for each number of endpoints.",
+        "*Added* is the time that a Service adds to a forwarded SYN, in bursts of 100; *straight* SYNs use no Service.",
+        "*Upstream's shape* has the chains and verdict maps of the Go kube-proxy, in the same run.",
+        "The goal is a shorter time than with upstream's shape for each number of endpoints.",
     )
     return Report("firstpacket", "What a Service adds to a first packet", COLUMNS, rows, _chart(rows), notes)
 

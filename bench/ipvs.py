@@ -205,10 +205,10 @@ def run(with_: Run) -> Report:
         figures["ratio_own"] = ratio([one["own"] for one in runs], [one["limit"] for one in runs])
         rows.append(Row(size, figures))
     notes = [
-        "In user-mode Linux with one CPU: compare with the limit in the same row, not with other tables.",
-        "sync: plans to the last acknowledgement, iptables-restore included; limit: only its netlink messages.",
-        "Both are the fastest of three runs in new namespaces. iptables: three processes, of at least 30 ms each.",
-        "same again: a full comparison that finds nothing to do. change: event bytes to acknowledgement; its limit is",
+        "The guest is user-mode Linux with one CPU: compare a figure with the limit in its row, not with other tables.",
+        "`sync` ends with the last acknowledgement, iptables-restore included; `limit` has only its netlink messages.",
+        "Both are the fastest of three runs in new namespaces. `iptables` is three processes, of at least 30 ms each.",
+        "`same again` is a full comparison without a difference. `change` starts with the event's bytes; its limit is",
         "one message about one real server.",
     ]
     return Report("ipvs", "ipvs mode: full sync and one change, in a guest kernel", COLUMNS, rows, _chart(rows), notes)

@@ -182,8 +182,8 @@ def run(with_: Run) -> Report:
     kept = with_.in_turns(MODES, count, lambda mode, what: dict(with_.measure(what, measure_memory, mode=mode)), FILLED)
     rows += [Row(f"{mode}, rules of {FILLED}", dict(spreads(found))) for mode, found in kept.items()]
     notes = (
-        f"Through a Service of {SIZE} with one endpoint; datagrams of {DATAGRAM} bytes, counted at the receiver.",
-        "slab, other: the kernel's memory for the rules: kmalloc objects, and whole pages.",
+        f"The Service, one of {SIZE}, has one endpoint; the receiver counts datagrams of {DATAGRAM} bytes.",
+        "The kernel's memory for the rules consists of kmalloc objects (*slab*) and whole pages (*other*).",
         "Client, endpoint and (in userspace mode) proxy share the CPUs.",
     )
     title = "Throughput of long-lived connections through a Service"

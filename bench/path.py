@@ -125,8 +125,8 @@ def run(with_: Run) -> Report:
         ]
         rows.append(Row(size, dict(spreads(runs))))
     notes = (
-        "Connections from a pod's address to a TCP port behind the node, one after the other from one process.",
-        "straight: to the endpoint's own address with the table loaded; no table: before it was loaded.",
+        "One process connects from a pod's address to a TCP port behind the node, with one connection at a time.",
+        "*Straight* connections go to the endpoint's own address; with *no table*, our table is not loaded yet.",
     )
     return Report("path", "The cost of a connection through a Service", COLUMNS, rows, _chart(rows), notes)
 

@@ -214,10 +214,10 @@ def row(with_: Run, size: str, count: int) -> Row:
 
 
 NOTES = (
-    "Times begin at exec. The lab's API server, a Python process, uses the same CPUs.",
-    "write: from the write of a slice to its transaction.",
-    "held: the slowest answer of /livez in that time. written: elements that the restart wrote or removed.",
-    "compared: a full sync of a table that is already correct; dump: only the read of its elements; both in CPU time.",
+    "The times start at exec. The lab's API server, a Python process, uses the same CPUs.",
+    "`write` is the time from the write of a slice to its transaction.",
+    "`held` is the slowest answer of /livez in this time. `written` is the number of elements written or removed.",
+    "`compared` is the CPU time of a full sync of a correct table; `dump` is the CPU time of the read of its elements.",
 )
 
 

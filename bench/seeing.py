@@ -178,7 +178,7 @@ def run(with_: Run) -> Report:
         ]
         rows.append(Row(f"{SIZE} {mode}", dict(spreads(runs))))
     notes = (
-        f"{RATE} endpoints change per second; the time of a command is that of its process, from start to end.",
+        f"{RATE} endpoints change per second; a command's time is the time from the start to the end of its process.",
         f"goal: {GOAL_ONE} s for one Service, {GOAL_ALL:.0f} s for everything, lag p99 under {GOAL_P99:.0f} ms.",
     )
     return Report("seeing", "Commands with a busy proxy", COLUMNS, rows, _chart(rows), notes)

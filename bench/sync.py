@@ -131,10 +131,10 @@ def run(with_: Run) -> Report:
             summarised(size, [with_.measure(f"{size} run {n + 1}/{count}", measure, size=size) for n in range(count)])
         )
     notes = [
-        "ours: decoded pages to the last acknowledgement; limit: the same netlink bytes, replayed in the same process.",
-        "ratio CPU: the ratio of CPU times instead, which other programs on the machine hardly change.",
-        "own: CPU time per Service outside the kernel, in units of a fixed piece of Python (bench/yardstick.py).",
-        "held: the longest delay of a timer on the event loop; median of the runs.",
+        "*Ours* is the time from the decoded pages to the last acknowledgement; the limit has only the same bytes.",
+        "`ratio CPU` is the ratio of CPU times, which other programs on the machine hardly change.",
+        "`own` is a Service's CPU time outside the kernel, in units of a fixed piece of Python (bench/yardstick.py).",
+        "`held` is the longest delay of a timer on the event loop, as the median of the runs.",
     ]
     notes += _compared({row.case: row.figures for row in rows})
     return Report("sync", "Full sync: both lists in memory to committed", COLUMNS, rows, _chart(rows), notes)
@@ -149,7 +149,7 @@ def _compared(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
     found = []
     if larger := times("ours", "44kx10", "ours", "10kx10"):
-        found.append(f"44kx10 takes {larger:.2f} times 10kx10 (goal: at most {LINEAR}).")
+        found.append(f"A sync of 44kx10 takes {larger:.2f} times as long as of 10kx10 (goal: at most {LINEAR}).")
     both, beside = times("ours", DUAL, "ours", "10kx10"), times("limit_beside", DUAL, "limit", DUAL)
     if both and beside:
         found.append(f"Both families take {both:.2f} times one (goal: at most {BOTH}); their limit, replayed from two")

@@ -168,8 +168,8 @@ def run(with_: Run) -> Report:
             figures["ratio"] = ratio([one["cpu"] for one in runs], [one["limit"] for one in runs])
             rows.append(Row(case, figures))
     notes = (
-        "CPU: planner, both searches of the table, and the event loop in between.",
-        "two dumps: the kernel searches its table twice, and returns the flows to one destination.",
+        "The CPU time includes the planner, both searches of the table, and the event loop between them.",
+        "In *two dumps*, the kernel searches its table twice and returns the flows to one destination.",
     )
     panel = panel_by_kind("CPU time of a change", "ms", "change", rows, {"cpu": "ours", "limit": "two dumps"})
     return Report(

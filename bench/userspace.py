@@ -139,7 +139,7 @@ def run(with_: Run) -> Report:
         rows.append(Row(case, dict(spreads(runs))))
     notes = (
         f"A request and its answer have {REQUEST} bytes each; each connection has one outstanding request.",
-        "own: each request opens its own connection. checked: 1 GB, by its length and checksum.",
+        "In *own*, each request opens its own connection. In *checked*, length and checksum of 1 GB are checked.",
         "Client, proxy and endpoint share the CPUs.",
     )
     return Report("userspace", "The cost of a proxy that relays the bytes", COLUMNS, rows, _chart(rows), notes)
