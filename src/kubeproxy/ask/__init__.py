@@ -1,3 +1,2 @@
-"""Answers questions of operators from one Snapshot of a node: as values, text and JSON. checks/, flows/ and kernel/
-also read the kernel and /proc; all other modules are pure.
-"""
+"""Answers questions of operators from one Snapshot of a node, as values, text and JSON. Only checks/, flows/ and
+kernel/ read the kernel and /proc."""

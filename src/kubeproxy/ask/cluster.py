@@ -1,5 +1,5 @@
-"""Requests that commands send to the API server with the proxy's credentials: for names of pods, and the newest
-versions of objects."""
+"""Sends requests of commands to the API server with the proxy's credentials, for names of pods and the newest versions
+of objects."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 TIMEOUT = 10.0  # seconds to wait for the API server
 PODS_TIMEOUT = 5.0  # seconds to wait for the names of pods
 TRIES = 5
-PAUSE = 0.2  # seconds between two comparisons; an event needs only milliseconds to reach the proxy
+PAUSE = 0.2  # seconds between two comparisons; an event reaches the proxy in milliseconds
 _PLACE = "the API server"
 
 
 def ask(facts: Facts, question: Callable[[HttpClient], Awaitable[T]], timeout: float) -> T:
-    """Return the API server's answer to a request. Raises NoAnswerError if it does not arrive in time."""
+    """Return the API server's answer to a request. Raises NoAnswerError after `timeout` seconds."""
     kubeconfig = facts.configuration().client_connection.kubeconfig
 
     async def answer() -> T:
@@ -62,9 +62,8 @@ def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str]
 
 
 def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding]:
-    """Return the objects of these Services, or of all Services, that are outdated in the proxy. Raises
-    NoAnswerError. An object is outdated if the proxy lacks its version in two comparisons, a second apart.
-    """
+    """Return the objects of these Services, or of all Services, that are outdated in the proxy. Raises NoAnswerError.
+    An object is outdated if the proxy lacks the object's version in two comparisons, a second apart."""
     before: list[Finding] = []
     for attempt in range(TRIES):
         if attempt:

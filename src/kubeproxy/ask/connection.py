@@ -66,9 +66,8 @@ class Explanation(Struct, frozen=True):
 
     @property
     def answer(self) -> str:
-        """Whether an endpoint gets the connection: yes, no, or unknown. Unknown means that another node handles it,
-        that no kube-proxy runs here, or that only this node's probe failed.
-        """
+        """Whether an endpoint gets the connection: yes, no, or unknown. Unknown means that another node handles the
+        connection, that no kube-proxy runs on this node, or that only this node's probe failed."""
         if self.why.elsewhere is not None:
             return "no" if self.stopped else "unknown"
         if self.stopped or not (self.why.passes or self._is_left):
@@ -169,7 +168,7 @@ class Explanation(Struct, frozen=True):
         return list(dict.fromkeys((*self.why.fixes, *(one.fix for one in causes if one.fix))))
 
     def fields(self) -> dict[str, object]:
-        """Return it for programs."""
+        """Return the answer in the form of JSON."""
         return {
             "heading": self.heading,
             "answer": self.answer,
@@ -217,7 +216,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         reached = {one.address for one in probes if not (one.failed or one.unanswered)}
         away = _away(why, explained)
         pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
-        if explained.client_node and packet.source is not None:  # its packets arrive, and answers have another route
+        if explained.client_node and packet.source is not None:  # answers have another route than requests
             pods[f"{why.source} on {explained.client_node}"] = packet.source
         around.look("default route", lambda: routes.by_default(way, pods))
         misnamed = list(_misnamed(node, facts, why))
@@ -231,8 +230,8 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
 
 
 def unrouted(asked: Source, explained: Explained) -> str:
-    """Return the findings, with fixes, about routing and forwarding in the kernel that stop a connection; if there are
-    none, the findings that may stop it; else ''."""
+    """Return the findings, with fixes, about routing and forwarding in the kernel that stop a connection; without such
+    findings, return the findings that may stop the connection, or ''."""
     why, report = explained.why, checkup.Checkup([], [])
     with suppress(KubeProxyError, OSError):
         node = replace(checkup.checked(asked, asked.facts()), family=family_of(explained.packet.destination))
@@ -245,8 +244,7 @@ def unrouted(asked: Source, explained: Explained) -> str:
 
 def untranslated(asked: Source, explained: Explained) -> str:
     """Return the findings and fixes on changes that the kernel refuses, and on differences between plan and kernel; ''
-    for none.
-    """
+    for none."""
     found: list[Diagnosis] = []
     with suppress(KubeProxyError, OSError):
         facts = asked.facts()
@@ -259,13 +257,13 @@ def untranslated(asked: Source, explained: Explained) -> str:
 def _untranslated(
     kernel: tuple[Diagnosis, ...], found: Sequence[ForeignTranslation], is_all: bool
 ) -> tuple[Diagnosis, ...]:
-    """Return the differences between plan and kernel; they stop the connection if no rule translates it."""
+    """Return the differences between plan and kernel, which stop the connection if no rule translates it."""
     first, *others = kernel
     return (replace(first, harm=STOPS), *others) if is_all and not found else kernel
 
 
 def _retried(told: Explanation) -> Explanation:
-    """Return the answer for a TCP connection that ends at the proxy; the proxy tries another endpoint if the first
+    """Return the answer for a TCP connection that ends at the proxy, which tries another endpoint if the first
     fails."""
     lost = told.lost(Effect.LOSES)
     silent = lost - {end_of(one.address) for one in told.probes if one.refused}
@@ -349,9 +347,8 @@ def _beside(
 
 
 def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:
-    """Yield endpoints with the client address that reaches them. If the connection is masqueraded, the kernel picks
-    this address by the route to the endpoint; it is determined only for probed endpoints.
-    """
+    """Yield endpoints with the client address that reaches them. For a masqueraded connection the kernel picks this
+    address by the route to the endpoint; this function determines the address only for probed endpoints."""
     own = packet.source
     if own is None and not all(one.masqueraded for one in endpoints):
         own = _source_for(packet.destination)
@@ -413,7 +410,7 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
 
 
 def _around(report: checkup.Checkup) -> Iterator[Diagnosis]:
-    """Yield the node's findings with their severity for this connection: a certain or a possible cause."""
+    """Yield the node's findings, whose severity is that of a certain or a possible cause."""
     for each in report.findings:
         severity = Severity.BROKEN if each.harm.effect is not Effect.NOTHING else Severity.NOTE
         yield each if each.severity is Severity.UNKNOWN else replace(each, severity=severity)
@@ -428,9 +425,8 @@ def _ends_at_proxy(node: CheckedNode, explained: Explained) -> bool:
 
 def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     """Return the hooks to check for a connection. Connections that begin or end on this node are not forwarded. In a
-    mode that ends connections at the proxy, the proxy's own connections to endpoints begin here. `why` is the answer,
-    without endpoints that session affinity excludes.
-    """
+    mode that ends connections at the proxy, the proxy's own connections to endpoints begin on this node. `why` is the
+    answer without endpoints that session affinity excludes."""
     packet = explained.packet
     source, family = packet.source, family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]

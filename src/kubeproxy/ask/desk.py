@@ -23,15 +23,14 @@ from kubeproxy.model.plan import NOTHING, Compiled, FrontendKind, Loopback, Serv
 from kubeproxy.release import build
 from kubeproxy.report.journal import Past
 
-_PROPOSED = 1000  # maximum number of Services that completion proposes
+_PROPOSED = 1000  # Services that completion proposes
 
 
 class Desk:
-    """Answers questions from a snapshot. `places` looks up the zones of endpoints; None if there is no source of
-    zones."""
+    """Answers questions from a snapshot. `places` looks up the zones of endpoints; None without a source of zones."""
 
     running: Final = False
-    """Whether a running proxy answers, so that the kernel should contain its plans."""
+    """Whether a running proxy answers, and the kernel should contain its plans."""
     control: str = ""
     """Path of the control socket of a proxy that may run without being queried; '' for none."""
     flags: str = ""
@@ -67,7 +66,7 @@ class Desk:
         )
 
     def has_node_ports(self) -> bool:
-        """Return whether a Service has a NodePort. The cost grows with the number of Services."""
+        """Return whether a Service has a NodePort; the cost grows with the number of Services."""
         return any(
             frontend.kind is FrontendKind.NODEPORT
             for compiled in self.snapshot.planner.compiled.values()
@@ -77,8 +76,7 @@ class Desk:
 
     def listeners(self) -> list[NodeListener]:
         """Return the ports on which the proxy listens for Services: health check ports, and NodePorts that it relays on
-        loopback; the cost grows with the number of Services.
-        """
+        loopback; the cost grows with the number of Services."""
         compiled = self.snapshot.planner.compiled
         return [one for name, each in compiled.items() for one in self._listeners("/".join(name), each)]
 
@@ -105,8 +103,7 @@ class Desk:
         return explain(self.snapshot, packet(self.snapshot, source, target, interface))
 
     async def zoned(self, made: Explained) -> Explained:
-        """Return an answer of `why`, completed with the client's Node and the endpoints' zones if these are
-        available."""
+        """Add the client's Node and the endpoints' zones, if available, to an answer of `why`."""
         if self.places is None:
             return made
         made = await with_node(made, self.places)
@@ -119,11 +116,11 @@ class Desk:
         return self.snapshot.journal.past(after, since)
 
     def services(self, names: Iterable[ServiceName] = ()) -> Iterator[ProgrammedService]:
-        """Yield these Services if they exist; all Services if none is given."""
+        """Yield the existing Services of `names`; all Services without names."""
         return (held for name in names or self.snapshot.names if (held := self._service(name)) is not None)
 
     def service(self, name: ServiceName) -> dict[str, Any]:
-        """Return the state of a Service, as in /debug/state. Raises QuestionError if the Service is unknown."""
+        """Return the state of a Service in the form of /debug/state. Raises QuestionError for an unknown Service."""
         made = state.service(self.snapshot, name)
         if made is None:
             raise QuestionError(unwatched(name))
@@ -135,7 +132,7 @@ class Desk:
         return list({**self.snapshot.planner.services, **self.snapshot.planner.slices})
 
     def objects(self, names: Sequence[ServiceName] = ()) -> Iterator[Objects]:
-        """Yield the inputs of these Services' plans; of all Services if none is named."""
+        """Yield the inputs of these Services' plans; of all Services without names."""
         planner, names = self.snapshot.planner, names or self.watched
         return (Objects(name, planner.services.get(name), planner.slices.get(name, {})) for name in names)
 

@@ -1,6 +1,5 @@
-"""The values of a Desk's answers. The socket transfers these values as msgpack, so proxy and command must have the same
-version.
-"""
+"""The values of a Desk's answers. The socket transfers these values as msgpack; proxy and command must have the same
+version."""
 
 from __future__ import annotations
 
@@ -31,19 +30,19 @@ class Facts(Struct, frozen=True, kw_only=True):
     config: Mapping[str, Any]  # in the form of a configuration file
     world: Globals
     standings: tuple[FamilyStanding, ...]
-    unready: Mapping[str, str]  # the reasons why the proxy is not ready, keyed by check
-    listed: bool = True  # whether all Services and EndpointSlices were listed once
+    unready: Mapping[str, str]  # by name of the readiness check
+    listed: bool = True  # all Services and EndpointSlices were listed once
     awaits: str = ""  # the reason why the proxy writes nothing before it knows its Node; '' for none
     services: int
     endpoint_slices: int
-    reach: Reach | None  # None if the source is a folder of files
-    began: Mapping[str, float] = {}  # when the present problems began, by subject, as in Journal.began
-    node: Node | None  # this proxy's Node, None if it never existed
-    node_deleted: bool = False  # whether it was deleted while the proxy ran; `node` is then its last state
+    reach: Reach | None  # None if the source is a folder
+    began: Mapping[str, float] = {}  # beginnings of the present problems, as in Journal.began
+    node: Node | None  # this proxy's Node; None if it never existed
+    node_deleted: bool = False  # the Node was deleted while the proxy ran
 
     @property
     def writes(self) -> bool:
-        """Whether the proxy has received all lists and its Node, and so can write rules."""
+        """Whether the proxy has received all lists and its Node, and can write rules."""
         return self.listed and not self.awaits
 
     def configuration(self) -> KubeProxyConfiguration:
@@ -61,7 +60,7 @@ class ProgrammedService(Struct, frozen=True, kw_only=True):
     version: str | None  # the Service's resourceVersion; None for a deleted Service with rules in the kernel
     slices: Mapping[str, str | None]  # the resourceVersions of its EndpointSlices by name
     plans: tuple[ServicePlan, ...]  # the last plans of all families that the kernel accepted
-    wanted: tuple[ServicePlan, ...] | None = None  # the desired plans, None if equal
+    wanted: tuple[ServicePlan, ...] | None = None  # the desired plans; None if equal
     problems: tuple[Problem, ...] = ()
 
 

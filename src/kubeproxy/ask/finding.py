@@ -1,4 +1,4 @@
-"""A finding about a node or a connection, with its severity and its fix; doctor, why and the page share it."""
+"""A finding about a node or a connection, with its severity and its fix, for doctor, why and the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Severity(IntEnum):
     DEGRADED = 1  # some connections fail, or will fail soon
     UNKNOWN = 2  # the check could not run
     NOTE = 3  # a possible cause of problems, but not an error by itself
-    FINE = 4  # the check ran and found nothing wrong
+    FINE = 4  # the check found nothing wrong
 
     @property
     def mark(self) -> str:
@@ -29,7 +29,7 @@ class Severity(IntEnum):
         return ("x", "x", "?", "-", "ok")[self]
 
 
-End = tuple[bytes, int]  # an endpoint: packed address and port
+End = tuple[bytes, int]  # packed address and port
 
 
 def end_of(address: str) -> End:
@@ -73,7 +73,7 @@ class Diagnosis(Struct, frozen=True):
     since: float = 0.0
     """The time at which the fact began, in seconds since the epoch; 0 if unknown."""
     table: str = ""
-    """The table of the chain in the finding, as in Firewall.where; '' if the finding is not about a chain."""
+    """The table of the chain in the finding, as in Firewall.where; '' without a chain."""
     left_mode: str = ""
     """The mode of the other kube-proxy that left this table; '' for other programs."""
 
@@ -104,9 +104,8 @@ class Diagnosis(Struct, frozen=True):
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return findings sorted by severity. Among findings of equal severity, a full connection table is first: it causes
-    others, because no new connection of this node passes, not even to the API server.
-    """
+    """Return findings sorted by severity. Among findings of equal severity, a full connection table is first, because
+    it stops all new connections of this node and causes other findings."""
     return sorted(findings, key=lambda finding: (finding.severity, finding.about != "conntrack"))
 
 
@@ -125,7 +124,7 @@ def duration(seconds: float) -> str:
 
 
 class UnreadError(NoAnswerError):
-    """The objects cannot be read; `finding` contains the reason and the fix."""
+    """An error for unreadable objects; `finding` contains the reason and the fix."""
 
     def __init__(self, finding: Diagnosis) -> None:
         super().__init__(f"{finding.what}. Fix: {finding.fix}")

@@ -1,6 +1,5 @@
-"""Gathers the facts for the checks of ask/checks: from the running proxy, /proc and netlink. It writes nothing. The
-checks are independent: a check that cannot run is reported as unknown, and the other checks still run.
-"""
+"""Gathers the facts for the checks of ask/checks from the running proxy, /proc and netlink, and writes nothing. A check
+that cannot run is reported as unknown, and the other checks still run."""
 
 from __future__ import annotations
 
@@ -41,19 +40,20 @@ from kubeproxy.release import build
 from kubeproxy.setup import host, modes
 
 GREETING_PATIENCE = 10.0  # seconds to wait for each step of the API server's answer
-SHORT_PATIENCE = 3.0  # the same timeout, for answers that do not depend on the API server
+SHORT_PATIENCE = 3.0  # seconds to wait for an answer that does not depend on the API server
 
 _OUTRANKED = ("hostnameOverride:", "logging.")  # fields that a flag may set even with a configuration file
 
 
 class Checkup(Struct):
-    """The findings, ordered by severity, and sentences about checks that could not run."""
+    """Findings in order of severity, and sentences about checks that could not run."""
 
     findings: list[Diagnosis]
     unknown: list[str]
 
     def look(self, what: str, findings: Callable[[], Iterable[Diagnosis]]) -> bool:
-        """Add the findings of a check, or add its error to `unknown`; return whether there are findings."""
+        """Add the findings of a check, or add the error of the check to `unknown`; return whether there are
+        findings."""
         try:
             seen = list(findings())
         except (KubeProxyError, OSError) as error:
@@ -68,7 +68,7 @@ Second = tuple[processes.ProxyProcess, str]
 
 
 class NodeRules:
-    """The chains of a node and the rules of other programs. They are read at the first use, once per answer."""
+    """The chains of a node and the rules of other programs, which are read once per answer."""
 
     def __init__(self, node: CheckedNode) -> None:
         self._node = node
@@ -102,7 +102,7 @@ class NodeRules:
 
 
 def checked(asked: Source, facts: Facts) -> CheckedNode:
-    """Return the node to check, given a proxy's facts. Raises KubeProxyError."""
+    """Return the node to check from a proxy's facts. Raises KubeProxyError."""
     config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
     return CheckedNode(facts, pid, modes.named(facts.mode), config, asked.running, asked.control)
@@ -124,7 +124,7 @@ def look_at(node: CheckedNode) -> Checkup:
 
 
 def look_at_way(node: CheckedNode, rules: NodeRules) -> Checkup:
-    """Run the checks for a connection that the proxy forwards: the state of the proxy, and other parts of the node."""
+    """Check the state of the proxy and other parts of the node, for a connection that the proxy forwards."""
     report = Checkup([], []) if node.direct else look_at_knowledge(node)
     _look_at_way(report, node, rules)
     report.findings = worst_first(report.findings)
@@ -132,7 +132,7 @@ def look_at_way(node: CheckedNode, rules: NodeRules) -> Checkup:
 
 
 def look_at_knowledge(node: CheckedNode) -> Checkup:
-    """Check whether the proxy's objects are outdated, and whether the kernel accepts its changes."""
+    """Check whether the proxy's objects are outdated, and whether the kernel accepts the proxy's changes."""
     report = Checkup([], [])
     if node.facts is not None:
         facts, reach = node.facts, node.facts.reach
@@ -146,9 +146,8 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
 
 
 def outdated(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
-    """Check whether the objects may be outdated. If all watches are silent, test this with a request to the server,
-    because watches of an idle cluster are silent too.
-    """
+    """Check whether the objects may be outdated. If all watches are silent, send a request to the server, because the
+    watches of an idle cluster are silent, too."""
     assert node.facts is not None  # noqa: S101 - callers have a proxy
     if node.running and not reach.trouble and reach.silent > contact.SILENT:
         try:
@@ -163,9 +162,9 @@ def outdated(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
 
 
 def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
-    """Run the checks for a connection that the proxy does not forward: the state of the proxy, leftover rules, and
-    chains of other programs. These chains certainly drop the connection's packets (`passing`), or may drop them if the
-    node itself `answers`."""
+    """Check the state of the proxy, leftover rules and chains of other programs, for a connection that the proxy does
+    not forward. If the node itself `answers`, report chains that may drop the connection's packets; otherwise report
+    chains that certainly drop the packets in `passing`."""
     report = look_at_knowledge(node)
     if any(one.about == "api" for one in report.findings):
         report.look("conntrack", nodes.conntrack_without_room)
@@ -186,7 +185,8 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
 
 
 def _sight(report: Checkup, rules: NodeRules) -> Sight | None:
-    """Return the chains of nf_tables and iptables; None, with the error in the report, if they cannot be read."""
+    """Return the chains of nf_tables and iptables. If they cannot be read, add the error to the report and return
+    None."""
     try:
         return rules.sight
     except (KubeProxyError, OSError) as error:
@@ -229,7 +229,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, second: Col
         if facts.node is not None or reach.nodes_listed:
             named = report.look("Node", lambda: whereabouts.registered(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
-    standings = [one for one in facts.standings if not (second and one.difference)]  # the other one changes our rules
+    standings = [one for one in facts.standings if not (second and one.difference)]  # the other proxy changes the rules
     if facts.writes and report.look("kernel", lambda: programming.standing(standings, facts.began)):
         covered.add("kernel")
     covered |= {"kernel"} if len(standings) < len(facts.standings) else set()
@@ -248,7 +248,6 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, second: Col
 
 
 def _cluster(node: CheckedNode) -> Cluster:
-    """Return the API server of the proxy. Raises KubeProxyError, OSError."""
     path, facts = node.config.client_connection.kubeconfig, node.facts
     return load_cluster(str(node.path(path)) if path else "", facts.master if facts is not None else "")
 
@@ -316,7 +315,7 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
 
 
 def _second(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
-    """Check for other running kube-proxies; findings on their rules and ports follow from this one, and are omitted."""
+    """Check for other running kube-proxies, and omit the findings on their rules and ports."""
     packet, caught = node.packet, ""
     if rules.second and packet is not None and _traces_left(node, rules.sight, forwarded=True):
         caught = strangers.with_rules(place_text(packet.destination, packet.port))
@@ -334,12 +333,13 @@ _OF_IP = frozenset({"ip", "ip6", "inet"})
 
 
 def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
-    """Check the chains of other programs, and tables that other kube-proxies left; `ends_here`: see _foreign_chains."""
+    """Check the chains of other programs, and tables that other kube-proxies left; `ends_here` is that of
+    _foreign_chains."""
     return strangers.of_tables_left(_foreign_chains(node, rules, ends_here=ends_here), _left_tables(node))
 
 
 def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
-    """Check the chains of other programs; `ends_here`: connections are local packets."""
+    """Check the chains of other programs; `ends_here` means that connections are local packets."""
     filters: list[Filter] = []
     drops: list[Drop] = []
     for firewall in rules.others:
@@ -352,8 +352,8 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
     # The node answers without translation, so only `drops` is certain. Chains of kube-proxy accept masqueraded packets.
     safe = [one for one in filters if one.marked and node.masqueraded and not _closed_to(node, one)]
     filters = [one._replace(accepts=one.accepts or node.answers or one in safe) for one in filters]
-    # Each chain has at most one finding: it drops every packet, it drops this connection, or it may drop this
-    # connection.
+    # Each chain has at most one finding. A finding says that the chain drops every packet, drops this connection, or
+    # may drop this connection.
     closed = {(one.where, one.chain) for one in filters if one.closes and not one.accepts}
     drops = [one for one in drops if (one.where, one.chain) not in closed]
     drops = strangers.zones_of_one_direction(drops, node.end_of, node.passing)
@@ -386,9 +386,8 @@ def _is_answered(node: CheckedNode) -> bool:
 def surely_dropped(
     others: Iterable[Firewall], passing: Collection[PassingPacket], *, silently: bool = False
 ) -> list[Drop]:
-    """Return the chains of other programs that surely drop some of these packets. `silently`: omit chains that reject
-    them, as our rules in iptables' filter table do. Raises KubeProxyError.
-    """
+    """Return the chains of other programs that surely drop some of these packets; `silently` omits chains that reject
+    packets, as this proxy's rules in iptables' filter table do. Raises KubeProxyError."""
     drops = (drop for one in others for drop in one.drops(passing, silently=silently))
     return [one for one in drops if not (one.unordered or one.untracks)]
 
@@ -401,14 +400,14 @@ def leftovers(mode: Mode, packet: Packet) -> list[Diagnosis]:
 
 
 def _as_sent(packet: Packet) -> Packet:
-    """Return a packet as the rules see it: the source of this node's own packets is None."""
+    """Return the packet, with the source None if this node sends it."""
     own = {one.ip for one in local_addresses(family_of(packet.destination))}
     return packet._replace(source=None) if packet.source in own else packet
 
 
 def _traces_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> list[Trace]:
-    """Return the rules that other kube-proxies left; for one connection, `forwarded` or not, only those that match
-    it."""
+    """Return the rules that other kube-proxies left. For one connection, `forwarded` or not, return only the rules that
+    match the connection."""
     owns, packet = node.mode.operations().owns, node.packet
     left = [] if node.running else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
@@ -420,8 +419,8 @@ def _traces_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> list[Tr
 
 
 def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagnosis]:
-    """Check for leftover rules of other kube-proxies; for one connection, `forwarded` or not, only for rules that match
-    it."""
+    """Check for leftover rules of other kube-proxies. For one connection, `forwarded` or not, check only the rules that
+    match the connection."""
     packet = node.packet
     if node.running or not node.proxies:
         left = _traces_left(node, sight, forwarded=forwarded)
@@ -439,12 +438,12 @@ def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[
 
 
 def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Iterator[Diagnosis]:
-    """Check for rules of other programs that translate a connection; if it is `forwarded`, before this proxy translates
-    it."""
+    """Check for rules of other programs that translate a connection; if the connection is `forwarded`, only before this
+    proxy translates it."""
     first = node.first
     if first is None:
         return
-    if not forwarded or node.direct or node.answers:  # the proxy does not translate it
+    if not forwarded or node.direct or node.answers:  # the proxy does not translate the connection
         first = first._replace(before=inf)
     found = [one for each in rules.others for one in each.translations(first)]
     if any(one.unordered for one in found):  # the finding on leftovers covers chains of another kube-proxy
@@ -454,7 +453,7 @@ def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> It
 
 
 def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
-    """Check for rules that translate a connection while no proxy runs: rules of other programs, and leftover rules."""
+    """Check for rules of other programs and leftover rules that translate a connection while no proxy runs."""
     yield from _translations(node, rules, forwarded=True)
     every, is_all = all_translations(node, rules)
     foreign = {one for each in rules.others for one in each.translations(_first(node))}
@@ -479,9 +478,8 @@ def _first(node: CheckedNode) -> PassingPacket:
 
 
 def listeners(node: CheckedNode, rules: NodeRules) -> set[End]:
-    """Return the addresses and ports to which the mode's own table translates the checked connection; an address of
-    zeros stands for this node. Raises KubeProxyError.
-    """
+    """Return the addresses and ports to which the mode's own table translates the checked connection. An address of
+    zeros stands for this node. Raises KubeProxyError."""
     without = frozenset(chain.table for chain in rules.nf_tables) - {node.mode.table}
     found = [one for each in firewalls(rules.nf_tables, without) for one in each.translations(_first(node))]
     return {end for one in found if one.where.endswith(f" {node.mode.table}") for end in one.ends}

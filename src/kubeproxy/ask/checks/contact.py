@@ -12,17 +12,17 @@ from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import STALE, Reach, WatchStanding
 from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Severity, duration
 
-QUIET: Final = 60.0  # seconds without a watch that are normal; a new list after an error takes less time
-SILENT: Final = 20.0  # seconds without bytes from the server after which an answer mentions this, or queries it
-SLOW: Final = 1.0  # seconds for an answer about the server's health above which the server is slow
+QUIET: Final = 60.0  # normal seconds without a watch; a new list after an error takes less time
+SILENT: Final = 20.0  # seconds without bytes from the server after which an answer contains a note
+SLOW: Final = 1.0  # seconds for an answer of a healthy server
 SKEW: Final = 30.0
-"""Maximum normal difference of clocks in seconds: certificates and tokens are issued some seconds before their first
+"""Maximum normal difference of clocks in seconds. Certificates and tokens are issued some seconds before their first
 use."""
 _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
 """A certificate is reported if it expires within this many seconds; automatic renewal happens much earlier."""
 _LAST_PART: Final = 0.1
-"""A short-lived certificate with a larger fraction of its lifetime left is only noted: a kubelet renews its certificate
-with a tenth left."""
+"""A short-lived certificate gets only a note while a larger fraction of its lifetime is left. A kubelet renews its
+certificate when a tenth is left."""
 
 _NEEDED: Final = frozenset({"services", "endpointslices"})
 """The resources that must be listed before the proxy writes any rule."""
@@ -49,9 +49,8 @@ _RENEWALS: Final = {
 
 
 def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET) -> Iterator[Diagnosis]:
-    """Check whether the server answers, and the watches deliver changes of every resource. `began` is Facts.began; up
-    to `quiet` seconds without a watch are not reported.
-    """
+    """Check whether the server answers, and whether the watches deliver changes of every resource. `began` is
+    Facts.began; up to `quiet` seconds without a watch are not reported."""
     age = max((one.stale for one in reach.watched if one.synced and one.resource in _NEEDED), default=0.0)
     known = f"{duration(age)} ago" if age > quiet else "last"
     effect = f"traffic uses the state known {known}; changes of Services and endpoints do not get here"
@@ -110,15 +109,14 @@ def _open(reach: Reach, quiet: float) -> Iterator[Diagnosis]:
 
 
 def _renewal(reach: Reach, trouble: str) -> str:
-    """Return the fix for credentials that were refused because they have expired; '' for other errors."""
+    """Return the fix for expired credentials that the server refused; '' for other errors."""
     now = time.time()
     expired = [name for name in ("token", "client") if name in reach.certificates and reach.certificates[name][1] < now]
     return _RENEWALS[expired[0]] if expired and _fix(trouble) == _CREDENTIALS else ""
 
 
 def hopeless(reach: Reach) -> bool:
-    """Return whether waiting is useless, because no list can arrive before an operator corrects the kubeconfig, the
-    rights or the server."""
+    """Return whether no list can arrive before an operator corrects the kubeconfig, the rights or the server."""
     if _fix(reach.trouble) and not any(words in reach.trouble for words in _PASSING):
         return True
     missing = [one for one in reach.watched if one.resource in {*_NEEDED, "nodes"} and not one.synced]
@@ -126,8 +124,8 @@ def hopeless(reach: Reach) -> bool:
 
 
 def unread(reach: Reach | None, trouble: str) -> Diagnosis:
-    """Return the reason why no object could be read with a kubeconfig: the server's answer if there is one, else
-    `trouble`."""
+    """Return the reason why no object could be read with a kubeconfig; `trouble` applies if the server gave no
+    answer."""
     for finding in reached(reach) if reach is not None else ():
         watched = reach.watched if reach is not None else ()
         missing = ", ".join(one.resource for one in watched if not one.synced)
@@ -138,9 +136,8 @@ def unread(reach: Reach | None, trouble: str) -> Diagnosis:
 
 
 def outdated(reach: Reach, began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
-    """Check whether Services or endpoints may be outdated: after QUIET seconds without the server this is an error,
-    after SILENT seconds a note.
-    """
+    """Check whether Services or endpoints may be outdated. QUIET seconds without the server are an error, SILENT
+    seconds a note."""
     needed = [one for one in reach.watched if one.resource in _NEEDED]
     is_old = any(one.stale > QUIET or not one.synced for one in needed)
     if not is_old and all(one.stale <= SILENT for one in needed):
@@ -162,7 +159,7 @@ _UNRESOLVED: Final = "the name cannot be resolved"  # texts from api.status and 
 _CLOSED: Final = "must the server's URL begin with https?"
 _SILENT: Final = "sent nothing for"
 _PASSING: Final = (_UNRESOLVED, _CLOSED, _SILENT)
-"""Errors that may be temporary: a name server or API server is slow, or restarts and answers in plain HTTP."""
+"""Errors that may be temporary. A name server or API server may be slow, or may restart and answer in plain HTTP."""
 _BUSY: Final = "look at the health, the load and the log of the API server and of etcd, and for lost packets on the way"
 _FIXES: Final = {
     _REFUSED_CREDENTIALS: _CREDENTIALS,
@@ -195,7 +192,7 @@ def _fix(trouble: str) -> str:
 
 
 def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagnosis]:
-    """Check the expiry of certificates and tokens, by name: client, authority, server, token."""
+    """Check the expiry of certificates and tokens by name; the names are client, authority, server and token."""
     for name, (begins, end) in certificates.items():
         left = end - now
         if left > _SOON[name]:
@@ -219,7 +216,7 @@ def answered(seconds: float) -> Iterator[Diagnosis]:
 
 
 def agreeing(skew: float) -> Iterator[Diagnosis]:
-    """Check the difference of clocks; `skew` is the API server's clock minus ours, in seconds."""
+    """Check the difference of clocks; `skew` is the API server's clock minus this node's clock, in seconds."""
     if abs(skew) > SKEW:
         which = "behind" if skew > 0 else "ahead of"
         what = f"this node's clock is {duration(abs(skew))} {which} the API server's"

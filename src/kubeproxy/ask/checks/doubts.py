@@ -1,4 +1,4 @@
-"""Whether the objects behind an answer may be outdated, and the cause."""
+"""Checks whether the objects behind an answer may be outdated, and finds the cause."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from kubeproxy.errors import QuestionError
 
 
 def outdated(asked: Source, facts: Facts) -> list[Diagnosis]:
-    """Return the findings that the objects may be outdated. A full connection table is first, because it is the cause.
-    If all watches are silent, a request to the server tests whether they still work.
-    """
+    """Return the findings that the objects may be outdated. If all watches are silent, a request to the server tests
+    the watches. A full connection table comes first, because it is a cause."""
     if facts.reach is None or not asked.running or facts.reach.silent <= contact.SILENT:
         return list(contact.outdated(facts.reach)) if facts.reach is not None else []
     from kubeproxy.ask.checks import checkup, node  # noqa: PLC0415 - most answers do not need these modules

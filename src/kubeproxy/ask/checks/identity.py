@@ -22,8 +22,8 @@ _WHY_NAME: Final = (
 
 
 def registered(node: Node | None, name: str, host: str, *, waits: bool = False) -> Iterator[Diagnosis]:
-    """Check whether a Node of this name exists. `host` is this machine's hostname. `waits`: the proxy has not written
-    rules yet."""
+    """Check whether a Node of this name exists. `host` is this machine's hostname. `waits` means that the proxy has not
+    written rules yet."""
     if node is None:
         called = f"; this host is called {host}" if host != name else ""
         yield Diagnosis(
@@ -51,7 +51,8 @@ def deleted(name: str) -> Diagnosis:
 
 
 def elsewhere(node: Node | None, local: Collection[bytes]) -> str:
-    """Return the reason why this machine, which has these packed addresses, is not the given Node; '' if it may be."""
+    """Return the reason why this machine, which has the packed addresses `local`, is not the given Node; '' if it may
+    be the Node."""
     listed = listed_addresses(node) if node is not None else ()
     internal = [address for entry, address in listed if entry.type == "InternalIP"]
     if node is None or not internal or any(address in local for address in internal):
@@ -61,7 +62,7 @@ def elsewhere(node: Node | None, local: Collection[bytes]) -> str:
 
 
 def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
-    """Check whether the Node's addresses are this machine's; `local` are the machine's addresses, packed."""
+    """Check whether the Node's addresses are among `local`, the packed addresses of this machine."""
     name = node.metadata.name
     listed = listed_addresses(node)
     internal, external = ([one for entry, one in listed if entry.type == kind] for kind in ("InternalIP", "ExternalIP"))
@@ -86,8 +87,7 @@ def networked(
     node: Node, local_mode: str, cluster_cidrs: Sequence[str] = (), own: Collection[bytes] = ()
 ) -> Iterator[Diagnosis]:
     """If pods are recognised by networks, check whether the Node has podCIDRs, and whether clusterCIDR contains the
-    podCIDRs in which the node has an address (`own`).
-    """
+    podCIDRs in which the node has an address (`own`)."""
     why = "traffic of pods cannot be distinguished from other traffic: it is not masqueraded where it should be"
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
         what = f"Node {node.metadata.name} has no podCIDRs, and detectLocalMode is NodeCIDR"
@@ -108,8 +108,8 @@ def networked(
 
 
 def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[Diagnosis]:
-    """Check the configuration file, given its error ('' for none) and its differences from the running
-    configuration."""
+    """Check the configuration file; `mistakes` is its error ('' for none), and `difference` its differences from the
+    running configuration."""
     if mistakes:
         what = f"the configuration file cannot be used: {mistakes}"
         why = "the proxy keeps its present configuration; after its end it cannot start with this file"

@@ -1,4 +1,4 @@
-"""The checked node, and the findings about its sysctls, interfaces, bridges and tables. Reads only."""
+"""The checked node, and the findings about its sysctls, interfaces, bridges and tables."""
 
 from __future__ import annotations
 
@@ -44,32 +44,32 @@ class CheckedNode(Struct, frozen=True):
     """The node to check. The fields from `family` on restrict the checks to one connection."""
 
     facts: Facts | None  # None if no proxy answers
-    pid: int  # pid of the proxy in our PID namespace, 0 for none
-    mode: Mode  # the running one, or else the intended one
-    config: KubeProxyConfiguration  # the running one, or else the intended one
-    running: bool = False  # whether the facts are a running proxy's, not derived from objects alone
-    control: str = ""  # path of the control socket of a proxy that may run without being queried; '' for none
-    node_ports: bool = False  # whether a Service has a NodePort
+    pid: int  # in this PID namespace; 0 without a proxy
+    mode: Mode  # the running mode, or else the intended mode
+    config: KubeProxyConfiguration  # the running configuration, or else the intended one
+    running: bool = False  # the facts come from a running proxy
+    control: str = ""  # the control socket of a proxy that may run without being queried; '' for none
+    node_ports: bool = False  # a Service has a NodePort
     family: Family | None = None  # None for both
     hooks: Collection[str] = (*HOOKS, INGRESS)  # the netfilter hooks that the connection passes
-    packet: Packet | None = None  # its first packet
-    targets: frozenset[End] = frozenset()  # its endpoints
-    first: PassingPacket | None = None  # the connection's first packet before any program translates it
+    packet: Packet | None = None  # of the connection
+    targets: frozenset[End] = frozenset()  # endpoints of the connection
+    first: PassingPacket | None = None  # the first packet before any program translates it
     passing: Sequence[PassingPacket] = ()  # packets of the connection at these hooks
     possible: Sequence[PassingPacket] = ()  # possible further packets of the connection at these hooks
     masqueraded: frozenset[End] = frozenset()  # the endpoints that see this node's address as the client's address
-    ends: Collection[bytes] = ()  # the addresses of the connection's client and endpoints, except this node's
-    served: bool = True  # whether the destination belongs to a Service of this proxy
-    refused: bool = False  # whether the proxy's rules reject the connection
+    ends: Collection[bytes] = ()  # addresses of the client and the endpoints, except this node's
+    served: bool = True  # the destination belongs to a Service of this proxy
+    refused: bool = False  # the proxy's rules reject the connection
     answers: bool = False  # the proxy itself answers
     picked_again: frozenset[End] = frozenset()  # the endpoints of which one is picked for each first packet
-    covered: bool = False  # whether `passing` and `possible` contain all packets of the connection
-    bridged: bool = False  # whether a bridge delivers the packets from pod to pod, bypassing IP rules
+    covered: bool = False  # `passing` and `possible` contain all packets of the connection
+    bridged: bool = False  # a bridge delivers the packets from pod to pod without IP rules
     routed: Collection[RoutedPacket] = ()  # packets of the connection at the kernel's routing decisions
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """The families to check: the families that the proxy programs, or would program."""
+        """The families to check, which are the families that the proxy programs, or would program."""
         if self.family is not None:
             return (self.family,)
         return self.facts.world.families if self.facts is not None else host.families()
@@ -82,15 +82,14 @@ class CheckedNode(Struct, frozen=True):
 
     @property
     def direct(self) -> bool:
-        """Whether the destination is an endpoint's own address, so that no rule of the proxy matches."""
+        """Whether the destination is an endpoint's own address, which no rule of the proxy matches."""
         return bool(self.targets) and not self.served
 
     @property
     def proxies(self) -> list[processes.ProxyProcess]:
         """The kube-proxies that run on this node: processes in /proc, and the process that listens on the control
         socket, if it may be in this network namespace. /proc does not show a proxy in another PID namespace, or with
-        another name in its command line.
-        """
+        another name in its command line."""
         found, pid = processes.proxies(), None
         with suppress(OSError):
             pid = server(self.control) if self.control else None
@@ -104,8 +103,8 @@ class CheckedNode(Struct, frozen=True):
 
     def harm(self, lost: Iterable[End | None], *, again: bool = False) -> Harm:
         """Return the harm to the checked connection if packets of these endpoints are lost. None stands for packets
-        before an endpoint is picked. `again`: only requests are lost, without a refusal, so clients send them again.
-        """
+        before an endpoint is picked. `again` means that only requests are lost, and that clients, which get no refusal,
+        send them again."""
         ends = frozenset(lost)
         if self.packet is None or None in ends or ends >= self.targets > frozenset():
             return STOPS
@@ -114,7 +113,8 @@ class CheckedNode(Struct, frozen=True):
         return Harm(effect, known) if known else MISLEADS
 
     def harm_of(self, lost: Collection[PassingPacket], *, again: bool = False) -> Harm:
-        """Return the harm if these packets are lost. `again`: the senders get no refusal, so they send again."""
+        """Return the harm if these packets are lost; `again` means that the senders get no refusal and repeat the
+        packets."""
         requested = {self.end_of(each) for each in lost if each.purpose is CompiledFor.REQUEST}
         ends = set(map(self.end_of, lost))
         return self.harm(ends, again=again and ends == requested)
@@ -134,23 +134,23 @@ class CheckedNode(Struct, frozen=True):
         return self.family is None or family is None or family is self.family
 
     def path(self, text: str) -> Path:
-        """Return the path under which we can read a file of the proxy, whose mount namespace may differ from ours."""
+        """Return the path under which this program can read a file of the proxy, whose mount namespace may be
+        another."""
         seen = Path(f"/proc/{self.pid}/root", text.lstrip("/"))
         return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
 
 
 def _entrances() -> set[str]:
-    """Return the interfaces on which packets arrive; for packets from a bridge port this is the bridge."""
+    """Return the interfaces on which packets arrive; a bridge replaces its ports."""
     names = {name for _, name in socket.if_nameindex()} - modes.interfaces() - {"lo"}
     return {name for name in names if not (SYS / name / "master").exists()}
 
 
 def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for interfaces from which the kernel does not forward packets: packets of the checked connection, or all
-    packets. IPv4 depends on the sysctl of the incoming interface (ip_route_input_slow in net/ipv4/route.c), IPv6 on the
-    sysctl of all interfaces or force_forwarding of the incoming one (ip6_forward in net/ipv6/ip6_output.c of Linux
-    6.17).
-    """
+    """Check for interfaces from which the kernel does not forward packets of the checked connection, or any packets.
+    IPv4 depends on the sysctl of the incoming interface (ip_route_input_slow in net/ipv4/route.c). IPv6 depends on the
+    sysctl of all interfaces, or on force_forwarding of the incoming interface (ip6_forward in net/ipv6/ip6_output.c of
+    Linux 6.17)."""
     if node.mode.flows_end is FlowsEnd.PROXY and not node.direct:
         return
     names = _entrances()
@@ -178,7 +178,8 @@ def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _is_closed(family: Family, name: str, *, everywhere: bool) -> bool:
-    """Return whether packets that arrive on an interface are not forwarded. `everywhere`: the sysctl `all` is 0."""
+    """Return whether packets that arrive on an interface are not forwarded; `everywhere` means that the sysctl `all` is
+    0."""
     if family is Family.IPV6 and not everywhere:
         return False
     value = number(settings.FORWARDING_OF[family].format(name))
@@ -186,9 +187,9 @@ def _is_closed(family: Family, name: str, *, everywhere: bool) -> bool:
 
 
 def _stays(packet: PassingPacket, among: Collection[str]) -> bool:
-    """Return whether a packet does not leave one of these bridges. It is not forwarded by IP if it is untranslated or,
-    in IPv6, translated on the bridge (br_nf_pre_routing_finish_ipv6 in net/bridge/br_netfilter_ipv6.c).
-    """
+    """Return whether a packet does not leave one of these bridges. IP does not forward an untranslated packet between
+    ports of a bridge, nor, in IPv6, a packet that is translated on the bridge (br_nf_pre_routing_finish_ipv6 in
+    net/bridge/br_netfilter_ipv6.c)."""
     return packet.interfaces[0] == packet.interfaces[1] and packet.interfaces[0] in among
 
 
@@ -216,11 +217,11 @@ def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
                 roles[address.interface] = f"the Node's address {unpack(address.ip)}"
             elif _is_pods(part, address):
                 roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
-    if node.packet is not None:  # the interfaces of the connection's client and endpoints, else the uplinks
+    if node.packet is not None:  # the interfaces of the client and the endpoints, else the uplinks
         lost: dict[str, set[End | None]] = {}
         for end in node.ends:
             near = {name for name, held in networks.items() if within(end, held)}
-            for name in near or uplinks:  # the interface is known if there is one uplink
+            for name in near or uplinks:  # a single uplink is the interface
                 ends: set[End | None] = {None} if end == node.packet.source else {*node.ends_at(end)}
                 lost.setdefault(name, set()).update(ends if len(near or uplinks) == 1 else ())
         roles = {name: role for name, role in roles.items() if name in lost}
@@ -242,7 +243,7 @@ def changed_sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def number(key: str) -> int | None:
-    """Return a sysctl's value, None if it cannot be read."""
+    """Return a sysctl's value; None if it cannot be read."""
     try:
         return int(read_sysctl(key))
     except (KubeProxyError, ValueError):
@@ -263,9 +264,8 @@ def full_conntrack() -> Iterator[Diagnosis]:
 
 
 def conntrack_without_room() -> list[Diagnosis]:
-    """Return the finding of a full connection table, the cause of a server that cannot be reached; [] if it has room,
-    or cannot be read.
-    """
+    """Return the finding of a full connection table, which makes a server unreachable; [] if the table has room or
+    cannot be read."""
     with suppress(KubeProxyError):
         return [one for one in full_conntrack() if one.severity is Severity.BROKEN]
     return []
@@ -308,10 +308,9 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
 
 
 def arrival(node: CheckedNode, packet: Packet) -> str:
-    """Return the interface on which a client's packets arrive: the packet's interface if its packets can arrive there,
-    else the interface of the client's network; '' stands for the interface of the route to the client. Raises
-    NetlinkError.
-    """
+    """Return the interface on which a client's packets arrive: the packet's interface if the packets can arrive there,
+    else the interface of the client's network. '' stands for the interface of the route to the client. Raises
+    NetlinkError."""
     if packet.interface and packet.interface in _entrances():
         return packet.interface
     if packet.source is None or family_of(packet.source) is Family.IPV6:  # IPv6 has no reverse path filter
@@ -323,9 +322,8 @@ def arrival(node: CheckedNode, packet: Packet) -> str:
 
 def bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
     """Return the interface of an address's network if packets to the address leave through another uplink (`out`), else
-    ''. `own` are this node's addresses. Another uplink is not: a tunnel, an interface stacked on the network's
-    interface (such as macvlan), or an interface without an address (such as a pod's).
-    """
+    ''. `own` are this node's addresses. A tunnel, an interface stacked on the network's interface (such as macvlan),
+    and an interface without an address (such as a pod's) are no other uplinks."""
     near = sorted({one.interface for one in own if within(address, [one.network])})
     if not near or out in near or not any(one.interface == out and one.scope == SCOPE_UNIVERSE for one in own):
         return ""
@@ -352,9 +350,8 @@ def delivering_bridges(node: CheckedNode) -> frozenset[str]:
 
 
 def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for bridges of pods whose packets bypass the IP rules. If client and endpoint are on one bridge, the
-    endpoint answers the client directly, unless the connection is masqueraded.
-    """
+    """Check for bridges of pods whose packets bypass the IP rules. If client and endpoint are on one such bridge, the
+    endpoint answers the client directly, unless the connection is masqueraded."""
     met = [each for each in node.passing if each.hook == "forward" and each.interfaces[0] == each.interfaces[1]]
     lost = [each for each in met if not node.direct and node.end_of(each) not in node.masqueraded]
     names = {each.interfaces[0] for each in lost}
@@ -363,9 +360,8 @@ def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: float = 0) -> Iterator[Diagnosis]:
-    """Check for bridges that do not send a pod's connection to itself back to the pod; for all pods or for one client.
-    Hairpin mode is needed only in modes that translate packets on the bridge. `share`: see `settings.hairpin`.
-    """
+    """Check for bridges that do not send a pod's connection to itself back to the pod, for all pods or for one client.
+    Only modes that translate packets on the bridge need hairpin mode. `share` is that of `settings.hairpin`."""
     if node.mode.flows_end is FlowsEnd.PROXY or node.mode.interface:
         return
     harm = node.harm(node.ends_at(client) & node.masqueraded)

@@ -18,13 +18,11 @@ from kubeproxy.model.addresses import Family, family_of, place_text, split_host_
 from kubeproxy.model.answer import HEALTH_FIELD, Packet
 
 HIDDEN = Process(-1, "")
-"""Stands for a process that uses a port but is not visible, because it is in another PID namespace (a pod without
-hostPID)."""
+"""Stands for an invisible process that uses a port, in another PID namespace (a pod without hostPID)."""
 
 
 class ListeningPort(NamedTuple):
-    """A port of the proxy that a field configures. `holder`: pid and name of the process that uses the port, None if
-    unknown."""
+    """A port of the proxy that a field configures. `holder` is the process that uses the port; None if unknown."""
 
     field: str
     address: str
@@ -34,7 +32,7 @@ class ListeningPort(NamedTuple):
 
 
 def check(ports: Iterable[ListeningPort], pid: int) -> Iterator[Diagnosis]:
-    """Check whether the proxy, given by its pid, listens on its ports."""
+    """Check whether the proxy with this pid listens on its ports."""
     for port in ports:
         if port.bound and (port.holder is None or port.holder[0] == pid):
             continue
@@ -81,9 +79,8 @@ def own(node: CheckedNode, others: Collection[int] = ()) -> Iterator[Diagnosis]:
 
 
 def asked(node: CheckedNode, source: Source, packet: Packet, field: str) -> Iterator[Diagnosis]:
-    """Check whether the proxy listens on the port of a connection that it answers itself: a port of a Service, or the
-    port of a `field` of the configuration.
-    """
+    """Check whether the proxy listens on the port of a connection that the proxy itself answers: a port of a Service,
+    or the port of a `field` of the configuration."""
     listeners = [one for one in source.listeners() if one.port == packet.port]
     found = list(of_services(node, listeners, unheld=True)) if node.pid else []
     if not listeners and node.pid:
@@ -97,9 +94,8 @@ def asked(node: CheckedNode, source: Source, packet: Packet, field: str) -> Iter
 
 
 def of_services(node: CheckedNode, listeners: Sequence[NodeListener], *, unheld: bool = False) -> Iterator[Diagnosis]:
-    """Check whether other programs use ports on which the proxy should listen for Services. `unheld`: also report ports
-    that no program uses; shortly before the proxy listens, this is normal.
-    """
+    """Check whether other programs use ports on which the proxy should listen for Services. `unheld` also reports ports
+    that no program uses, which is normal shortly before the proxy listens."""
     ours = processes.sockets(node.pid) if node.pid else None
     tables = {family: processes.listeners(family, socket.IPPROTO_TCP) for family in Family} if listeners else {}
     for one in listeners if node.pid else ():

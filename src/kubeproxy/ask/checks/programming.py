@@ -46,7 +46,7 @@ def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
 def there(
     traces: Iterable[Trace], families: Iterable[Family], mode: str, refusals: Mapping[Family, str] = {}
 ) -> Iterator[Diagnosis]:
-    """Check whether the kernel has rules of the running mode, by family. `refusals` are those of the kernel."""
+    """Check whether the kernel has rules of the running mode in each family. `refusals` are those of the kernel."""
     known = {trace.family for trace in traces}
     for family in families:
         if family not in known and None not in known:
@@ -62,7 +62,7 @@ def there(
 
 
 def absent(traces: Iterable[Trace]) -> Iterator[Diagnosis]:
-    """Check whether the kernel has rules of any kube-proxy, on a node without a running one."""
+    """Check whether the kernel has rules of any kube-proxy, on a node without a running kube-proxy."""
     if not any(True for _ in traces):
         yield Diagnosis(
             severity=Severity.BROKEN,
@@ -84,7 +84,7 @@ def versions(running: str, ours: str, started: float, now: float) -> Iterator[Di
 
 
 def able(lack: str, severity: Severity, why: str) -> Iterator[Diagnosis]:
-    """Report a requirement of the mode that this node lacks; `text` is the text of Unsupported, '' for none."""
+    """Report a requirement of the mode that this node lacks; `lack` is the text of Unsupported, '' for none."""
     if lack:
         what, _, fix = lack.partition(": ")
         yield Diagnosis(severity=severity, about="node", what=what, why=why, fix=fix or lack)

@@ -16,9 +16,9 @@ from kubeproxy.model.addresses import family_of, pack
 
 
 def astray(node: CheckedNode, explained: Explained, why: Why) -> frozenset[str]:
-    """Return the endpoints on other nodes that answer a client outside directly, because no pod network of the family
-    is configured, so that this node keeps the client's address. A client on this node (a pod) has no such endpoints,
-    because its interface does not lead to other nodes."""
+    """Return the endpoints on other nodes that answer a client outside directly, because this node has no pod network
+    of the family and keeps the client's address. The result is empty for a client on this node (a pod), whose interface
+    does not lead to other nodes."""
     packet = explained.packet
     if packet.source is None or not explained.keeps_outside:
         return frozenset()
@@ -37,7 +37,7 @@ def astray(node: CheckedNode, explained: Explained, why: Why) -> frozenset[str]:
 
 
 def unreturned(why: Why, astray: Collection[str], node: CheckedNode) -> Iterator[Diagnosis]:
-    """Report endpoints whose answers do not return through this node; only this node could reverse the translation."""
+    """Report endpoints whose answers do not return through this node, which alone could reverse the translation."""
     lost = [one for one in why.endpoints if one.address in astray]
     if lost:
         share = sum(one.share for one in lost)

@@ -29,9 +29,8 @@ _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 def refused(node: CheckedNode, others: Callable[[], Sequence[Firewall]] = tuple) -> Iterator[Diagnosis]:
     """Check whether the kernel refuses to route a packet of the checked connection; `others` returns the tables of
-    other programs, whose chains set marks. Raises KubeProxyError.
-    """
-    tables = cache(routing_tables)  # the rules are read once, and only for a refused packet
+    other programs, whose chains set marks. Raises KubeProxyError."""
+    tables = cache(routing_tables)  # read once, and only for a refused packet
 
     def refused_by(packet: RoutedPacket) -> str:
         return tables(family_of(packet.destination)).refusing(packet)
@@ -46,7 +45,7 @@ def refused(node: CheckedNode, others: Callable[[], Sequence[Firewall]] = tuple)
         if not code:
             continue
         if code == errno.EHOSTUNREACH and packet.arrival and number(_FORWARDING.format(packet.arrival)) == 0:
-            continue  # the interface forwards no packets, which `unforwarded` reports
+            continue  # `unforwarded` reports interfaces that forward no packets
         by, is_silent = refused_by(packet), code in _SILENT
         asked = node.packet
         is_first = asked is not None and packet.destination == asked.destination and not packet.arrival
@@ -71,18 +70,17 @@ def refused(node: CheckedNode, others: Callable[[], Sequence[Firewall]] = tuple)
 
 
 def _ends(node: CheckedNode, packets: Iterable[RoutedPacket]) -> frozenset[End | None]:
-    """Return the endpoints to which packets go, or from which they come; None for packets before the choice."""
+    """Return the endpoints that are destinations or sources of packets; None for packets before the choice."""
     each = (node.ends_at(one.destination) or node.ends_at(one.source) or (None,) for one in packets)
     return frozenset[End | None]().union(*each)
 
 
 def unanswered(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check whether the next hop of a packet of the checked connection answers ARP or neighbour discovery. A neighbour
-    entry with the state FAILED may be old.
-    """
+    entry with the state FAILED may be old."""
     for packet in {one.destination: one for one in node.routed}.values():
         text, is_itself = "", False
-        with suppress(NetlinkError):  # the packet has no route, which `refused` reports
+        with suppress(NetlinkError):  # `refused` reports packets without a route
             text, is_itself = silent_neighbour(packet.destination)
         is_client = node.packet is not None and packet.destination == node.packet.source
         if text and (is_client or not is_itself):  # probes report silent endpoints
@@ -99,7 +97,7 @@ def unanswered(node: CheckedNode) -> Iterator[Diagnosis]:
 
 def by_default(node: CheckedNode, away: Mapping[str, bytes]) -> Iterator[Diagnosis]:
     """Note pods on other nodes to which packets leave by the default route, if this Node has a podCIDR. `away` contains
-    their addresses by text. Raises NetlinkError."""
+    the pods' addresses by text. Raises NetlinkError."""
     found: dict[bytes, list[str]] = {}
     for text, address in away.items() if away and node.facts and pod_cidrs(node.facts.node) else ():
         if gateway := default_gateway(address):
@@ -111,9 +109,8 @@ def by_default(node: CheckedNode, away: Mapping[str, bytes]) -> Iterator[Diagnos
 
 
 def misled(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check whether answers to a client that is a pod of this node leave by an uplink, and not by the interface of the
-    pod's network. Answers of endpoints on that interface do not pass it. Raises NetlinkError.
-    """
+    """Check whether answers to a client that is a pod of this node leave by an uplink instead of the interface of the
+    pod's network. Answers of endpoints on that interface do not pass the uplink. Raises NetlinkError."""
     asked, facts = node.packet, node.facts
     if asked is None or asked.source is None or facts is None:
         return
@@ -135,9 +132,8 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
-    """Report chains of other programs that give packets of the checked connection another source. If it is no address
-    of this node, it is unknown whether their answers return here. Raises NetlinkError.
-    """
+    """Report chains of other programs that give packets of the checked connection another source. If the source is no
+    address of this node, their answers may not return to this node. Raises NetlinkError."""
     leaving = [one for one in node.passing if one.hook == "postrouting" and one.purpose is CompiledFor.REQUEST]
     # If the proxy masquerades first, no other chain translates the source.
     requests = [one if node.end_of(one) in node.masqueraded else one._replace(before=inf) for one in leaving]
@@ -219,9 +215,8 @@ def _kept_on_loopback() -> Iterator[Diagnosis]:
 def _if_marked(
     node: CheckedNode, refused_by: Callable[[RoutedPacket], str], others: Callable[[], Sequence[Firewall]]
 ) -> Iterator[Diagnosis]:
-    """Check for packet marks with which policy routing would refuse a packet, and for chains that set them.
-    `refused_by` returns the refusing rule, `others` the tables of other programs.
-    """
+    """Check for packet marks with which policy routing would refuse a packet, and for chains that set such marks.
+    `refused_by` returns the refusing rule; `others` returns the tables of other programs."""
     tested = marks() - {node.mark} if node.routed else ()
     routed = list(dict.fromkeys(node.routed))
     refused_with = {mark: packet for mark in tested for packet in reversed(routed) if _is_lost(packet, mark)}
@@ -263,7 +258,7 @@ def _is_way_of(routed: RoutedPacket, passing: PassingPacket, node: CheckedNode) 
     """Return whether `passing`, a request or an answer at a hook before routing, may be routed as `routed`."""
     if passing.purpose is CompiledFor.ANSWER:
         return routed.source == passing.source
-    if routed.destination == passing.destination and not routed.arrival:  # the mark changes the route of the first one
+    if routed.destination == passing.destination and not routed.arrival:  # the mark changes the first packet's route
         return True
     return bool(node.ends_at(routed.destination)) and passing.destination in {*passing.original[:1], routed.destination}
 

@@ -27,7 +27,7 @@ _PERSIST: Final = "and remove it from the file in /etc/sysctl.d, or the program,
 
 
 class Setting(NamedTuple):
-    """A sysctl: its wanted value and its present value, None if it cannot be read."""
+    """A sysctl with its wanted value and its present value; None if it cannot be read."""
 
     key: str
     wanted: int
@@ -43,7 +43,7 @@ class InterfacePath(NamedTuple):
     filter: int
     out: str
     is_node: bool
-    clients: str = ""  # part of the interface's network reached through `out`; '' for clients of other networks
+    clients: str = ""  # part of the interface's network behind `out`; '' for clients of other networks
 
 
 def forwarding(family: Family, harm: Harm = STOPS) -> Diagnosis:
@@ -138,10 +138,10 @@ def bridged(
 
 
 def hairpin(bridge: str, ports: Mapping[str, bool], share: float, harm: Harm = NOTHING) -> Iterator[Diagnosis]:
-    """Check hairpin mode of the bridge `ports`: without it a bridge does not send a packet back through the port on
-    which it arrived, so a pod cannot connect to itself through a Service. `share`: the share of one pod's connections
-    that lead to itself, 0 if all pods are checked. If packets on a bridge pass the rules, translated packets do not
-    leave the bridge (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c)."""
+    """Check hairpin mode of the bridge `ports`. Without hairpin mode a bridge sends no packet back through the port on
+    which it arrived, and a pod cannot connect to itself through a Service. `share` is the share of one pod's
+    connections that lead to itself, or 0 if all pods are checked. If packets on a bridge pass the rules, translated
+    packets do not leave the bridge (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c)."""
     off = [name for name, is_on in ports.items() if not is_on]
     if not off:
         return
@@ -166,8 +166,7 @@ def down(
     harms: Mapping[str, Harm] = MappingProxyType({}),
 ) -> Iterator[Diagnosis]:
     """Check for interfaces that are down. `roles` maps an interface's name to the role of its address, `harms` to the
-    harm if it is down. A bridge without carrier is ignored: it has no ports before the first pod.
-    """
+    harm if the interface is down. A bridge without carrier is ignored, because it has no ports before the first pod."""
     for one in interfaces:
         if one.name in roles and not (one.running or (one.up and one.name in bridges)):
             yield Diagnosis(
@@ -184,7 +183,7 @@ def down(
 
 
 def tracked(count: int, limit: int, fixes: Iterable[str] = ()) -> Room:
-    """Check the used fraction of the connection tracking table; `fixes` free entries."""
+    """Return the use of the connection tracking table; `fixes` free entries."""
     return Room(
         "connection tracking",
         count,

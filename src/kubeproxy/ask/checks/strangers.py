@@ -26,8 +26,7 @@ _IN_THE_WAY: Final = _FORWARDED | {"input", "output", INGRESS}
 
 def unasked(proxies: Sequence[ProxyProcess], control: str = "") -> str:
     """Return a text about kube-proxies that run on this node although the command was given another source of objects,
-    and whether they hang. `control` is the path of a control socket, '' for none.
-    """
+    and whether they hang. `control` is the path of a control socket; '' for none."""
     pids = ", ".join(str(process.pid or "in another PID namespace") for process in proxies)
     if not pids:
         return "no kube-proxy runs here"
@@ -52,8 +51,7 @@ def unevaluated(found: Iterable[Chain]) -> Iterator[Diagnosis]:
 
 def second(others: Iterable[tuple[ProxyProcess, str]], mode: str, caught: str = "") -> Iterator[Diagnosis]:
     """Check for other kube-proxies, given with their modes ('' if unknown); `mode` is the running proxy's mode.
-    `caught` describes their rules for the checked connection, '' for none.
-    """
+    `caught` describes their rules for the checked connection; '' for none."""
     for process, theirs in others:
         kind = "another kube-proxy of this program" if process.ours else "the Go kube-proxy"
         shown = f" in {theirs} mode" if theirs else ""
@@ -73,7 +71,7 @@ def with_rules(place: str) -> str:
 
 
 def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
-    """Check for rules of modes other than the running `mode` ('' for none); for one `place`, or for all places ('')."""
+    """Check for rules of other modes than the running `mode` ('' for none), for one `place` or for all places ('')."""
     caught = with_rules(place)
     traces = list(traces)
     places = [trace.what for trace in traces]
@@ -93,9 +91,8 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
 
 
 def of_tables_left(found: Iterable[Diagnosis], left: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Yield findings on chains of other programs. `left` has the mode of each leftover table of another kube-proxy: a
-    finding on such a table names the leftover and its removal, and notes on it are omitted.
-    """
+    """Yield findings on chains of other programs. `left` has the mode of each leftover table of another kube-proxy. A
+    finding on such a table names the leftover and its removal; a note on such a table is omitted."""
     for one in found:
         mode = left.get(one.table, "")
         if not mode:
@@ -141,12 +138,11 @@ def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[list[Drop], str]]:
 def dropping(
     drops: Iterable[Drop], harm: HarmOfPackets = lambda *_, **__: STOPS, bridges: Collection[str] = ()
 ) -> Iterator[Diagnosis]:
-    """Report chains of other programs that surely drop a connection, or that the kernel may run before or after ours. A
-    client sends a silently dropped request again, and the request picks an endpoint again: connection tracking stores a
-    connection only after its first packet has passed all hooks. A TCP reset to a client on one of these `bridges` has
-    the endpoint's address as its source, and no rule translates it back (nf_send_reset in
-    net/ipv4/netfilter/nf_reject_ipv4.c).
-    """
+    """Report chains of other programs that surely drop a connection, or that the kernel may run before or after this
+    proxy's chains. A client sends a silently dropped request again, and the repeated request picks an endpoint again,
+    because connection tracking stores a connection only after its first packet has passed all hooks. A TCP reset to a
+    client on one of these `bridges` has the endpoint's address as its source, and no rule translates this address back
+    (nf_send_reset in net/ipv4/netfilter/nf_reject_ipv4.c)."""
     drops = [one for one in drops if not one.untracks]
     stops = harm([one.packet for one in drops if not one.unordered]) == STOPS
     for several, packets in _by_chain(drops):
@@ -177,12 +173,12 @@ def dropping(
 
 
 def _listing(where: str, chain: str, traced: str) -> str:
-    """Return the command that lists the rules of a chain of legacy iptables, because the kernel does not trace them;
+    """Return the command that lists the rules of a chain of legacy iptables, which the kernel does not trace; return
     `traced` for another chain."""
     return f"`{where} -S {chain}` lists its rules" if where.partition(" ")[0] in LEGACY.values() else traced
 
 
-HarmOfPackets = Callable[..., Harm]  # function that returns the harm of lost packets (see CheckedNode.harm_of)
+HarmOfPackets = Callable[..., Harm]  # returns the harm of lost packets, as CheckedNode.harm_of
 _UNMARKED: Final = " that are not masqueraded"
 PICKED_AGAIN: Final = (
     "first packets are dropped; a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"
@@ -197,8 +193,7 @@ def untracking(
     drops: Iterable[Drop], harm: HarmOfPackets = lambda *_, **__: STOPS, *, is_answered: bool
 ) -> Iterator[Diagnosis]:
     """Report chains of other programs that surely exclude a connection, or its answers, from connection tracking.
-    `is_answered`: a program on this node listens on the destination, and receives untranslated packets.
-    """
+    `is_answered` means that a program on this node listens on the destination, and receives untranslated packets."""
     for several, packets in _by_chain(one for one in drops if one.untracks):
         one = several[0]
         if one.verdict == ZONES:
@@ -254,7 +249,7 @@ def _apart(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagno
 
 
 def translating(found: Iterable[ForeignTranslation], forwarded: bool) -> Iterator[Diagnosis]:
-    """Report chains of other programs that translate a connection. `forwarded`: the proxy would forward the
+    """Report chains of other programs that translate a connection; `forwarded` means that the proxy would forward the
     connection."""
     for one in found:
         target = place_text(*one.packet.original)
@@ -274,8 +269,7 @@ def translating(found: Iterable[ForeignTranslation], forwarded: bool) -> Iterato
 
 def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[End]) -> Iterator[Diagnosis]:
     """Report leftover chains that translate a connection while no kube-proxy runs; `endpoints` are the endpoints in the
-    present objects.
-    """
+    present objects."""
     for one in found:
         old = [end for end in one.ends if end not in endpoints]
         reason = f"the objects have no endpoint {_ends(old)}" if old else "the objects have these endpoints too"
@@ -289,7 +283,6 @@ PRESENT: Final = "present rules"
 
 
 def _translation(one: ForeignTranslation) -> str:
-    """Return a text about a chain that translates a connection."""
     verb = "translates" if one.sure and not one.unordered else "may translate"
     target, ends = place_text(*one.packet.original), _ends(one.ends)
     leads = f" to {ends}" * (ends != target)
@@ -302,11 +295,11 @@ def _ends(ends: Sequence[End]) -> str:
     return " or ".join([*shown, *([f"{len(ends) - _LISTED} others"] if len(ends) > _LISTED else [])])
 
 
-_LISTED: Final = 10  # maximum number of destinations in a text
+_LISTED: Final = 10  # destinations in a text
 
 
 def _tracking(filters: Iterable[Filter]) -> Iterator[Diagnosis]:
-    """Report chains of other programs that take packets out of connection tracking, or put them into a zone of it."""
+    """Report chains of other programs that exempt packets from connection tracking, or assign packets to a zone."""
     for one in filters:
         if one.untracks:
             what = f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}"
@@ -327,9 +320,8 @@ def firewalls(
     harm: Callable[[Filter], Harm] = lambda _: STOPS,
     direct: str = "",
 ) -> Iterator[Diagnosis]:
-    """Report chains of other programs that drop packets to endpoints. `ends_here`: connections end at this node.
-    `direct`: the destination of the checked connection if no rule translates it.
-    """
+    """Report chains of other programs that drop packets to endpoints. `ends_here` means that connections end at this
+    node. `direct` is the destination of the checked connection if no rule translates it."""
     noted: dict[str, list[Filter]] = {}
     what, rules, options = "translated packets", "`ct status dnat accept`", "`-m conntrack --ctstate DNAT -j ACCEPT`"
     if direct:

@@ -1,4 +1,4 @@
-"""Whether this machine is the node in question: the proxy's Node, or any node of the cluster."""
+"""Checks whether this machine is the node in question: the proxy's Node, or any node of the cluster."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ def registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
 
 
 def elsewhere(node: CheckedNode, command: str) -> Diagnosis | None:
-    """Return the finding that this machine is not the node in question, None if it may be, or if a proxy answered.
-    `command` asks the nodes' proxies. Raises ApplyError.
-    """
+    """Return the finding that this machine is not the node in question; None if it may be the node, or if a proxy
+    answered. `command` asks the nodes' proxies. Raises ApplyError."""
     if node.running:
         return None
     facts = node.facts
@@ -64,7 +63,7 @@ def elsewhere(node: CheckedNode, command: str) -> Diagnosis | None:
 
 
 def must_be_here(node: CheckedNode, command: str) -> None:
-    """Raise NoAnswerError if this machine is not the node in question; see `elsewhere`."""
+    """Raise NoAnswerError if this machine is not the node in question, as `elsewhere` decides."""
     away = elsewhere(node, command)
     if away is not None:
         raise NoAnswerError(f"{away.text}. Fix: {away.fix}")
