@@ -189,7 +189,26 @@ async def test_a_probe_to_which_another_program_gives_a_source_does_not_judge_th
         asked = ("why", live.ips["outside"]["IPv4"], f"{front.address}:{front.port}")
         status, text = await live.ask(*asked)
         reason = "table ip other, chain c gives packets of this node's own another source"
-        assert (status, f"no answer within 1 s: {reason}; a Service's connection has" in text) == (0, True), text
+        assert (status, f"no answer within 1 s: {reason}; the connection has" in text) == (0, True), text
+
+
+async def test_a_rule_for_one_user_that_stops_the_probe_does_not_judge_the_endpoint(live: Live) -> None:
+    live.service("owned", "b1")
+    front, pod = live.front("owned"), live.ips["pod"]["IPv4"]
+    await live.expect(front, {"pod": "b1"})
+    command = "iptables-legacy" if live.mode.variant == "legacy" else "iptables-nft"
+    rest = "OUTPUT -p tcp --dport 3000 -m owner --uid-owner 0 -j REJECT"
+    for commands, where in (
+        (table("ip", "output 0", "tcp dport 3000 meta skuid 0 reject with tcp reset"), "table ip other, chain c"),
+        ((f"{command} -I {rest}", f"{command} -D {rest}"), "chain OUTPUT"),
+    ):
+        async with changed(live, commands):
+            await fails(live, "node", front, True)
+            await fails(live, "pod", front, False)
+            for client in (pod, "node"):
+                status, text = await live.ask("why", client, f"{front.address}:80")
+                said = f"{where} may stop packets of this command alone, which runs as user 0\n"
+                assert (status, said in text, "3000: refused: " in text) == (2, True, True), text
 
 
 async def test_a_chain_of_the_same_priority_may_come_first(live: Live) -> None:
@@ -223,7 +242,7 @@ async def test_a_chain_that_accepts_translated_packets_is_no_fault(live: Live) -
     async with changed(live, (f"nft {text}", "nft delete table ip other")):
         await live.expect(front, {"node": "b1", "pod": "b1"}, "tcp")
         status, said = await live.ask("why", "node", f"{front.address}:80")
-        assert (status, "-  TCP from this node to" in said, "; a Service's connection has other packets" in said) == (
+        assert (status, "-  TCP from this node to" in said, "; the connection has other packets" in said) == (
             0,
             True,
             True,
@@ -484,6 +503,14 @@ async def test_packets_that_a_bridge_delivers_pass_no_chain_of_ip(live: Live) ->
         async with changed(live, calls):
             await fails(live, "pod", near, False)
             await answer(live, "pod", near, 0, "this node forwards it, untranslated\n")
+    pod = live.ips["pod"]["IPv4"]
+    for way in (f"{near.address}/32 dev eth0", f"unreachable {near.address}/32", f"blackhole {pod}/32"):
+        async with changed(live, (f"ip route add {way}", f"ip route del {way}")):  # the kernel does not route them
+            await fails(live, "pod", near, False)
+            status, text = await live.ask("why", pod, f"{near.address}:3000")
+            assert (status, "this node forwards it, untranslated\n" in text) == (0, True), text
+            told = ", and cbr0 delivers those of pods; the connection has other packets\n"
+            assert (told in text) is (near.address in way), text
 
 
 @pytest.mark.slow("packets that each kind of rule stops")

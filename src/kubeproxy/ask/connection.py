@@ -10,9 +10,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.ask import packets
+from kubeproxy.ask import packets, probing
 from kubeproxy.ask.checks import checkup, ports, programming, returns, routes, strangers, whereabouts
-from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridges, unforwarded, unreflecting_bridges
+from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridge, unforwarded, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Severity, end_of
 from kubeproxy.ask.kernel import present
@@ -22,9 +22,9 @@ from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.relay.tcp import DIAL_TIMEOUTS
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
-from kubeproxy.kernel.route import local_addresses, source_for
+from kubeproxy.kernel.route import source_for
 from kubeproxy.meaning.firewall import ForeignTranslation, PassingPacket
-from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, unpack
+from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, unpack
 from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.model.world import LOOPBACK
 from kubeproxy.setup import host, modes
@@ -202,6 +202,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     why = replace(why, endpoints=tuple(_seen(tuple(ends), packet)))
     probes = present.all_of(why.endpoints, packet.protocol) if packet.protocol in probed else ()
     findings = [*(pin[1:] if pin else present.affinity(why, kept)), *returns.unreturned(why, astray, node)]
+    way = node
     if asked.running:
         way = _way(node, why, explained)
         if why.forwarded and _ends_at_proxy(node, explained) and not explained.relayed:
@@ -214,7 +215,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
             kernel = _untranslated(kernel, *checkup.all_translations(way, rules))
         reached = {one.address for one in probes if not (one.failed or one.unanswered)}
-        away = _away(why, explained)
+        away = probing.away(why, explained)
         pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
         if explained.client_node and packet.source is not None:  # answers have another route than requests
             pods[f"{why.source} on {explained.client_node}"] = packet.source
@@ -224,7 +225,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         findings += [*misnamed, *kernel, *_hairpin(way, why), *_around(around)]
     else:
         findings += _without_proxy(asked, node, rules, why, explained)
-    findings += present.findings(probes, _probed_for(node, rules, explained, why, probes))
+    findings += probing.findings(way, rules, explained, why, probes, at_proxy=_ends_at_proxy(node, explained))
     told = Explanation(why, tuple(findings), probes)
     return _retried(told) if _ends_at_proxy(node, explained) and packet.protocol == PROTOCOLS["TCP"] else told
 
@@ -366,42 +367,6 @@ def _source_for(destination: bytes) -> bytes | None:
     return None
 
 
-def _away(why: Why, explained: Explained) -> dict[str, str]:
-    """Return the endpoints that are on other nodes, with the node."""
-    return {one.address: one.node for one in why.endpoints if one.node not in {"", explained.world.node_name}}
-
-
-def _probed_for(
-    node: CheckedNode, rules: checkup.NodeRules, explained: Explained, why: Why, probes: Sequence[present.Probe]
-) -> present.ProbedFor:
-    """Return the clients to which failed probes apply, and the chains that stop this node's packets."""
-    failed = {end_of(one.address): one.address for one in probes if one.failed}
-    if not failed:
-        return present.ProbedFor()
-    packet, local = explained.packet, host.packed_local_addresses(tuple(Family), modes.interfaces())
-    at_proxy = _ends_at_proxy(node, explained)
-    is_node = at_proxy or packet.source is None or any(packet.source in each for each in local.values())
-    own = () if is_node else [one.address for one in why.endpoints if not one.masqueraded]
-    try:
-        sent = [Packet(source_for(address), address, packet.protocol, port) for address, port in failed]
-        passing = [each for one in sent for each in packets.own_packets(one, local[family_of(one.destination)])]
-        stopping = reversed(checkup.surely_dropped(rules.others, passing))
-        blocked = {failed[drop.packet.original]: drop for drop in stopping}
-        moved = {failed[one.packet.original]: one for one in routes.sources(passing, rules.others)}
-    except (KubeProxyError, OSError):
-        blocked, moved = {}, {}  # if a proxy runs, other checks report unreadable rules
-    # Packets of probes are not translated. The checks of a running proxy cover translated packets.
-    untranslated = at_proxy or node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
-    routed = node.running and (why.direct or node.mode.flows_end is FlowsEnd.ENDPOINTS)
-    away = _away(why, explained)
-    interfaces = {}
-    if away:
-        with suppress(KubeProxyError):
-            interfaces = {one.ip: one.interface for one in local_addresses(family_of(packet.destination))}
-    here = {one: name for one in away if (name := interfaces.get(end_of(one)[0]))}
-    return present.ProbedFor(untranslated, own, blocked, moved, routed, away, here)
-
-
 def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
     ends = (one for one in why.endpoints if one.masqueraded)
     share = sum(one.share for one in ends if one.host == why.source)
@@ -431,7 +396,9 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     source, family = packet.source, family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     taken_in = bool(node.mode.interface) and not why.direct
-    whole = packets.CheckedConnection(packet, local, taken_in, arrival(node, packet), node.mark, why.direct)
+    is_between_pods = why.direct and source and not {source, packet.destination} & set(local)
+    bridge = delivering_bridge(source, packet.destination) if is_between_pods and source else ""
+    whole = packets.CheckedConnection(packet, local, taken_in, arrival(node, packet), node.mark, why.direct, bridge)
     ends = [(*end_of(one.address), one.masqueraded) for one in why.endpoints]
     known = ends[: present.MOST]
     at_proxy, relayed = _ends_at_proxy(node, explained), explained.relayed
@@ -452,8 +419,6 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         and not (whole.is_local and any(end[0] in local for end in known))
     )
     hooks = frozenset((*HOOKS, INGRESS)) - {"output" if crosses else "forward"}
-    ways = {packets.interface_to(end[0]) for end in known} if why.direct and not whole.is_local else set()
-    is_bridged = ways == {whole.interface} and whole.interface in delivering_bridges(node)
     return replace(
         node,
         hooks=frozenset((*(one.hook for one in passing), INGRESS)) if covered and why.forwarded else hooks,
@@ -469,8 +434,8 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         refused=why.outcome == Outcome.REFUSED.value,
         answers=relayed or (why.outcome in _ANSWERED and packet.destination in local),
         picked_again=frozenset(one[:2] for one in known if not is_kept),
-        bridged=is_bridged,
-        routed=list(packets.routed(whole, () if at_proxy else known, node.mark)),
+        bridge=bridge,
+        routed=() if bridge else list(packets.routed(whole, () if at_proxy else known, node.mark)),
     )
 
 

@@ -42,6 +42,7 @@ class CheckedConnection(Struct, frozen=True, dict=True):
     direct: bool = (
         False  # whether the destination is the endpoint's own address, so that no rule translates the packets
     )
+    bridge: str = ""  # the bridge that delivers packets from pod to pod, so that the kernel does not route them
 
     @property
     def is_local(self) -> bool:
@@ -61,7 +62,9 @@ class CheckedConnection(Struct, frozen=True, dict=True):
     @cached_property
     def way_back(self) -> str | None:
         """The outgoing interface of answers to a client elsewhere, '' for a client of this node; None if unknown."""
-        return _NONE if self.is_local or self.packet.source is None else interface_to(self.packet.source)
+        if self.is_local or self.packet.source is None:
+            return _NONE
+        return self.bridge or interface_to(self.packet.source)
 
     @cached_property
     def first_way(self) -> tuple[str, str | None]:
@@ -89,7 +92,7 @@ def early(connection: CheckedConnection) -> Iterator[PassingPacket]:
 def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masqueraded: bool) -> Iterator[PassingPacket]:
     """Yield the packets of a connection to one endpoint, and the endpoint's answers. Raises NetlinkError."""
     packet, entrance, destination = connection.packet, connection.interface, end[0]
-    exit_ = _LOOPBACK if destination in connection.local else interface_to(destination)
+    exit_ = _LOOPBACK if destination in connection.local else connection.bridge or interface_to(destination)
     here = connection.is_local
     forwarded = not here and exit_ != _LOOPBACK
     # Depending on the mode, a pod's connection to itself is marked before or after its packets are forwarded.

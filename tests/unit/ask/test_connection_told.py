@@ -19,7 +19,7 @@ from kubeproxy.ask.connection import Explanation, tell
 from kubeproxy.ask.connection import _around as around
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.ask.kernel import present
-from kubeproxy.ask.kernel.present import Probe, ProbedFor
+from kubeproxy.ask.kernel.present import OwnCause, Probe, ProbedFor
 from kubeproxy.ask.question import Elsewhere
 from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace
@@ -63,7 +63,10 @@ PACKETS = [
 DROPS = [Drop("table inet fw", "guard", packet) for packet in PACKETS]
 REFUSED = PROBED[1].address
 KEEPS_ADDRESS = ProbedFor(is_node=False, own_address=[REFUSED])
-OUTPUT = Drop("table inet fw", "out", PACKETS[0]._replace(hook="output"))
+OUTPUT = OwnCause(
+    "table inet fw, chain out drops packets of this node's own at the hook output",
+    "let table inet fw out accept them",
+)
 ANSWERED = [
     one._replace(packet=one.packet._replace(source=one.packet.destination, purpose=CompiledFor.ANSWER)) for one in DROPS
 ]
@@ -151,14 +154,14 @@ def test_the_answer(told, status):
             ("connect from the client to 10.0.0.3:80: if that fails too",),
         ),
         (
-            ProbedFor(is_node=False, own_address=[REFUSED], blocked={REFUSED: OUTPUT}),
+            ProbedFor(is_node=False, own_address=[REFUSED], stopped={REFUSED: OUTPUT}),
             "yes",
             "-",
-            "chain out drops packets of this node's own at the hook output; a Service's connection has other packets",
+            "chain out drops packets of this node's own at the hook output; the connection has other packets",
             (),
         ),
         (
-            ProbedFor(blocked={REFUSED: OUTPUT}),
+            ProbedFor(stopped={REFUSED: OUTPUT}),
             "no",
             "x",
             "table inet fw, chain out drops packets of this node's own at the hook output",

@@ -64,7 +64,7 @@ class CheckedNode(Struct, frozen=True):
     answers: bool = False  # the proxy itself answers
     picked_again: frozenset[End] = frozenset()  # the endpoints of which one is picked for each first packet
     covered: bool = False  # `passing` and `possible` contain all packets of the connection
-    bridged: bool = False  # a bridge delivers the packets from pod to pod without IP rules
+    bridge: str = ""  # the bridge that delivers packets from pod to pod, so that the kernel does not route them
     routed: Collection[RoutedPacket] = ()  # packets of the connection at the kernel's routing decisions
 
     @property
@@ -84,6 +84,11 @@ class CheckedNode(Struct, frozen=True):
     def direct(self) -> bool:
         """Whether the destination is an endpoint's own address, which no rule of the proxy matches."""
         return bool(self.targets) and not self.served
+
+    @property
+    def bridged(self) -> bool:
+        """Whether a bridge delivers the packets from pod to pod, bypassing IP rules."""
+        return self.bridge in {bridge.name for bridge in bridges()} - filtering_bridges(self)
 
     @property
     def proxies(self) -> list[processes.ProxyProcess]:
@@ -344,9 +349,13 @@ def filtering_bridges(node: CheckedNode) -> frozenset[str]:
     return frozenset(bridge.name for bridge in bridges() if node.family in bridge.filtered)
 
 
-def delivering_bridges(node: CheckedNode) -> frozenset[str]:
-    """Return the bridges whose packets of the checked family bypass the IP rules."""
-    return frozenset(bridge.name for bridge in bridges()) - filtering_bridges(node)
+def delivering_bridge(*ends: bytes) -> str:
+    """Return the bridge whose network contains all these addresses of pods: it delivers packets from pod to pod by
+    their MAC addresses, without a route; '' for none. Raises NetlinkError.
+    """
+    names, own = {bridge.name for bridge in bridges()}, local_addresses(family_of(ends[0]))
+    near = (one for one in own if one.interface in names and all(within(end, [one.network]) for end in ends))
+    return next((one.interface for one in near), "")
 
 
 def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:

@@ -112,7 +112,7 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check whether answers to a client that is a pod of this node leave by an uplink instead of the interface of the
     pod's network. Answers of endpoints on that interface do not pass the uplink. Raises NetlinkError."""
     asked, facts = node.packet, node.facts
-    if asked is None or asked.source is None or facts is None:
+    if asked is None or asked.source is None or facts is None or node.bridge:
         return
     own, anywhere = local_addresses(family_of(asked.source)), bytes(len(asked.source))
     pods = used_pod_networks(facts.node, family_of(asked.source), [one.ip for one in own])
@@ -196,13 +196,6 @@ def _unmasqueraded(one: Marking | SourceTranslation, effect: str, fix: str) -> D
         fix=fix,
         table=one.where,
     )
-
-
-def sources(own: Iterable[PassingPacket], others: Sequence[Firewall]) -> Iterator[SourceTranslation]:
-    """Yield the chains of other programs that give these packets of this node another source than masquerading."""
-    leaving = [one._replace(before=inf) for one in own if one.hook == "postrouting"]
-    found = (each for firewall in others for each in firewall.sources(leaving))
-    yield from (one for one in found if one.sources - {MASQUERADED})
 
 
 def _kept_on_loopback() -> Iterator[Diagnosis]:

@@ -33,7 +33,6 @@ from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsuppor
 from kubeproxy.kernel.conntrack.tracked import Tracked, entries_to, target_of
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.route import silent_neighbour, source_for
-from kubeproxy.meaning.firewall import Drop, SourceTranslation
 from kubeproxy.model.addresses import (
     PORT_BYTES,
     PROTOCOL_NAMES,
@@ -290,13 +289,21 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
         return tuple(pool.map(partial(_attempt, protocol), chosen))
 
 
+class OwnCause(NamedTuple):
+    """A reason why only this node's own packets, such as those of probes, do not reach an endpoint; `sure`: in every
+    case."""
+
+    reason: str
+    fix: str = ""
+    sure: bool = True
+
+
 class ProbedFor(NamedTuple):
     """The connection for which probes are made."""
 
     is_node: bool = True  # whether the connection's packets have the same path as packets of probes
     own_address: Collection[str] = ()  # the endpoints that receive the client's own address
-    blocked: Mapping[str, Drop] = {}  # by endpoint, the chains that surely stop this node's packets
-    moved: Mapping[str, SourceTranslation] = {}  # by endpoint, the chains that give this node's packets another source
+    stopped: Mapping[str, OwnCause] = {}  # by endpoint
     routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
     away: Mapping[str, str] = {}  # the endpoints on other nodes, with the node
     here: Mapping[str, str] = {}  # the endpoints in `away` whose address this node itself has, with the interface
@@ -312,7 +319,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         what = f"{quiet[0].protocol} from this node: no reply, nothing refused it"
         why = "a program that listens need not reply to an empty datagram, so this proves nothing"
         yield Diagnosis(Severity.NOTE, "endpoints", f"{what}: {', '.join(one.address for one in quiet)}", why)
-    explained = {*connection.blocked, *connection.moved, *connection.here}
+    explained = {*connection.here, *(address for address, own in connection.stopped.items() if own.sure)}
     wrong = [one for one in probes if one.failed and not one.absent and one.address not in explained]
     refused = [one.address for one in wrong if one.refused]
     closed = f"nothing listens on {', '.join(refused)}"
@@ -321,14 +328,9 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         if not one.failed:
             continue
         what = f"{one.protocol} from this node to {one.address}: {one.problem}"
-        if drop := connection.blocked.get(one.address):
-            reason = f"{drop.where}, chain {drop.chain} drops packets of this node's own at the hook {drop.packet.hook}"
-            fix = f"let {drop.where} {drop.chain} accept them"
-            yield _blocked(what, reason, fix, _lost(one) if connection.is_node else NOTHING)
-        elif moved := connection.moved.get(one.address):
-            reason = f"{moved.where}, chain {moved.chain} gives packets of this node's own another source"
-            fix = f"leave packets to endpoints out of {moved.where} {moved.chain}"
-            yield _blocked(what, reason, fix, _lost(one) if connection.is_node else NOTHING)
+        own = connection.stopped.get(one.address)
+        if own and own.sure:
+            yield _stopped(one, what, own, connection)
         elif one.problem == _BLACKHOLE and connection.routed:
             yield Diagnosis(Severity.NOTE, "endpoints", what, "the routes of the connection itself are checked as well")
         elif one.address in connection.here or (one.absent and one.address in connection.away):
@@ -336,6 +338,9 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         elif one.absent:
             fix = f"no pod has the address {place_of_text(one.address)[0]} here: {_RUNS}"
             yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
+        elif own:
+            rest = f"{closed}: {_LISTENS}" if one.refused else f"look at the pod network, at {_POLICIES}"
+            yield Diagnosis(Severity.UNKNOWN, "endpoints", what, own.reason, f"{own.fix}; if none does, {rest}")
         elif one.address in connection.own_address and one.problem != _BLACKHOLE:
             cause, verb = ("nothing listens", "rejects") if one.refused else ("the pod network loses packets", "drops")
             is_port = one.refused and not (reached or quiet)
@@ -382,11 +387,11 @@ def _lost(probe: Probe) -> Harm:
     return Harm(Effect.LOSES, frozenset({end_of(probe.address)}))
 
 
-def _blocked(what: str, reason: str, fix: str, harm: Harm) -> Diagnosis:
-    """Return the finding for a probe that a chain of this node stops or changes; the endpoint is then not the cause."""
-    if harm is not NOTHING:
-        return Diagnosis(Severity.BROKEN, "endpoints", what, reason, fix, harm)
-    return Diagnosis(Severity.NOTE, "endpoints", what, f"{reason}; a Service's connection has other packets")
+def _stopped(probe: Probe, what: str, cause: OwnCause, connection: ProbedFor) -> Diagnosis:
+    """Return the finding for a probe that this node itself stops or changes; the endpoint is then not the cause."""
+    if connection.is_node:
+        return Diagnosis(Severity.BROKEN, "endpoints", what, cause.reason, cause.fix, _lost(probe))
+    return Diagnosis(Severity.NOTE, "endpoints", what, f"{cause.reason}; the connection has other packets")
 
 
 def _attempt(protocol: int, address: str) -> Probe:
