@@ -282,7 +282,7 @@ def test_the_answering_endpoint_is_reported():
     assert (made.text.startswith("nothing here dropped it, and the proxy answered"), made.passed) == (True, True)
 
 
-SHOWS = "(`kube-proxy why` shows rules that drop answers or leave them out of connection tracking)"
+SHOWS = "(`kube-proxy why` tests whether this node stops the answers; if not, the endpoint or the network does)"
 
 
 def test_a_flow_with_connections_without_an_answer_did_not_pass():

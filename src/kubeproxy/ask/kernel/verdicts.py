@@ -363,7 +363,7 @@ def _partly(made: Verdict, failed: Mapping[str, str], protocol: int, cause: str)
     return Verdict(text, passed=False)
 
 
-_SHOWS = "`kube-proxy why` shows rules that drop answers or leave them out of connection tracking"
+_SHOWS = "`kube-proxy why` tests whether this node stops the answers; if not, the endpoint or the network does"
 
 
 def _unanswered(served: Sequence[TracedReply], where: str, protocol: int, ruleset: KnownRules, cause: str) -> Verdict:
