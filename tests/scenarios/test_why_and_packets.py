@@ -149,6 +149,22 @@ async def test_a_source_that_another_program_gives_is_named(live: Live) -> None:
             await answer(live, "pod", front, 2 if wrong else 0, said)
 
 
+async def test_a_translation_to_the_packets_own_source_changes_no_source(live: Live) -> None:
+    live.service("unchanged", "b1", type="NodePort")
+    front, nodeport, pod = live.front("unchanged"), live.front("unchanged", "nodeport"), live.ips["pod"]["IPv4"]
+    await live.expect(front, {"pod": "b1"}, "tcp")
+    for text in ("snat to ip saddr", f"ip saddr {pod} snat to {pod}", f"snat to ip saddr map {{ {pod} : {pod} }}"):
+        chain = f"chain c {{ type nat hook postrouting priority 90; {text}; }}"
+        async with changed(live, (f"nft table ip other {{ {chain}; }}", "nft delete table ip other")):
+            await live.expect(front, {"pod": "b1"}, "tcp")
+            await answer(live, "pod", front, 0, "/tcp: kube-proxy forwards it\n")
+            if text.endswith("saddr"):  # the kernel translates a source once, so the proxy does not masquerade it
+                await fails(live, "outside", nodeport, True)
+                said = "before the proxy's chain, which masquerades them: they are not masqueraded"
+                await answer(live, "outside", nodeport, 2, "?  table ip other, chain c: accepts packets to ", said)
+    await live.expect(nodeport, {"outside": "b1 masqueraded"}, "tcp")
+
+
 async def test_a_program_that_clears_the_mark_of_masquerading_is_named(live: Live) -> None:
     live.service("unmasked", "b1", type="NodePort")
     front, end = live.front("unmasked", "nodeport"), live.ips["b1"]["IPv4"]
@@ -160,6 +176,17 @@ async def test_a_program_that_clears_the_mark_of_masquerading_is_named(live: Liv
             status, text = await live.ask(*asked)
             said = f"?  table ip other, chain c: clears the proxy's mark 0x4000 in packets to {end}:3000 at the hook fo"
             assert (status, said in text) == ((2, True) if wrong else (0, False)), text
+
+
+async def test_a_program_that_sets_the_mark_of_masquerading_is_named(live: Live) -> None:
+    live.service("masked", "b1")
+    front, pod = live.front("masked"), live.ips["pod"]["IPv4"]
+    await live.expect(front, {"pod": "b1"}, "tcp")
+    for chain in ("prerouting -150", "forward 0"):
+        async with changed(live, table("ip", chain, f"ip saddr {pod} meta mark set meta mark or 0x4000")):
+            await live.expect(front, {"pod": "b1 masqueraded"}, "tcp")
+            said = "-  table ip other, chain c: sets the proxy's mark 0x4000 in packets to "
+            await answer(live, "pod", front, 0, said, f"at the hook {chain.split()[0]}: the proxy masquerades them: ")
 
 
 async def test_a_rule_that_exempts_packets_from_masquerading_is_named(live: Live) -> None:

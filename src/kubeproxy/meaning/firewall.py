@@ -108,8 +108,8 @@ class Drop(NamedTuple):
 
 class SourceTranslation(NamedTuple):
     """A chain of type nat that translates the source of a packet to one of these packed addresses; `sure` means in
-    every case. None stands for an unknown address, MASQUERADED for the address of the outgoing interface. No address
-    means that a rule keeps the packet from the proxy's chain."""
+    every case. None stands for an unknown address, MASQUERADED for the address of the outgoing interface or for an
+    unchanged address of this node. No address means that a rule keeps the packet from the proxy's chain."""
 
     where: str
     chain: str
@@ -292,7 +292,8 @@ class _ChainWalk(Walk):
             back, ended = self._ends(chain, packet, NEW)
             moved = [each for each, _ in ended if each.masquerade]
             if moved or (shared and ended):
-                found = (each.new_source if isinstance(each.new_source, bytes) else None for each in moved)
+                new = (packet.source or MASQUERADED if each.new_source is None else each.new_source for each in moved)
+                found = (one if isinstance(one, bytes) else None for one in new)
                 sure = not back and len(moved) in {0, len(ended)} and (shared or hook.priority != packet.before)
                 yield chain, frozenset(found), sure
 

@@ -197,7 +197,7 @@ class _Reader:
         try:
             address, _ = _destination(text.partition(":")[0] if text.count(":") == 1 else text)
         except _Unknown:
-            address = None
+            return (Op.MASQUERADE, ()), (Op.VERDICT, ACCEPT, "")
         return (Op.MASQUERADE, address), (Op.VERDICT, ACCEPT, "")
 
     def _translation(self, name: str, text: str) -> tuple[Operation, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final, Literal
 
 from kubeproxy.kernel.nftables import expressions as x
@@ -466,11 +467,16 @@ class _Rule:
         value = None if term.field is original else self._operand(term, target.size)
         self._done.append((Op.WRITE, target.field, value))
 
-    def _address(self, register: int | None) -> bytes | tuple[int, int] | None:
-        """Return the new destination of a translation; None for the packet's destination."""
+    def _address(self, register: int | None, own: Property) -> bytes | tuple[int, int] | None:
+        """Return the new address of a translation; None for the packet's `own` address."""
         width, term = self._place.bits // 8, self._get(register) if register is not None else None
-        own = term is not None and (term.field, term.size) == (Property.DESTINATION, width)
-        return None if term is None or own else self._operand(term, width)
+        return None if term in {None, Term(own, width, width)} else self._operand(term, width)
+
+    def _source(self, one: x.Nat) -> bytes | tuple[int, ...] | None:
+        """Return the new source of snat; None for the packet's own, () if it is unknown."""
+        with suppress(UnknownRuleError):
+            return () if one.is_range else self._address(one.address, Property.SOURCE)
+        return ()
 
     @staticmethod
     def _operand(term: Term, size: int) -> bytes | tuple[int, int]:
@@ -481,18 +487,19 @@ class _Rule:
         raise UnknownRuleError("translation by a field")
 
     def _end(self, one: x.Nat | x.Redirect | x.Masquerade | x.Reject) -> None:
-        if isinstance(one, x.Nat | x.Redirect) and one.is_range:
-            raise UnknownRuleError("translation to a range")
         match one:
             case x.Masquerade():
                 self._done += [(Op.MASQUERADE,), (Op.VERDICT, ACCEPT, "")]
             case x.Nat(type=0) if self._purpose is CompiledFor.EVERYTHING:
                 raise UnknownRuleError("snat")
             case x.Nat(type=0):
-                self._done += [(Op.MASQUERADE, self._address(one.address)), (Op.VERDICT, ACCEPT, "")]
+                self._done += [(Op.MASQUERADE, self._source(one)), (Op.VERDICT, ACCEPT, "")]
             case x.Reject():
                 self._done += [(Op.REFUSE, one.type == 1), (Op.VERDICT, DROP, "")]
+            case _ if one.is_range:
+                raise UnknownRuleError("translation to a range")
             case _:
-                address = rules.HERE if isinstance(one, x.Redirect) else self._address(one.address)
+                own = Property.DESTINATION
+                address = rules.HERE if isinstance(one, x.Redirect) else self._address(one.address, own)
                 port = None if one.port is None else self._operand(self._get(one.port), 2)
                 self._done += [(Op.TRANSLATE, address, port), (Op.VERDICT, ACCEPT, "")]

@@ -39,7 +39,7 @@ class Op(IntEnum):
     # original.
     WRITE = 11
     TRANSLATE = 12  # address (or HERE) and port: each is bytes, (offset, length) in the found data, or None
-    MASQUERADE = 13  # the new source of snat, in the form of TRANSLATE's address
+    MASQUERADE = 13  # the new source of snat, in the form of TRANSLATE's address; () if it is unknown
     REFUSE = 14  # whether the refusal is a TCP reset
     VERDICT = 15  # code, chain
     UNKNOWN = 16  # text

@@ -433,7 +433,9 @@ class Walk:
         if kind is Op.MARK:
             flow.mark = flow.mark & op[1] ^ op[2]
         elif kind is Op.MASQUERADE:
-            flow.masquerade, flow.new_source = True, op[1] if len(op) > 1 else b""
+            new = op[1] if len(op) > 1 else b""
+            is_found = bool(new) and isinstance(new, tuple)
+            flow.masquerade, flow.new_source = True, flow.found[new[0] : sum(new)] if is_found else new
         elif kind is Op.REFUSE:
             flow.refused = "resets" if op[1] else "rejects"
         elif kind is Op.REMEMBER:

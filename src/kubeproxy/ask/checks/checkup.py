@@ -214,7 +214,7 @@ def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
     report.look("way back", lambda: routes.misled(node))
     if node.packet is not None and sight is not None:
         report.look("sources", lambda: routes.moved_sources(node, rules.others))
-        report.look("marks", lambda: routes.unmarked(node, rules.others))
+        report.look("marks", lambda: routes.remarked(node, rules.others))
     report.look("next hops", lambda: routes.unanswered(node))
 
 

@@ -140,9 +140,11 @@ def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Dia
     own = {one.ip for one in local_addresses(family_of(requests[0].destination))} if requests else set()
     for one in (each for firewall in others for each in firewall.sources(requests)):
         is_own, is_masqueraded = one.sources <= {*own, MASQUERADED}, node.end_of(one.packet) in node.masqueraded
-        if not one.sources and is_masqueraded:
-            yield _accepted(one)
-        if is_own and (one.packet.source is None or is_masqueraded or not one.sources):
+        if one.sources <= {one.packet.source or MASQUERADED}:
+            if is_masqueraded and (one.packet.source is not None or is_loopback(one.packet.original[0])):
+                yield _accepted(one)
+            continue
+        if is_own and (one.packet.source is None or is_masqueraded):
             continue
         known = [unpack(address) if address else "of this node" for address in one.sources if address is not None]
         end = place_text(one.packet.destination, one.packet.port)
@@ -159,19 +161,26 @@ def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Dia
         )
 
 
-def unmarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
-    """Report chains of other programs that clear the mark of packets that the proxy is about to masquerade."""
-    marked = [one for one in node.passing if one.purpose is CompiledFor.REQUEST and one.marks[1]]
-    for one in (each for firewall in others for each in firewall.marking(marked)):
-        bit = one.packet.marks[1]
-        if any(not mark & bit for mark in one.marks):
-            end = place_text(one.packet.destination, one.packet.port)
-            yield _unmasqueraded(
-                one,
-                f"{'clears' if one.sure else 'may clear'} the proxy's mark {bit:#x} in packets to {end} at the hook "
-                f"{one.packet.hook}",
-                f"have {one.where} {one.chain} set its own bits only, with a mask, and keep this bit",
+def remarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
+    """Report chains of other programs that clear the mark of packets that the proxy is about to masquerade, or set this
+    mark in other packets of a client elsewhere."""
+    requests = [one for one in node.passing if one.purpose is CompiledFor.REQUEST]
+    for one in (each for firewall in others for each in firewall.marking(requests)):
+        bit, end = node.mark, node.end_of(one.packet)
+        packets = f"the proxy's mark {bit:#x} in packets to {place_text(one.packet.destination, one.packet.port)}"
+        packets += f" at the hook {one.packet.hook}"
+        fix = f"have {one.where} {one.chain} set its own bits only, with a mask, and keep this bit"
+        if one.packet.marks[1]:
+            if any(not mark & bit for mark in one.marks):
+                yield _unmasqueraded(one, f"{'clears' if one.sure else 'may clear'} {packets}", fix)
+            continue
+        kept = (node.targets if end is None else {end}) - node.masqueraded
+        if kept and one.packet.source in node.ends and any(mark & bit for mark in one.marks):
+            what = f"{one.where}, chain {one.chain}: {'sets' if one.sure else 'may set'} {packets}"
+            why = (
+                "the proxy masquerades them: the endpoint, and network policies, see this node's address as the client"
             )
+            yield Diagnosis(Severity.NOTE, "source", what, why, fix, table=one.where)
 
 
 def _accepted(one: SourceTranslation) -> Diagnosis:
@@ -180,7 +189,7 @@ def _accepted(one: SourceTranslation) -> Diagnosis:
     return _unmasqueraded(
         one,
         f"{'accepts' if one.sure else 'may accept'} packets to {end} before the proxy's chain, which masquerades them",
-        f"leave packets to endpoints out of that rule of {one.where} {one.chain}, or place it after the jump to the "
+        f"leave packets to endpoints out of that rule of {one.where} {one.chain}, or have it apply after the "
         "proxy's chain",
     )
 
