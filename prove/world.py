@@ -25,7 +25,6 @@ from lab.topology import NODE_A
 from prove import launcher
 from prove.forking import Forking
 from prove.steps import Json, Step, copied
-from support import tracked_flows
 from support import traffic as traffic_module
 from support.foreign import go_start, load_iptables, load_nft
 from support.live import TIMEOUT, Front, Live, leftovers
@@ -205,9 +204,6 @@ class World:
             by = launcher.command(batch=BATCHES[self.starts % 2])
         self.launched = bool(by)
         traffic_module.PAUSE = CLOSE
-        if self.carries and self.harmed:
-            # The former ports of UDP listeners were in rules that another program deleted: docs/userspace.md.
-            await self.inside("node", tracked_flows.flush)
         # With a failing API server the start takes longer; the next quiet moment checks it.
         await self.live.start(overrides, self.args, by, ready_within=TIMEOUT if wait else None)
 

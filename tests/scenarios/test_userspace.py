@@ -7,6 +7,7 @@ proxy.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 
@@ -142,3 +143,26 @@ async def test_a_chain_before_the_listeners_is_named(live: Live) -> None:
                 assert (status, said) == (int(lost), lost), text
         finally:
             await live.nft("delete table ip guard")
+
+
+@pytest.mark.parametrize("rules", ["kept", "deleted"])
+async def test_no_client_of_a_deleted_service_reaches_the_new_owner_of_its_port(bare: Live, rules: str) -> None:
+    """The range has one port, so the listener of another Service gets the port to which the client's flow leads."""
+    config = PROXY | {"portRange": "41000-41000"}
+    bare.service("former", "a1", type="NodePort", externalIPs=["198.51.100.9"])
+    fronts = [bare.front("former", kind, port=1) for kind in ("cluster", "external", "nodeport")]
+    await bare.start(config)
+    with contextlib.ExitStack() as stack:
+        places = ("pod", "outside", "node")
+        flows = [stack.enter_context(client(bare, place, front)) for place in places for front in fronts]
+        for flow in flows:
+            await flow.expect("a1")
+        await bare.proxy.kill()
+        if rules == "deleted":
+            await bare.nft("delete", "table", "ip", "kube-proxy-userspace")
+        bare.delete("former")
+        bare.service("new", "b1")
+        await bare.start(config)
+        await bare.expect(bare.front("new", port=1), {"pod": "b1"}, "udp")
+        for flow in flows:
+            await flow.expect(*NOBODY)

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -78,6 +80,13 @@ class AnyPort(frozenset[bytes]):
         return AnyPort(each for each in (*self, *others) if isinstance(each, bytes))
 
 
+def bound_ports() -> set[bytes]:
+    """Return the packed ports of all UDP sockets in the thread's network namespace."""
+    files = [Path(f"/proc/thread-self/net/{name}") for name in ("udp", "udp6")]
+    lines = chain.from_iterable(file.read_text().splitlines()[1:] for file in files if file.exists())
+    return {bytes.fromhex(line.split()[1][-4:]) for line in lines}
+
+
 class Key(NamedTuple):
     """A UDP frontend. `address` is packed, and b'' for a NodePort; `last` is the last port of a range, 0 for a single
     port."""
@@ -90,6 +99,10 @@ class Key(NamedTuple):
     def ports(self) -> range:
         """All ports of the frontend."""
         return range(self.port, max(self.port, self.last) + 1)
+
+
+FORMER: Final = Key(b"", 0)
+"""Stands for all destinations that are no frontend: flows to them may lead to listeners of an earlier process."""
 
 
 class Suspects(NamedTuple):
@@ -292,9 +305,11 @@ class FlowCleaner:
                 known = [key for key in look.keys() & fresh.keys() if fresh[key].serving or look is not underway]
                 look |= {key: look[key]._replace(serving=fresh[key].serving) for key in known}
             wrong = {key: found for key, found in fresh.items() if found.lost != NOTHING_LOST}
-            if any(key.last for key in fresh):
-                for look in later:
+            for look in later:
+                if FORMER in look or any(key.last for key in fresh):
                     look |= {key: found for key, found in wrong.items() if key not in look}
+            if full and ports_of:
+                wrong[FORMER] = Suspects(NOTHING_LOST, None)
             if wrong:
                 self._first[family] = joined((first, wrong))
                 self._wake.set()
@@ -396,4 +411,12 @@ class FlowCleaner:
         first = sorted((key for key in wanted if key.address), key=lambda key: (bool(wanted[key].serving), -key.last))
         services = _Now(wanted, {target_of(key.address, UDP, port): key for key in first for port in key.ports})
         nodeports = _Now(wanted, {PORT_BYTES[key.port]: key for key in wanted if not key.address})
-        return self._conntrack.clean(number, services, nodeports, frozenset(node_addresses), certain)
+        former: Callable[[bytes], bool] | None = None
+        if FORMER in wanted:
+            ours = NOTHING_LOST.union(*(found.serving for found in wanted.values()))
+            local, bound = self._local_addresses()[family], bound_ports()
+
+            def former(server: bytes) -> bool:  # another program's redirection to its own socket is not stale
+                return server[:-2] in local and (server[-2:] in ours or server[-2:] not in bound)
+
+        return self._conntrack.clean(number, services, nodeports, frozenset(node_addresses), certain, former)

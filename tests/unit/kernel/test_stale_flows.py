@@ -54,12 +54,15 @@ NODE = {ip("192.0.2.2"), ip("127.0.0.1")}
         pytest.param(flow("127.0.0.1", 30053, "10.244.1.4", 5353), True, id="NodePort on loopback"),
         pytest.param(flow("203.0.113.1", 30053, "203.0.113.1", 30053), False, id="a NodePort's number elsewhere"),
         pytest.param(flow("192.0.2.2", 31000, "10.244.1.9", 1), False, id="external IP of the node wins over NodePort"),
+        pytest.param(flow("10.96.0.99", 53, "192.0.2.2", 41000), True, id="a former listener"),
+        pytest.param(flow("192.0.2.2", 41000, "192.0.2.2", 41000), False, id="the listener's own port"),
         pytest.param(flow("fd00::10", 53, "fd01::3", 5353, "fd01::9"), True, id="IPv6"),
         pytest.param(flow("fd00::10", 53, "fd01::2", 5353, "fd01::9"), False, id="IPv6, serving"),
     ],
 )
 def test_a_flow_is_stale_when_its_replies_come_from_no_serving_endpoint(entry: UdpFlow, stale: bool) -> None:
-    assert stale_flows([entry], SERVICES, NODEPORTS, NODE) == ([entry] if stale else [])
+    former = endpoint("192.0.2.2", 41000)
+    assert stale_flows([entry], SERVICES, NODEPORTS, NODE, former.__eq__) == ([entry] if stale else [])
 
 
 ADDRESSES = st.sampled_from([ip(f"10.0.0.{n}") for n in range(4)])

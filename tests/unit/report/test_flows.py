@@ -190,7 +190,7 @@ class Notes:
             return 1
         return None
 
-    def clean(self, _family, services, nodeports, _addresses, _certain):
+    def clean(self, _family, services, nodeports, _addresses, _certain, _former):
         self.calls.append((services, nodeports))
         return 1
 
@@ -502,7 +502,7 @@ def test_flows_wait_when_a_full_sync_begins_while_they_are_read(undisturbed_soon
         notes = Notes(forgets=False)
 
         def clean(*arguments):
-            certain = arguments[-1]
+            certain = arguments[4]
             if not notes.calls:
                 cleaner.hold(V4)
             notes.calls.append(certain())

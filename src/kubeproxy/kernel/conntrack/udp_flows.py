@@ -88,6 +88,7 @@ def stale_flows(
     services: Mapping[bytes, Endpoints],
     nodeports: Mapping[bytes, Endpoints],
     node_addresses: Collection[bytes],
+    former: Callable[[bytes], bool] | None = None,
 ) -> list[UdpFlow]:
     """Return the flows to a UDP frontend whose replies come from an address that is no serving endpoint of the
     frontend.
@@ -96,13 +97,15 @@ def stale_flows(
     `nodeports` does the same for packed ports, which are frontends on each of `node_addresses`. A Service that is
     deleted or has no endpoints has an empty set, so all its flows are stale. (The Go kube-proxy skips such Services, so
     that clients lose packets.) The replies of a flow without translation come from the frontend's own address, so the
-    flow is stale as well. Flows to other destinations are never stale."""
+    flow is stale as well. Flows to other destinations are stale if they are translated to a `former` endpoint."""
     stale = []
     for flow in flows:
         endpoints = services.get(flow.target)
         if endpoints is None:
             endpoints = nodeports.get(flow.target[-2:])
             if endpoints is None or flow.target[:-3] not in node_addresses:
+                if former and former(flow.server) and flow.server != flow.target[:-3] + flow.target[-2:]:
+                    stale.append(flow)
                 continue
         if flow.server not in endpoints:
             stale.append(flow)
@@ -206,19 +209,20 @@ class Conntrack(Closing):
         nodeports: Mapping[bytes, Endpoints],
         node_addresses: Collection[bytes],
         certain: Callable[[], bool] = lambda: True,
+        former: Callable[[bytes], bool] | None = None,
     ) -> int | None:
-        """Delete the stale flows; return their number. Raises ApplyError when the kernel refuses.
+        """Delete the stale flows (see stale_flows); return their number. Raises ApplyError when the kernel refuses.
 
         The mappings may change while flows are read. After the read their newest state is used, so that no flow is
         deleted that has become valid. If the mappings are not `certain` after the read, nothing is deleted, and the
         result is None."""
         if not services and not nodeports:
             return 0
-        flows = self.udp_flows(family, services.keys(), nodeports.keys())
-        stale = stale_flows(flows, services, nodeports, node_addresses)
+        flows = self.udp_flows(family, services.keys() if former is None else None, nodeports.keys())
+        stale = stale_flows(flows, services, nodeports, node_addresses, former)
         if stale and not certain():
             return None
-        return self.delete(stale_flows(stale, services, nodeports, node_addresses))
+        return self.delete(stale_flows(stale, services, nodeports, node_addresses, former))
 
     def _table(self) -> TrackingTable:
         with self._socket() as netlink:
