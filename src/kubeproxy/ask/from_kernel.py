@@ -1,7 +1,7 @@
-"""The answer of `kube-proxy plan --from-kernel`: do present and new rules give all packets the same outcome? The
-present rules may belong to any kube-proxy; they are only read. The new rules are the rules of this program for a
-configuration. The new rules are written into an empty network namespace, together with the kubelet's rules, and read
-back."""
+"""The answer of `kube-proxy plan --from-kernel`, which states whether present and new rules give all packets the same
+outcome. The present rules may belong to any kube-proxy, and are only read. The new rules are the rules of this program
+for a configuration. The command writes the new rules into an empty network namespace, together with the kubelet's
+rules, and reads them from there."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from kubeproxy.setup import host, modes
 class SwitchDifference(Struct, frozen=True, kw_only=True, rename="camel"):
     """A group of differences."""
 
-    classes: int  # the number of classes of packets
+    classes: int  # classes of packets
     packet: str  # a packet of one of these classes
     now: tuple[str, ...]  # the present outcomes of this packet
-    then: tuple[str, ...]  # its outcomes with the new rules
+    then: tuple[str, ...]  # the packet's outcomes with the new rules
 
 
 class Switch(Struct, frozen=True, kw_only=True, rename="camel"):
     """The answer for one family."""
 
     family: str
-    classes: int  # the number of classes of packets
+    classes: int  # classes of packets
     differences: tuple[SwitchDifference, ...]  # in groups
     unknown: tuple[str, ...]  # rules that this program does not support
 
@@ -110,10 +110,9 @@ def _rules_for(
 def on_purpose(
     strict: KubeProxyConfiguration, planner: Planner, found: Iterable[tuple[Family, Witness]]
 ) -> tuple[str, ...]:
-    """Return the reason for a difference that docs/migrate.md describes, '' for any other difference: `strict` gives
-    the present outcome (the planner's configuration is strict), the Service with the address has a problem, or an
-    endpoint with two ports connects to itself. Raises KubeProxyError.
-    """
+    """Return the reason for each intended difference, which docs/migrate.md describes; '' for any other difference. A
+    difference is intended if `strict`, the configuration of `planner`, gives the present outcome, if the Service with
+    the address has a problem, or if an endpoint with two ports connects to itself. Raises KubeProxyError."""
     places = {family: place_of(family) for family in planner.world.families}
     rules = _rules_for(strict, planner, places)
     return tuple(
@@ -134,7 +133,7 @@ def _to_itself(witness: Witness) -> str:
 
 
 def _problem_at(planner: Planner, packet: FirstPacket) -> str:
-    """Return a problem of the Service with a packet's destination; '' for none."""
+    """Return a problem of the Service with a packet's destination; '' without a problem."""
     address = pack(packet.destination)
     for name, service in planner.services.items():
         ports = service.spec.ports or ()

@@ -11,8 +11,8 @@ from kubeproxy.model.ejection import EJECT
 
 REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
 
-_SHOWN = 10  # maximum number of endpoints in the text; `-o json` lists all endpoints
-Marked = tuple[Severity, str]  # A line below a heading; it is printed after the mark of its severity
+_SHOWN = 10  # endpoints in the text
+Marked = tuple[Severity, str]  # A line below a heading, printed after the mark of its severity
 
 
 def difference(

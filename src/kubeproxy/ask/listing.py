@@ -1,4 +1,4 @@
-"""The columns of `kube-proxy services`: addresses, number of endpoints, policies. Pure."""
+"""The columns of `kube-proxy services`: addresses, number of endpoints, policies."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
 
 
 def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> EndpointCount:
-    """Count the endpoints of a Service's slices. An endpoint in two slices, for example while it moves, counts once.
-    A dual-stack pod has an address in each family, so only the family with more ready endpoints is counted. Drained
+    """Count the endpoints of a Service's slices. An endpoint in two slices, for example while it moves, counts once. A
+    dual-stack pod has an address in each family, so only the family with more ready endpoints is counted. Drained
     endpoints (weight 0), ejected endpoints, and endpoints of a slice without ports (no container has the named
-    targetPort), are never ready.
-    """
+    targetPort) are never ready."""
     pieces = list(slices)
     every = list(plans)
     drained = {one for plan in every if plan.balance is not None for one in plan.balance.drained}
@@ -64,8 +63,7 @@ def _counted(slices: Iterable[Slice], drained: set[bytes]) -> EndpointCount:
 
 def unserved(plans: Sequence[ServicePlan]) -> Iterator[str]:
     """Yield the ports without an available endpoint, such as 80/TCP, or 80/TCP (IPv6) if only one family has no
-    endpoint. The metric kubeproxy_services_without_endpoints counts the Services with such ports.
-    """
+    endpoint. The metric kubeproxy_services_without_endpoints counts the Services with such ports."""
     lacking = [plan for plan in plans if not plan.usable and plan.frontends]
     if not lacking:  # nearly always
         return
@@ -76,8 +74,7 @@ def unserved(plans: Sequence[ServicePlan]) -> Iterator[str]:
 
 def flags(plans: Iterable[ServicePlan], slices: Iterable[Slice]) -> str:
     """Return letters for unusual settings of a Service. L: external policy Local. l: internal policy Local. A:
-    affinity. H: hints exclude ready endpoints. E: failing endpoints are ejected.
-    """
+    affinity. H: hints exclude ready endpoints. E: failing endpoints are ejected."""
     found = dict.fromkeys("LlAHE", False)
     hinted = [piece for piece in slices if piece.particular and any(e.zones or e.nodes for e in piece.particular)]
     for plan in plans:
@@ -99,9 +96,8 @@ def _ready(plan: ServicePlan, slices: Iterable[Slice]) -> Iterator[bytes]:
 
 
 def changed_at(service: Service | None, slices: Iterable[Slice]) -> float:
-    """Return the time of a Service's last change from its objects, in seconds since the epoch; 0 if unknown. This is
-    the time of the Service's creation, or the last trigger time of its slices.
-    """
+    """Return the time of a Service's last change from its objects, in seconds since the epoch; 0 if unknown. The time
+    is the Service's creation, or the last trigger time of its slices."""
     made = service.metadata.creation_timestamp if service is not None else None
     return max((_seconds(text) for text in (made, *(piece.triggered for piece in slices)) if text), default=0.0)
 

@@ -36,7 +36,7 @@ _FLAGS = ("config", "manifests", "kubeconfig", "proxy-mode", "hostname-override"
 
 
 class ReadDesk(Desk):
-    """Answers from objects that were read for one question. Other Nodes and zones are read only for `why`."""
+    """Answers from objects that were read for one question; `why` also reads other Nodes and zones."""
 
     def __init__(self, snapshot: Snapshot, options: Options, control: str, flags: str) -> None:
         super().__init__(snapshot)
@@ -75,7 +75,6 @@ def desk(arguments: argparse.Namespace) -> Desk:
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the given arguments that select mode, node and objects, keyed by their names."""
     given = vars(arguments)
     return {name: value for name in _FLAGS if (value := given.get(name.replace("-", "_")))}
 
@@ -102,8 +101,7 @@ async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | N
 
     Raises UnreadError if the API server cannot be configured or reached, refuses the lists, or needs more than TIMEOUT;
     NoAnswerError if a folder needs more than TIMEOUT; ConfigError if a folder cannot be a source; SourceError if a
-    source fails permanently.
-    """
+    source fails permanently."""
     planner = Planner(build(settings, Surroundings()))
     complete = asyncio.Event()
 
@@ -146,7 +144,7 @@ async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | N
 
 
 async def _listed(complete: asyncio.Event, planner: Planner, sources: Sources) -> None:
-    """Return when all objects were read, or waiting is useless."""
+    """Return when all objects were read, or no further list can arrive."""
     begun = time.monotonic()
     while not complete.is_set():
         reach = sources.reach()

@@ -138,7 +138,6 @@ def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str
 
 
 def _sysctls(mode: Mode, new: KubeProxyConfiguration) -> list[str]:
-    """Return a sentence for each sysctl that would change."""
     lines = []
     for key, wanted in (*host.conntrack_sysctls(new.conntrack), *mode.operations().sysctls(new)):
         actual = number(key)
@@ -164,8 +163,7 @@ def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
     """Return descriptions of the existing rules of all modes and proxies except the given mode, each with a safe way to
     remove them. The function assumes that the given mode uses the node's iptables variant; detecting it would write
-    rules in ipvs mode.
-    """
+    rules in ipvs mode."""
     owns = mode.operations().owns
 
     @cache

@@ -2,8 +2,7 @@
 programs' rules. Translation at a hook has the priority NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC. Chains with the same
 priority may run before or after the translation. At the hook output, the interface follows from the route to the
 original destination, even after translation. Source: include/uapi/linux/netfilter_ipv4.h, and
-net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18.
-"""
+net/netfilter/ipvs/ip_vs_core.c, of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -34,15 +33,13 @@ class CheckedConnection(Struct, frozen=True, dict=True):
 
     packet: Packet  # the first packet; its source is None if this node sends it and the kernel picks the address
     local: Collection[bytes]  # this node's addresses
-    taken_in: bool = False  # whether a packet passes the hook input before it is sent to an endpoint (ipvs)
+    taken_in: bool = False  # a packet passes the hook input before it is sent to an endpoint (ipvs)
     arrival: str = ""  # the interface of incoming packets; '' for the interface of the route to the client
     mark: int = (
         0  # the mark of packets that are masqueraded; 0 if the proxy's rules do not mark this connection's packets
     )
-    direct: bool = (
-        False  # whether the destination is the endpoint's own address, so that no rule translates the packets
-    )
-    bridge: str = ""  # the bridge that delivers packets from pod to pod, so that the kernel does not route them
+    direct: bool = False  # the destination is the endpoint's own address, and no rule translates the packets
+    bridge: str = ""  # the bridge that delivers packets from pod to pod without routing
 
     @property
     def is_local(self) -> bool:
@@ -51,7 +48,7 @@ class CheckedConnection(Struct, frozen=True, dict=True):
 
     @cached_property
     def client(self) -> bytes | None:
-        """The client's address; the kernel picks it if this node is the client. None without a route."""
+        """The client's address; if this node is the client, the kernel picks the address. None without a route."""
         return self.packet.source if self.packet.source is not None else source_for(self.packet.destination)
 
     @property
@@ -73,12 +70,12 @@ class CheckedConnection(Struct, frozen=True, dict=True):
 
 
 def interface_to(address: bytes) -> str | None:
-    """Return the outgoing interface of packets to an address, None without a route. Raises NetlinkError."""
+    """Return the outgoing interface of packets to an address; None without a route. Raises NetlinkError."""
     return way_out(bytes(len(address)), address) or None
 
 
 def early(connection: CheckedConnection) -> Iterator[PassingPacket]:
-    """Yield the first packet before it is translated. Raises NetlinkError."""
+    """Yield the first packet before translation. Raises NetlinkError."""
     packet, entrance = connection.packet, connection.interface
     hook, ways = ("output", connection.first_way) if connection.is_local else ("prerouting", (entrance, _NONE))
     made = _Made(packet, ways)
@@ -119,9 +116,8 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
 
 
 def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]], mark: int) -> Iterator[RoutedPacket]:
-    """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError. `ends`:
-    each endpoint's address, its port, and whether it is masqueraded; `mark` is the mark of packets to masquerade.
-    """
+    """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError. `ends` has each
+    endpoint's address, its port, and whether it is masqueraded; `mark` is the mark of packets to masquerade."""
     packet, arrival, here, client = connection.packet, connection.interface, connection.is_local, connection.client
     if here:
         yield RoutedPacket(packet.source, packet.destination)
@@ -141,9 +137,8 @@ def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]
 def masqueraded_answers(
     passing: Iterable[PassingPacket], masqueraded: Collection[tuple[bytes, int]], local: Collection[bytes]
 ) -> Iterator[PassingPacket]:
-    """Yield the possible answers of these endpoints before they are translated back: masquerading may pick any address
-    of this node.
-    """
+    """Yield the possible answers of these endpoints before they are translated back; masquerading may pick any address
+    of this node."""
     for one in passing:
         if one.purpose is CompiledFor.ANSWER and one.before == _DESTINATION and (one.source, one.port) in masqueraded:
             yield from (one._replace(destination=address) for address in local)
@@ -163,9 +158,8 @@ def own_packets(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPac
 
 
 def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection to this node's own address that no rule translates. Raises NetlinkError. If
-    `before` is given, yield only packets for chains of the hook input with a lower priority, and no answers.
-    """
+    """Yield the packets of a connection to this node's own address that no rule translates. Raises NetlinkError. With
+    `before`, yield only packets for chains of the hook input with a lower priority, and no answers."""
     packet, here = connection.packet, connection.is_local
     entrance, back = (_LOOPBACK, _LOOPBACK) if here else (connection.interface, connection.way_back)
     made = _Made(packet, (entrance, _NONE), (packet.destination, packet.port), False)
@@ -203,7 +197,7 @@ def _answers(
 
 
 class _Made(NamedTuple):
-    """The common fields of the packets of a connection; `end` is the endpoint, None before an endpoint is chosen."""
+    """The common fields of the packets of a connection; `end` is the endpoint, or None before an endpoint is chosen."""
 
     packet: Packet
     interfaces: tuple[str | None, str | None]

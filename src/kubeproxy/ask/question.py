@@ -1,6 +1,5 @@
 """Parses an operator's question: a source, and a destination that is an address or the name of a Service. Finds the
-node of a client by slices, podCIDRs and the configured pod network. Pure.
-"""
+node of a client by slices, podCIDRs and the configured pod network."""
 
 from __future__ import annotations
 
@@ -28,17 +27,17 @@ from kubeproxy.model.objects import LABEL, Node
 from kubeproxy.model.plan import Frontend, FrontendKind, Globals, ServiceName, ServicePlan
 from kubeproxy.model.world import pod_cidrs, used_pod_networks
 
-NODE = "node"  # name of this node as a source; the kernel picks the address
-_SHOWN = 3  # maximum number of Services in other namespaces that an error message proposes
+NODE = "node"  # the name of this node as a source
+_SHOWN = 3  # Services in other namespaces that an error message proposes
 
 
 def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") -> Packet:
     """Return the first packet of a connection from `source` to `target`. Raises QuestionError.
 
     A source is an address, with an optional port as in 192.0.2.7:40000, or `node`. A target is ADDRESS:PORT,
-    NAMESPACE/NAME:PORT, or NAME:PORT for a Service in default, with /PROTOCOL after it unless that is TCP. A Service's
-    name means its first cluster IP of the source's family. Its port may be given by name, which implies the protocol.
-    """
+    NAMESPACE/NAME:PORT, or NAME:PORT for a Service in default, with /PROTOCOL after it unless that is TCP. A
+    Service's name means its first cluster IP of the source's family. Its port may be given by name, which implies
+    the protocol."""
     where, number, protocol = _parted(target)
     client = source_of(source)
     destination = pack(where.strip("[]")) if "/" not in where else None
@@ -111,7 +110,7 @@ def _names_service(text: str) -> bool:
 
 
 def no_such_port(service: str, port: str, protocol: str, ports: Iterable[str]) -> QuestionError:
-    """Return the error for a port, '' if the question has none, that is not one of a Service's `ports`."""
+    """Return the error for a port that is not one of a Service's `ports`, or for a question without a port ('')."""
     wrong = " ".join(filter(None, ("no", protocol, "port", port))) if port else "no port in this question"
     return QuestionError(f"Service {service} has {wrong}; it has {', '.join(dict.fromkeys(ports))} (spec.ports)")
 
@@ -165,8 +164,7 @@ def _cluster_ips(plans: tuple[ServicePlan, ...], family: Family | None) -> Itera
 
 class Elsewhere(Struct, frozen=True, rename="camel"):
     """The other node that handles a connection: the node's name ('' if unknown), the reason, the field of the object
-    that is the cause, and whether the client or the destination is on that node.
-    """
+    that is the cause, and whether the client or the destination is on that node."""
 
     node: str
     reason: str
@@ -189,7 +187,8 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
     ranges = parse_networks(networks, family_of(source))
     ours = planner.world.of(family_of(source))
     is_pod = ours is not None and ours.detector.holds(source, "")
-    # Some CNI plugins do not assign pod addresses from podCIDRs. If they do, this node has an address in its podCIDRs.
+    # Some CNI plugins do not assign pod addresses from podCIDRs. With other plugins, this node has an address in its
+    # podCIDRs.
     if (
         is_pod
         and not counted_host(planner.world, planner.nodes.get(own), source)
@@ -206,10 +205,9 @@ _NODES_OF_A_CLUSTER: Final = 8
 
 
 def counted_host(world: Globals, node: Node | None, client: bytes) -> str:
-    """Return an address of this Node that the configured pod network contains, if the network contains a client too:
-    hosts then count as pods, and the client may be a host. '' if the network contains only pods, or if the client's
-    address is near this Node's podCIDRs, so that it is probably a pod.
-    """
+    """Return an address of this Node that the configured pod network contains, if the network also contains the client;
+    hosts then count as pods, and the client may be a host. Return '' if the network contains only pods, or if the
+    client is probably a pod, because its address is near this Node's podCIDRs."""
     part = world.of(family_of(client))
     if part is None or part.detector.kind != "network" or not part.detector.holds(client, ""):
         return ""
@@ -229,10 +227,9 @@ def is_own_pod(snapshot: Snapshot, source: bytes | None) -> bool:
 
 
 def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
-    """Return the client's address if another Node may have it, else None. The proxy watches only its own Node, so
-    another Node may have the address if neither this node, nor an endpoint, nor a pod has it, and the destination is no
-    address of this node.
-    """
+    """Return the client's address if another Node may have it, else None. The proxy watches only its own Node. Another
+    Node may have the address if neither this node, nor an endpoint, nor a pod has it, and the destination is no address
+    of this node."""
     source, local = packet.source, snapshot.addresses
     if source is None or packet.interface or source in local or packet.destination in local:
         return None

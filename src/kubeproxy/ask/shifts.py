@@ -1,7 +1,6 @@
 """The differences between two configurations that clients can observe. For each address of each Service,
 model/answer.py computes the outcome of a connection from a pod, from this node and from elsewhere, under both
-configurations. Further differences follow from the habits of the two modes. Pure.
-"""
+configurations. Further differences follow from the habits of the two modes."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class ConfiguredNode(NamedTuple):
 
 class ClientKind(NamedTuple):
     """A kind of client: its name, its address (None for this node), its incoming interface, whether only its
-    connections to itself are compared, and more addresses of this kind.
-    """
+    connections to itself are compared, and more addresses of this kind."""
 
     words: str
     source: bytes | None
@@ -83,8 +81,7 @@ class ClientKind(NamedTuple):
 
     def besides(self, endpoints: Collection[bytes]) -> ClientKind:
         """Return the client, if possible with an address that is not an endpoint of the Service, because an endpoint's
-        connection may lead back to itself.
-        """
+        connection may lead back to the endpoint itself."""
         if self.source not in endpoints or self.is_endpoint:
             return self
         return self._replace(source=next((one for one in self.others if one not in endpoints), self.source))
@@ -113,8 +110,6 @@ class Shift(Struct, frozen=True, rename="camel"):
 
 
 class _Met(NamedTuple):
-    """The outcome for a client: a text, and the possible endpoints."""
-
     words: str
     endpoints: frozenset[bytes] = frozenset()
 
@@ -140,9 +135,8 @@ def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: 
 
 
 def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
-    """Return the changes for clients; `pods` are the known pods of the cluster. IPv6 link-local addresses of the
-    node are omitted, because a client can use them only if it names an interface.
-    """
+    """Return the changes for clients; `pods` are the known pods of the cluster. IPv6 link-local addresses of the node
+    are omitted, because a client can use them only with the name of an interface."""
     found: dict[tuple[str, str, str, str], dict[str, set[int]]] = {}
     protocols: dict[tuple[str, str], set[int]] = {}  # the outcomes of connections to a Service at one place
     indices = Index(before.planner), Index(after.planner)
@@ -194,8 +188,7 @@ def _met(
     side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index, client: ClientKind, away: Collection[bytes]
 ) -> _Met | None:
     """Return the outcome for a client. If only the client's connections to itself are compared, return the outcome of
-    these connections, None without such connections. `away` are endpoints on other nodes.
-    """
+    these connections, or None without such connections. `away` are endpoints on other nodes."""
     made, to_itself = answer(side.planner, packet, here, side.habits, index), client.is_endpoint
     own = [choice for choice in made.choices if choice.destination[:-2] == packet.source]
     if to_itself and not own:
@@ -250,9 +243,8 @@ def _health_checks(check: HealthCheck, local: Local) -> Iterator[tuple[str, Clie
 
 
 def _itself(plan: ServicePlan, sides: Sequence[ConfiguredNode], away: Collection[bytes]) -> Iterator[ClientKind]:
-    """Yield one endpoint on another node (`away` are such addresses) that is recognised as a pod, because this node may
-    send its connection to a NodePort back to itself.
-    """
+    """Yield one endpoint on another node that is recognised as a pod, because this node may send the endpoint's
+    connection to a NodePort back to it. `away` are addresses on other nodes."""
     detectors = [(side.planner.world.of(plan.key.family) or FamilyGlobals()).detector for side in sides]
     pods = (one[:-2] for one in plan.cluster if one[:-2] in away)
     for address in islice((pod for pod in pods if any(detector.holds(pod, "") for detector in detectors)), 1):
@@ -286,8 +278,7 @@ def _clients(
 ) -> list[ClientKind]:
     """Return the clients to compare: this node, an outside client, and pods. A pod is a client that at least one
     configuration recognises as a pod. Known pods are grouped by the configurations that recognise them; without known
-    pods, a made-up pod represents each configuration.
-    """
+    pods, a made-up pod represents each configuration."""
     found = [ClientKind("this node", None), ClientKind(_OUTSIDER, _OUTSIDE[family])]
     detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
     if len(detectors) == 1:
@@ -308,8 +299,7 @@ def _clients(
 def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
     """Return made-up pods of two configurations. If one configuration recognises pods by a network and the other by an
     interface, return three pods: one that matches both, and one for each configuration that matches only this
-    configuration.
-    """
+    configuration."""
     networks, entering = ([pod for pod in pods if bool(pod.interface) is by] for by in (False, True))
     if not networks or not entering:
         return list(pods)
@@ -386,7 +376,6 @@ def resized(before: ConfiguredNode, after: ConfiguredNode, pods: Sequence[KnownP
 
 
 def _without(one: IPv4Network | IPv6Network, other: IPv4Network | IPv6Network) -> list[IPv4Network | IPv6Network]:
-    """Return the networks that cover the part of one network that is outside of another network."""
     if not one.overlaps(other):
         return [one]
     # The two networks are of one family.

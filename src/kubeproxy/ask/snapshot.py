@@ -1,6 +1,5 @@
-"""The state from which all answers are computed: a running proxy's, or one built from objects of a folder or an API
-server.
-"""
+"""The state from which all answers are computed, of a running proxy, or built from objects of a folder or an API
+server."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:  # commands that query a running proxy do not load this module
 
 
 class Planned:
-    """Takes the place of engine and health if no proxy runs: no change is queued, and every plan is committed."""
+    """Takes the place of engine and health if no proxy runs; no change is queued, and every plan is committed."""
 
     awaits = ""
     queued: Mapping[ServiceName, Change] = {}
@@ -48,7 +47,7 @@ class Planned:
 
 
 FINE_STATES: Final = ("programmed", "planned", "ignored")
-"""States of a Service that need no further explanation; Snapshot.verdict also returns other states."""
+"""States of a Service that need no further explanation."""
 
 
 class Snapshot(NamedTuple):
@@ -58,7 +57,7 @@ class Snapshot(NamedTuple):
     mode: Mode
     engine: Engine | Planned
     health: ProxyHealth | Planned
-    reach: Callable[[], Reach | None]  # the connection to the API server, None if objects come from files
+    reach: Callable[[], Reach | None]  # None if objects come from files
     started: float  # seconds since the epoch
     complete: Literal["programmed", "planned"] = "programmed"  # state of a Service that is completely in the kernel
     journal: Journal | None = None  # None without a running proxy
@@ -112,7 +111,7 @@ class Snapshot(NamedTuple):
         ]
 
     def _why_ignored(self, name: ServiceName) -> str:
-        """Return the reason why a known Service has no plan; it is known from its object or from EndpointSlices."""
+        """Return the reason, from its object or from EndpointSlices, why a known Service has no plan."""
         service = self.planner.services.get(name)
         if service is None:
             return of_another_proxy(self._other_proxies(name)[0])

@@ -1,6 +1,5 @@
-"""The routes of the control socket, which pass questions to the Desk of a running proxy. Short answers are written at
-once. Long answers are written a few Services at a time, and the event loop runs in between.
-"""
+"""The routes of the control socket, which pass questions to the Desk of a running proxy. Long answers are written a few
+Services at a time, and the event loop runs in between."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from kubeproxy.ask.desk import Desk
 
 _PACKED = (("Content-Type", "application/msgpack"),)
-_RUN = 100  # number of Services that are written before the event loop runs again: about 1 ms of work
+_RUN = 100  # Services (1 ms of work) before the event loop runs
 
 
 def socket_pages(desk: Desk) -> dict[str, Handler]:
@@ -43,7 +42,7 @@ def socket_pages(desk: Desk) -> dict[str, Handler]:
         return Response(200, _PACKED, _streamed(desk.services, names or desk.snapshot.names))
 
     def names(request: Request) -> Response:
-        # Lines of text instead of msgpack: completion must be fast, and needs no decoder for text.
+        # Completion must be fast, and lines of text need no decoder for msgpack.
         found = desk.beginning(dict(request.parameters).get("prefix", ""))
         return Response(200, TEXT, "".join(f"{name}\n" for name in found).encode())
 

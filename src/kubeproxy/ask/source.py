@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from kubeproxy.report.journal import Past
 
 
-AT_ONCE = 100  # maximum number of Services in one request
+AT_ONCE = 100  # Services in one request
 MANY = 1000
-"""For more Services than this, a command requests all Services instead of single Services by name."""
+"""A command requests all Services instead of single Services if it needs more Services than this."""
 
 
 class Running:

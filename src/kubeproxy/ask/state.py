@@ -1,6 +1,5 @@
-"""/debug/state: the state of the node and of Services, with the versions of the objects behind it, as JSON or text; the
-parameters of a request, and which Services they find.
-"""
+"""/debug/state: the state of the node and of Services, with the versions of their objects, as JSON or text, and the
+parameters of a request, which select Services."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from kubeproxy.wording import counted
 Json = dict[str, Any]
 
 SCHEMA_VERSION: Final = 1
-"""The version of docs/answers.schema.json: it increases when a field is removed, or changes its type or meaning."""
+"""The version of docs/answers.schema.json, which increases when a field is removed, or changes its type or meaning."""
 
 _ACTIONS: Final[Mapping[Action, str]] = {
     Action.CLUSTER: "endpoints",
@@ -76,7 +75,7 @@ def node(snapshot: Snapshot) -> Json:
 
 
 def service(snapshot: Snapshot, name: ServiceName) -> Json | None:
-    """Return the state of a Service, None if it is unknown."""
+    """Return the state of a Service; None if the Service is unknown."""
     verdict = snapshot.verdict(name)
     if verdict is None:
         return None
@@ -260,9 +259,9 @@ def _port_lines(port: Json, title: str) -> Iterator[str]:
 
 
 _PARAMETERS: Final = frozenset(("namespace", "name", "address", "port", "limit", "continue", "format"))
-_AT_ONCE: Final = 16  # number of Services written before the event loop runs again (1 ms of work)
-_RUN: Final = 200  # number of names compared before the event loop runs again (less than 1 ms of work)
-_LONGEST_NUMBER: Final = 9  # maximum number of digits; longer numbers are invalid
+_AT_ONCE: Final = 16  # Services (1 ms of work) before the event loop runs
+_RUN: Final = 200  # compared names (less than 1 ms of work) before the event loop runs
+_LONGEST_NUMBER: Final = 9  # digits; a longer number is invalid
 
 
 class Query(NamedTuple):
@@ -285,8 +284,7 @@ class Query(NamedTuple):
 
     def finds(self, planner: Planner, name: ServiceName) -> bool:
         """Return whether a Service has the address and the port, as a frontend, a NodePort, a health check port, or an
-        endpoint (ready or not). An address of this node matches a NodePort only together with a port.
-        """
+        endpoint (ready or not). An address of this node matches a NodePort only together with a port."""
         if not (self.address or self.port):
             return True
         compiled = planner.compiled.get(name, NOTHING)
@@ -355,7 +353,7 @@ def _number(parameter: str, given: dict[str, str], expected: str) -> int:
 
 
 class StatePage:
-    """Answers /debug/state, a few Services at a time between turns of the event loop; each Service in its present
+    """Answers /debug/state, a few Services at a time between turns of the event loop, each Service in its present
     state."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -395,7 +393,7 @@ class StatePage:
         async for name in self._names(query):
             found = service(self._snapshot, name) if query.finds(self._snapshot.planner, name) else None
             if found is None:
-                continue  # the Service was deleted in the meantime, or only its slices are known
+                continue  # the Service was deleted, or only its slices are known
             if query.limit and count == query.limit:
                 more = True
                 break

@@ -48,8 +48,8 @@ class Target(Struct, frozen=True, rename="camel"):
     masqueraded: bool
     node: str = ""  # '' if unknown
     zone: str = ""
-    returns: bool = True  # whether its answers return through this node
-    terminating: bool = False  # whether it is terminating and serving, and used because no endpoint is ready
+    returns: bool = True  # its answers return through this node
+    terminating: bool = False  # terminating and serving, and used because no endpoint is ready
     client: str = ""  # the client's address in packets to the endpoint; '' if it is not determined
 
     @property
@@ -89,7 +89,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def passes(self) -> bool:
-        """Return whether the proxy forwards the connection to an endpoint, or itself answers that it is healthy."""
+        """Return whether the proxy forwards the connection to an endpoint, or answers a health check with success."""
         return self.forwarded or (self.outcome == Outcome.HEALTH.value and all(step.passes for step in self.steps))
 
     @property
@@ -99,7 +99,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def direct(self) -> bool:
-        """Return whether the destination is the endpoint itself, so that no rule of the proxy matches."""
+        """Return whether the destination is the endpoint itself, and no rule of the proxy matches."""
         return [one.address for one in self.endpoints] == [self.destination.partition("/")[0]]
 
     @property
@@ -109,7 +109,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.heading_with(by if self.forwarded else "")
 
     def heading_with(self, decision: str) -> str:
-        """Return the answer in one line; a non-empty `text` replaces the decision of this node."""
+        """Return the answer in one line; a non-empty `decision` replaces the decision of this node."""
         asked = f"{self.source} -> {self.destination}"
         seen = "kube-proxy does not handle it" if self.outcome == Outcome.NOT_OURS.value else self.outcome
         seen += f", the client sees {self.client_sees}" * (not self.forwarded)
@@ -121,7 +121,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def next(self) -> str:
-        """Return the command that shows further decisions about a forwarded connection; '' if it is not forwarded."""
+        """Return the command that shows further decisions about a forwarded connection; '' for a connection that is not
+        forwarded."""
         if not self.forwarded or self.elsewhere is not None:
             return ""
         return f"kube-proxy trace {NODE if self.source == THIS_NODE else self.source} {self.destination}"
@@ -134,9 +135,8 @@ WIDEN_CLUSTER_CIDR = (
 
 
 def unmasqueraded(local_mode: str, family: Family, counted: str = "") -> tuple[str, str]:
-    """Return the reason, and the fix, if this node does not masquerade connections of outside clients to cluster IPs of
-    a family: it recognises pods by their network, and has no network of this family.
-    """
+    """Return the reason and the fix if this node does not masquerade connections of outside clients to cluster IPs of a
+    family. The reason is that this node recognises pods by their network, and has no network of this family."""
     if counted:
         fix = "have clusterCIDR contain the networks of pods alone; see first what that changes here: "
         reason = f"clusterCIDR contains the Node's own address {counted}, so clients outside count as pods"
@@ -164,12 +164,12 @@ class Explained(Struct, frozen=True):
     hosted: bytes | None = None  # the destination if another Node may have it
     policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
     keeps_outside: bool = False  # see model.answer.Answer; False if the client is certainly a pod of this node
-    is_own: bool = False  # whether the client is this node, or certainly a pod of it
+    is_own: bool = False  # the client is this node, or certainly a pod of this node
     client_node: str = ""  # the node of a client that is certainly on another node, or "another node"; else ''
 
     @property
     def relayed(self) -> bool:
-        """Whether the proxy itself relays the connection: to a NodePort on loopback, in a mode that otherwise uses
+        """Whether the proxy itself relays the connection to a NodePort on loopback, in a mode that otherwise uses
         rules."""
         destination = self.packet.destination
         ours = self.world.of(family_of(destination)) if self.plan is not None and is_loopback(destination) else None
@@ -177,9 +177,8 @@ class Explained(Struct, frozen=True):
 
 
 def explain(snapshot: Snapshot, packet: Packet) -> Explained:
-    """Return the outcome of a packet on this node, with its reasons. This also applies to packets from clients on
-    other nodes, if the destination is an address or endpoint of this node, or if the incoming interface is given.
-    """
+    """Return the outcome of a packet on this node, with its reasons. The outcome also applies to packets from clients
+    on other nodes, if the destination is an address or endpoint of this node, or if the incoming interface is given."""
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
     if made.outcome is Outcome.NOT_OURS and made.plan is None:
         made = _own_port(snapshot, packet) or _untranslated(snapshot, packet) or _switched_off(snapshot, packet, made)
@@ -235,8 +234,7 @@ def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
 
 def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
     """Return the answer for an endpoint's own address and port, whose packets are not translated; None for another
-    destination.
-    """
+    destination."""
     address, port = packet.destination, (packet.protocol, packet.port)
     for (namespace, name), pieces in snapshot.planner.slices.items():
         compiled = snapshot.planner.compiled.get((namespace, name))
@@ -261,7 +259,8 @@ def _nameless(snapshot: Snapshot) -> str:
 
 
 def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
-    """Return the answer for a connection that the rules of another node handle; `nameless`: see `_nameless`."""
+    """Return the answer for a connection that the rules of another node handle; `nameless` is the result of
+    `_nameless`."""
     if nameless:
         name = there.node or "its Node"
         fix = f"there is no Node {nameless}: set hostnameOverride to the name of this node, which may be {name}"
@@ -309,8 +308,7 @@ def _told(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) ->
 def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) -> Iterator[Target]:
     """Yield the endpoints of an answer. If the client is on another node (`is_away`), endpoints on other nodes answer
     the client directly, unless the connection is masqueraded. A pod that connects to itself gets an answer only if the
-    connection is masqueraded.
-    """
+    connection is masqueraded."""
     places, own = _places(snapshot, made.plan) if made.plan is not None else {}, snapshot.planner.world.node_name
     node_of = dict(nodes_of(snapshot, packet.destination)) if made.plan is None else {}
     unplanned = (next(iter(node_of), ""), "", False)
@@ -375,8 +373,8 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
 
 
 def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
-    """Yield fixes for a client outside of the source ranges. For a pod do not propose its address, which may later
-    belong to another pod."""
+    """Yield fixes for a client outside of the source ranges. A fix for a pod does not contain its address, which may
+    later belong to another pod."""
     if ours is not None and packet.source is not None and ours.detector.holds(packet.source, packet.interface):
         network = ours.detector.value if ours.detector.kind == "network" else "the pod network"
         yield (

@@ -1,6 +1,5 @@
 """Requests the zones of endpoints and the Nodes of clients, only for answers, because the proxy itself does not need
-them. A caller waits only briefly, and gets no error: without an answer the zones are unknown.
-"""
+them. A caller waits only briefly, and gets no error; without an answer the zones are unknown."""
 
 from __future__ import annotations
 
@@ -27,15 +26,14 @@ Zones = Mapping[bytes, str]  # zones of endpoints by packed address, without end
 TIMEOUT: Final = 1.0  # maximum seconds that a caller waits for the lock, and then for the answer
 LASTING: Final = 3.0
 """Seconds for which an answer, or its absence, is reused, because an open page asks at each change of a Service."""
-MOST: Final = 8  # maximum number of Services with cached zones
+MOST: Final = 8  # Services with cached zones
 _NODES: Final = ("", "")  # the cache key for the names of Nodes by packed address; other keys are Services
 BURST: Final = 20  # maximum burst of requests from all pages and commands; then one a second
 
 
 class Places:
     """A cache of zones of endpoints, and of Nodes. `ask` fetches the zones of a Service from the source of objects;
-    `nodes` fetches Node names by packed address. Only one request runs at a time.
-    """
+    `nodes` fetches Node names by packed address. Only one request runs at a time."""
 
     def __init__(
         self,
@@ -98,8 +96,7 @@ class Places:
 
 async def with_node(made: Explained, places: Places) -> Explained:
     """Return the answer. If the client is another Node, or the destination is a NodePort at another Node's address, the
-    answer states that the other Node handles the connection.
-    """
+    answer states that the other Node handles the connection."""
     why, host = made.why, await places.node(made.hosted) if made.hosted is not None else ""
     if made.hosted is not None and host not in {"", made.world.node_name}:
         address = unpack(made.hosted)
@@ -115,7 +112,8 @@ async def with_node(made: Explained, places: Places) -> Explained:
 
 
 def _own_address(destination: bytes) -> str:
-    """Return the source address that the kernel picks for this node's packets to a destination; '' without one."""
+    """Return the source address that the kernel picks for this node's packets to a destination; '' without an
+    address."""
     found = None
     with suppress(KubeProxyError):
         found = source_for(destination)

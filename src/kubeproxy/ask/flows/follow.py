@@ -1,6 +1,5 @@
-"""The answers of `kube-proxy flows`: the open connections of Services; with -f, the beginning and the end of each
-connection, with the names of the Service and the pods.
-"""
+"""The answers of `kube-proxy flows`: the open connections of Services, or, with -f, the beginning and the end of each
+connection, with the names of the Service and the pods."""
 
 from __future__ import annotations
 
@@ -28,12 +27,13 @@ from kubeproxy.setup import host, modes
 MOST_REMEMBERED = 1 << 16
 """Maximum number of connections with a stored start time, from which the duration is computed; the oldest are
 removed."""
-_RENEWAL = 5.0  # minimum seconds between two reloads of Services and pods, which unknown addresses cause
+_RENEWAL = 5.0  # minimum seconds between two reloads of Services and pods
 _RENEWAL_SHARE = 0.05  # maximum fraction of the time that reloads may take
 
 
 class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """The beginning or the end of a connection. `seconds` is its duration, None if its beginning was not observed."""
+    """The beginning or the end of a connection. `seconds` is the connection's duration; None if its beginning was not
+    observed."""
 
     time: str
     event: str
@@ -77,7 +77,7 @@ class Known:
         return port
 
     def pod(self, place: bytes) -> str:
-        """Return the name of the pod with the address of a packed destination, '' if unknown."""
+        """Return the name of the pod with the address of a packed destination; '' if unknown."""
         return self._pods.get(place[:-2], "")
 
     def endpoint(self, port: ServedPort, server: bytes) -> str:
@@ -102,7 +102,7 @@ class Known:
         self._due = time.monotonic() + max(_RENEWAL, (time.monotonic() - now) / _RENEWAL_SHARE)
 
     def _meet(self, stranger: bytes) -> None:
-        """Record an unknown address; it causes one reload."""
+        """Record an unknown address, which causes one reload."""
         if stranger not in self._strangers and len(self._strangers) < MOST_REMEMBERED:
             self._strangers.add(stranger)
             self._stale = True
@@ -197,7 +197,7 @@ class Look:
             yield from entries(link, family, wanted)
 
     def _silent(self, link: Netlink) -> frozenset[bytes] | None:
-        """Return the ids of unanswered entries, None if there are too many."""
+        """Return the ids of unanswered entries; None if there are too many."""
         clients = 0 if self._where.own is not None else self._where.mode.tracked_as
         found = set()
         for entry in self._entries(link, Wanted(clients, clients | ANSWERED)):

@@ -1,4 +1,4 @@
-"""The state of the connection tracking table: use, growth, failures, and the largest users. Pure."""
+"""The state of the connection tracking table: use, growth, failures, and the largest users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubeproxy.kernel.conntrack.tracked import TCP_STATES, Level, Refusals, Trac
 from kubeproxy.model.addresses import PROTOCOL_NAMES, unpack
 from kubeproxy.wording import counted
 
-NEARLY_FULL: Final = 0.9  # the fraction of the limit above which the table is nearly full
+NEARLY_FULL: Final = 0.9  # fraction of the limit
 _SOON: Final = 60.0
 """The growth of the table is reported as a problem if the table will be full within this number of seconds."""
 _MANY: Final = 0.25  # the fraction of all entries above which a single Service or client is reported as a cause

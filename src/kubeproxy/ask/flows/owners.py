@@ -1,6 +1,5 @@
-"""Maps a destination of clients to its Service and port, and follows changes of Services. Pure. The process that
-follows connections for the page receives the changes as JSON lines: a FollowedNode, Fronts, and COMPLETE.
-"""
+"""Maps a destination of clients to its Service and port, and follows changes of Services. The process that follows
+connections for the page receives the changes as JSON lines: a FollowedNode, Fronts, and COMPLETE."""
 
 from __future__ import annotations
 
@@ -13,9 +12,8 @@ from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, destin
 from kubeproxy.model.plan import NODEPORT_KEY, FrontendKind, ServicePlan
 
 Keys = tuple[bytes, ...]
-"""The keys of a Service's frontends. The key of a NodePort begins with its family, because a NodePort
-has no address. The key of a range of ports ends with its last port.
-"""
+"""The keys of a Service's frontends. The key of a NodePort begins with its family, because a NodePort has no address.
+The key of a range of ports ends with its last port."""
 
 _RANGE_SIZES: Final = frozenset({9, 21})  # of an IPv4 and an IPv6 address, protocol, first and last port
 
@@ -82,7 +80,7 @@ Owner = TypeVar("Owner", bound=PortOwner)
 
 
 class Targets(Generic[Owner]):
-    """Maps a destination to its owner. `node`: the addresses on which NodePorts answer, by family."""
+    """Maps a destination to its owner. `node` has the addresses on which NodePorts answer, by family."""
 
     def __init__(self, node: Mapping[Family, frozenset[bytes]]) -> None:
         self._node = node
@@ -95,11 +93,10 @@ class Targets(Generic[Owner]):
             self._holder(key)[key] = owner
 
     def _holder(self, key: bytes) -> dict[bytes, Owner]:
-        """Return the mapping that has a key."""
         return self._ranges.setdefault(key[:-4], {}) if len(key) in _RANGE_SIZES else self._owners
 
     def of(self, target: bytes) -> Owner | None:
-        """Return the owner of a connection to `target` (see kernel.tracked.Tracked); None for no owner."""
+        """Return the owner of a connection to `target` (see kernel.tracked.Tracked); None without an owner."""
         if (owner := self._owners.get(target)) is not None:
             return owner
         address = target[:-NODEPORT_KEY]
@@ -132,18 +129,18 @@ class Owners(Targets[PortOwner]):
 
 
 class FollowedNode(Struct, frozen=True):
-    """The first line."""
+    """The first line of the input: the node's addresses for NodePorts."""
 
     mode: str
-    nodeports: dict[int, tuple[bytes, ...] | None]  # packed addresses of NodePorts by family; None: all local addresses
+    nodeports: dict[int, tuple[bytes, ...] | None]  # addresses of NodePorts by family; None for all local ones
 
 
 class Fronts(Struct, frozen=True, array_like=True):
-    """A later line: the present frontends of a Service (see keys_by_port); empty for a deleted Service."""
+    """A later line with the present frontends of a Service (see keys_by_port); empty for a deleted Service."""
 
     service: str
     ports: Mapping[str, Sequence[bytes]]
 
 
 COMPLETE: Final = b"complete"
-"""The line that ends the initial list of Services. The lines after it are changes."""
+"""The line that ends the initial list of Services; the following lines are changes."""

@@ -1,7 +1,6 @@
-"""Receives events of connection tracking and counts new connections by Service, port and endpoint. Under load it
-receives only a sample of the connections, which limits the CPU time of the process. The kernel does not send events of
-other connections.
-"""
+"""Receives events of connection tracking and counts new connections by Service, port and endpoint. Under load the
+program receives only a sample of the connections, which limits its CPU time. The kernel does not send events of other
+connections."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from kubeproxy.kernel.conntrack.tracked import Event, Events, Tracked
 
 
 class ProcessorShare(NamedTuple):
-    """Shares of one processor: above `busy` the sampling rate is halved, below `idle` it is doubled."""
+    """Shares of one processor; above `busy` the sampling rate is halved, below `idle` it is doubled."""
 
     busy: float
     idle: float
 
 
-COMMAND: Final = ProcessorShare(0.4, 0.12)  # the shares for a command that an operator runs
+COMMAND: Final = ProcessorShare(0.4, 0.12)  # for a command that an operator runs
 LOOK: Final = 0.25  # seconds between measurements of CPU time
 _MOST: Final = 1 << 16
 
@@ -49,7 +48,7 @@ class Sampled:
         return self._events.lost
 
     def for_a_while(self, end: float) -> Iterator[tuple[Event, int]]:
-        """Yield (event, weight) for LOOK seconds, or until `end` of time.monotonic(), if that is earlier."""
+        """Yield (event, weight) for LOOK seconds, or until the earlier time `end` of time.monotonic()."""
         began, spent, lost = time.monotonic(), self._spent(), self.lost
         one_in = self._events.one_in
         for event in self._events.events(min(began + LOOK, end)):
@@ -76,8 +75,8 @@ MOST_ENDPOINTS: Final = 100
 
 
 class Beginnings:
-    """Counts new connections. Without `endpoints` (modes in which connections end at the proxy) it counts only by
-    Service."""
+    """Counts new connections. `endpoints` is False in modes in which connections end at the proxy, and which are
+    counted only by Service."""
 
     def __init__(self, owners: Owners, *, endpoints: bool) -> None:
         self._owners = owners
@@ -85,7 +84,7 @@ class Beginnings:
         self._counts: defaultdict[str, Counter[tuple[str, bytes]]] = defaultdict(Counter)
 
     def add(self, entry: Tracked, weight: int) -> None:
-        """Count a sampled connection, `weight` times."""
+        """Count a sampled connection `weight` times."""
         owner = self._owners.of(entry.target)
         if owner is not None:
             self._counts[owner.service][owner.port, owner.endpoint(entry.server)] += weight

@@ -1,7 +1,6 @@
-"""Tracked connections, counted by service port, endpoint and client. Pure. A connection belongs to the service port
-that has the client's destination. In a mode in which clients' connections end at the proxy, an endpoint's connections
-are this node's own connections to it.
-"""
+"""Tracked connections, counted by service port, endpoint and client. A connection belongs to the service port that has
+the client's destination. In a mode in which clients' connections end at the proxy, an endpoint's connections are this
+node's own connections to the endpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class ConnectionCount(Struct):
     """Numbers of connections by state."""
 
     open: int = 0
-    closing: int = 0  # closed, but still in the kernel's table
+    closing: int = 0  # closed, but still in the table
     unanswered: int = 0  # open and without a reply so far
     began: int = 0  # began while this program listened
 
@@ -85,7 +84,7 @@ class Census:
         self._clients = 0
 
     def add(self, entry: Tracked, *, silent: bool) -> None:
-        """Count an entry of the table. `silent`: in both readings the entry was unanswered."""
+        """Count an entry of the table; `silent` means that both readings found the entry unanswered."""
         port = self._ports.of(entry.target)
         if port is None:
             self._add_own(entry, silent=silent)
@@ -96,7 +95,7 @@ class Census:
         _count(counts, entry, silent=silent)
 
     def _add_own(self, entry: Tracked, *, silent: bool) -> None:
-        """Count a connection of the node itself to an endpoint: the proxy opened it for a client."""
+        """Count a connection of the node itself to an endpoint, which the proxy opened for a client."""
         port = self._ports.served_by(entry.target) if self._own is not None else None
         if port is not None and entry.client[:-2] in (self._own or ()):
             counts = [port.by_endpoint.setdefault(entry.server, ConnectionCount())]
@@ -105,7 +104,7 @@ class Census:
                 port.total.unanswered += 1
 
     def began(self, entry: Tracked, weight: int) -> None:
-        """Count the beginning of a sampled connection, `weight` times."""
+        """Count the beginning of a sampled connection `weight` times."""
         port = self._ports.of(entry.target)
         if port is not None:
             port.total.began += weight
@@ -140,7 +139,7 @@ class EndpointUse(Struct, frozen=True, rename="camel"):
     address: str
     pod: str  # '' if unknown
     connections: int
-    share: float  # share of open and closing connections, because a reading finds few short connections open
+    share: float  # of open and closing connections, because a reading finds few short connections open
     closing: int
     unanswered: int
     new_per_second: float

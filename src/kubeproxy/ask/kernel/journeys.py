@@ -1,4 +1,4 @@
-"""Combines trace steps of packets into journeys. Pure."""
+"""Combines trace steps of packets into journeys."""
 
 from __future__ import annotations
 
@@ -35,16 +35,15 @@ _REASONS = {
 }
 """Names of ICMP errors, keyed by protocol, and by type and code."""
 _REDIRECTS = frozenset({(1, 5), (58, 137)})
-"""ICMP redirects, by protocol and type: a router names a shorter way, and forwards the packet all the same."""
+"""ICMP redirects, by protocol and type, with which a router names a shorter way but still forwards the packet."""
 _NEAR = 16  # maximum number of earlier packets among which the packet of a step is searched
-RuleKey = tuple[int, str, str, int]  # identifies a rule: family of its table, table, chain, handle
+RuleKey = tuple[int, str, str, int]  # family of the table, table, chain, handle
 
 
 class DecidedFlow(NamedTuple):
     """The answer of `why` for a flow. `unrouted` returns the reason why the kernel does not route the flow's packets,
-    '' if it routes them. `unserved` is the reason why the proxy does not translate them, '' if it translates them.
-    `untranslated` returns the reason why the kernel lacks the rules that would translate them, '' if unknown.
-    """
+    or ''. `unserved` is the reason why the proxy does not translate the packets, or ''. `untranslated` returns the
+    reason why the kernel lacks the translating rules; '' if unknown."""
 
     unrouted: Callable[[], str] = str
     unserved: str = ""
@@ -60,7 +59,8 @@ class KnownRules(NamedTuple):
     texts: Mapping[RuleKey, str]
     base_chains: Mapping[tuple[int, str, str], Hook]
     decision: Callable[[str, str], str | None]
-    """Returns the decision of our (table, chain), with the prefix LEFT for a leftover; None for another chain."""
+    """Returns the decision of this program's (table, chain), with the prefix LEFT for a leftover; None for another
+    chain."""
     untraced: Callable[[], str] = str  # findings on rules of iptables-legacy; '' without such rules
     legacy: int = 0  # the total number of iptables-legacy rules
     decided: DecidedFlow = UNDECIDED
@@ -74,7 +74,7 @@ class Met(Struct, frozen=True, rename="camel"):
     hook: str
     table: str
     chain: str
-    destination: str  # the destination in this chain; translation changes it
+    destination: str  # before this chain translates it
     words: tuple[str, ...]  # the rules and decisions that matched
     verdict: str
 
@@ -103,8 +103,7 @@ class _Run(NamedTuple):
 
 def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str, late: Container[int] = ()) -> list[Journey]:
     """Return the journeys of the packets that `own_table` marked, except the `late` packets, from trace steps, ordered
-    by their first step.
-    """
+    by their first step."""
     packets: list[list[_Run]] = []
     places: dict[int, int] = {}
     for step in steps:
@@ -125,14 +124,13 @@ def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str, late: C
 
 
 def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:
-    """Return our chains that marked a packet for tracing; empty if another program requested its trace."""
+    """Return this program's chains that marked a packet for tracing; empty if another program requested the trace."""
     return [step.chain for run in runs for step in run.steps if step.table == own_table and step.handle]
 
 
 def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
-    """Return the index of the journey to which a step belongs; it may be the index of a new journey. The kernel's trace
-    id of a packet changes on translation, and when it passes loopback or a bridge.
-    """
+    """Return the index of the journey to which a step belongs, which may be a new index. The kernel's trace id of a
+    packet changes on translation, and when the packet passes loopback or a bridge."""
     for place in range(len(packets) - 1, max(-1, len(packets) - 1 - _NEAR), -1):
         last = packets[place][-1].headers
         same_end = (last.source, last.source_port) == (headers.source, headers.source_port) or (
@@ -176,7 +174,6 @@ def _refusal(headers: Headers) -> str:
 
 
 def _hook(run: _Run, ruleset: KnownRules) -> str:
-    """Return the hook of a base chain, '' if unknown."""
     step = run.steps[0]
     base = ruleset.base_chains.get((step.family, step.table, step.chain))
     return HOOKS[base.number] if base is not None and base.number < len(HOOKS) else ""
@@ -195,8 +192,8 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
-    """Yield the decisions of our chains and the matching rules of other programs. In consecutive decisions, the prefix
-    LEFT appears only once."""
+    """Yield the decisions of this program's chains and the matching rules of other programs. In consecutive decisions,
+    the prefix LEFT appears only once."""
     shown, decide = "", ruleset.decision
     for step in run.steps:
         decision = decide(step.table, step.chain)

@@ -1,8 +1,7 @@
 """Compares the kernel with the plans, and confirms each difference by further readings, because the proxy and other
-programs may change the rules during a comparison. A Service's difference is reported if two readings show it, and the
-proxy had the same plan of the Service before, between and after these readings. An element without a Service is
-reported if it has no Service in two complete readings.
-"""
+programs may change the rules during a comparison. A Service's difference is reported if two readings show the
+difference, and the proxy had the same plan of the Service before, between and after these readings. An element without
+a Service is reported if it has no Service in two complete readings."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from kubeproxy.setup import modes
 Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
 """A function that requests these Services from the proxy; without arguments, all Services."""
 
-LOOKS = 6  # maximum number of readings if a Service changes in between
+LOOKS = 6  # readings if a Service changes in between
 PAUSE = 0.05  # seconds between two readings
 
 
 class Seen(Struct, frozen=True):
     """The result of comparisons."""
 
-    services: int  # the number of compared Services
+    services: int  # compared Services
     findings: tuple[Finding, ...] = ()
     on_their_way: tuple[ServiceName, ...] = ()  # with queued changes
     unstable: tuple[ServiceName, ...] = ()  # changed at every reading
@@ -37,7 +36,7 @@ class Seen(Struct, frozen=True):
 
 
 def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) -> Seen:
-    """Compare these Services; everything if none is given. Raises KubeProxyError."""
+    """Compare these Services; everything without names. Raises KubeProxyError."""
     held = {one.name: one for one in ask(names)}
     steady = [one for one in held.values() if one.wanted is None]
     plans = {one.name: one.plans for one in steady}
@@ -84,8 +83,7 @@ def _unowned(
 ) -> list[Finding]:
     """Return the elements that have no Service in any reading up to the first during which no plan changes. A single
     reading is not enough, because the elements of a new or removed endpoint may be read before or after the plans with
-    that endpoint.
-    """
+    that endpoint."""
     before = {one.name: one for one in ask(names)}
     still: list[Finding] = []
     for _ in range(LOOKS):

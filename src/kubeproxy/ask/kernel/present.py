@@ -1,10 +1,9 @@
-"""Compares an answer's plan with the kernel; `kube-proxy verify`, which compares API server, plans and kernel; and
-probes of endpoints from this node: a TCP connect, or a UDP datagram, which an unused port refuses.
+"""Compares an answer's plan with the kernel. Implements `kube-proxy verify`, which compares API server, plans and
+kernel. Probes endpoints from this node by a TCP connect, or by a UDP datagram, which an unused port refuses.
 
-Packets of pods and of outside clients take other paths, and network policies may treat them differently. An answered
-probe shows that the endpoint listens. A failed probe is evidence only for clients that are masqueraded to this node's
-address.
-"""
+Packets of pods and of outside clients take other paths than probes, and network policies may treat them differently. An
+answered probe shows that the endpoint listens. A failed probe is evidence only for clients that are masqueraded to this
+node's address."""
 
 from __future__ import annotations
 
@@ -66,9 +65,8 @@ def look(asked: Source, facts: Facts, explained: Explained) -> tuple[Diagnosis, 
 
 
 def remembered(facts: Facts, explained: Explained) -> str | None:
-    """Return the endpoint to which session affinity binds the client of an answer; '' if the client is not bound yet;
-    None if there is no affinity, or the mode cannot read it. Raises KubeProxyError.
-    """
+    """Return the endpoint to which session affinity binds the client of an answer; '' if the client is not bound yet.
+    Return None without affinity, or if the mode cannot read the endpoint. Raises KubeProxyError."""
     plan, why = explained.plan, explained.why
     if plan is None or not why.affinity:
         return None
@@ -98,7 +96,7 @@ def flows_to(packet: Packet) -> list[Tracked]:
 
 
 def selection_of(packet: Packet, entry: Tracked) -> str:
-    """Return the arguments of conntrack(8) that select an entry among these."""
+    """Return the arguments of conntrack(8) that select an entry among these entries."""
     family = "" if len(packet.destination) == 4 else "-f ipv6 "
     return (
         f"{family}-p {PROTOCOL_NAMES[packet.protocol].lower()} -s {unpack(entry.client[:-2])} "
@@ -108,8 +106,7 @@ def selection_of(packet: Packet, entry: Tracked) -> str:
 
 def pinned(explained: Explained) -> tuple[str, Diagnosis] | None:
     """Return the endpoint of the flow with the client's port, and the finding; None without such a flow. A closed TCP
-    connection is ignored, because a new connection replaces its entry. Raises ApplyError.
-    """
+    connection is ignored, because a new connection replaces its entry. Raises ApplyError."""
     plan, packet = explained.plan, explained.packet
     if plan is None or packet.source is None or not packet.source_port:
         return None
@@ -129,7 +126,7 @@ def pinned(explained: Explained) -> tuple[str, Diagnosis] | None:
 
 
 def affinity(why: Why, kept: str | None) -> Iterator[Diagnosis]:
-    """Yield the finding on session affinity from the result of `remembered`."""
+    """Yield the finding on session affinity; `kept` is the result of `remembered`."""
     if kept:
         yield _line(Severity.FINE, f"session affinity keeps this client at {kept} (read now)")
     elif kept is not None:
@@ -170,7 +167,7 @@ class Report(Struct, frozen=True):
     seen: Seen
     behind: Sequence[Finding]
     troubles: Sequence[str]
-    ports: Sequence[Diagnosis] = ()  # of Services, which other programs hold
+    ports: Sequence[Diagnosis] = ()  # ports of Services that other programs use
     fix: str = REPAIR  # of the differences
 
     @property
@@ -183,7 +180,7 @@ class Report(Struct, frozen=True):
         return not ((names and self.seen.on_their_way) or self.troubles or self.seen.unstable)
 
     def fields(self) -> dict[str, object]:
-        """Return it for programs."""
+        """Return the report in the form of JSON."""
         seen = self.seen
         return {
             "mode": self.facts.mode,
@@ -257,12 +254,12 @@ def _troubles(facts: Facts) -> Iterator[str]:
 
 TIMEOUT = 1.0  # seconds to wait for a connection
 _UDP_TIMEOUT = 0.2
-MOST = 20  # endpoints that are tried
+MOST = 20  # endpoints that are probed
 _TCP, _UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]
 
 
 class Probe(Struct, frozen=True, rename="camel"):
-    """The result of one attempt. `problem` is '' on success; `seconds` is its duration."""
+    """The result of one attempt. `problem` is '' on success; `seconds` is the duration."""
 
     address: str
     protocol: str
@@ -270,7 +267,7 @@ class Probe(Struct, frozen=True, rename="camel"):
     problem: str = ""
     refused: bool = False
     absent: bool = False  # no host on this node's link answers ARP or neighbour discovery for the endpoint's next hop
-    unanswered: bool = False  # over UDP: neither reply nor refusal; many listening programs do not reply
+    unanswered: bool = False  # neither reply nor refusal over UDP; many listening programs do not reply
 
     @property
     def failed(self) -> bool:
@@ -301,7 +298,7 @@ class OwnCause(NamedTuple):
 class ProbedFor(NamedTuple):
     """The connection for which probes are made."""
 
-    is_node: bool = True  # whether the connection's packets have the same path as packets of probes
+    is_node: bool = True  # the connection's packets have the same path as packets of probes
     own_address: Collection[str] = ()  # the endpoints that receive the client's own address
     stopped: Mapping[str, OwnCause] = {}  # by endpoint
     routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
@@ -395,7 +392,7 @@ def _stopped(probe: Probe, what: str, cause: OwnCause, connection: ProbedFor) ->
 
 
 def _attempt(protocol: int, address: str) -> Probe:
-    """Connect; over UDP, send an empty datagram. A closed UDP port answers with an ICMP error, an open UDP port does
+    """Connect; over UDP, send an empty datagram. A closed UDP port answers with an ICMP error; an open UDP port does
     not answer."""
     began, family = time.monotonic(), socket.AF_INET6 if address.startswith("[") else socket.AF_INET
     kind, timeout = (socket.SOCK_DGRAM, _UDP_TIMEOUT) if protocol == _UDP else (socket.SOCK_STREAM, TIMEOUT)

@@ -1,4 +1,4 @@
-"""The rules of a proxy that was not asked or has stopped, compared with the objects of Services."""
+"""Compares the rules of a proxy that was not asked or has stopped with the objects of Services."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ _DIFFER = "they differ from what the objects and this configuration need; `kube-
 
 
 def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosis:
-    """Return the finding on the rules of a Service, or of all Services, whose objects were read without a proxy: they
-    belong to a running proxy that was not asked, or to a stopped proxy, or there are none.
-    """
+    """Return the finding on the rules of a Service, or of all Services, whose objects were read without a proxy. The
+    rules belong to a running proxy that was not asked, or to a stopped proxy, or there are no rules."""
     node = checkup.checked(asked, facts)
     proxies = node.proxies
     begin, unread = strangers.unasked(proxies, node.control), Severity.UNKNOWN if proxies else Severity.NOTE

@@ -1,5 +1,4 @@
-"""Turns on tracing of a flow's packets in the kernel, and collects the rules that they pass and their conntrack
-entries."""
+"""Turns on tracing of a flow's packets in the kernel, and collects the packets' rules and conntrack entries."""
 
 from __future__ import annotations
 
@@ -31,32 +30,31 @@ from kubeproxy.model.addresses import PROTOCOLS, destination_text, family_of, un
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
-MOST_STEPS = 20_000  # maximum number of stored trace steps; a packet has 10 to 100 steps
+MOST_STEPS = 20_000  # stored trace steps; a packet has 10 to 100 steps
 _SETTLE = 0.5  # seconds to wait for answers after the last requested packet
 _LOOK = 0.1
-_PACKETS = 4  # default number of a client's packets to trace
+_PACKETS = 4  # traced packets of a client by default
 
 
 SENT = {PROTOCOLS["TCP"]: socket.SOCK_STREAM, PROTOCOLS["UDP"]: socket.SOCK_DGRAM}
 """The protocols of packets that the command can send, with the type of their sockets."""
 Opening: TypeAlias = Callable[[socket.SocketKind], socket.socket]
-"""Opens a socket of a type in the client's network namespace."""
+"""A function that opens a socket of a type in the client's network namespace."""
 
 
 class Limits(NamedTuple):
-    """Limits: seconds to wait, and number of packets (0 means one packet that the command sends, or four packets of the
-    client).
-    """
+    """Seconds to wait, and the number of packets. 0 packets stands for one packet that the command sends, or for four
+    packets of the client."""
 
     seconds: float = 10.0
     packets: int = 0
 
 
 class Traced(Struct, frozen=True, rename="camel"):
-    """The result for a flow. `lost`: number of overruns of the kernel's messages. `legacy`: number of iptables-legacy
-    rules, which are not traced. `departed`: a request left this node for the endpoint of the last entry, and no answer
-    arrived. `sent`: the command sent packets from the client's network namespace.
-    """
+    """The result for a flow. `lost` is the number of overruns of the kernel's messages. `legacy` is the number of
+    iptables-legacy rules, which are not traced. `departed` means that a request left this node for the endpoint of
+    the last entry, and no answer arrived. `sent` means that the command sent packets from the client's network
+    namespace."""
 
     journeys: tuple[paths.Journey, ...]
     served: tuple[verdicts.TracedReply, ...]
@@ -76,8 +74,7 @@ def look(
     opening: Opening | None = None,
 ) -> Traced:
     """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. With `opening` the
-    command sends packets, one per second; otherwise it waits for packets of the client. Raises KubeProxyError.
-    """
+    command sends packets, one per second; otherwise it waits for packets of the client. Raises KubeProxyError."""
     before = {entry.entry_id: entry.answered for entry in flows_to(packet)}
     captured = _listen(packet, limits, opening)
     decision = partial(_decision, mode)
@@ -103,9 +100,8 @@ def look(
 
 def _silent(found: Sequence[paths.Journey], served: Sequence[verdicts.TracedReply], endpoints: Collection[str]) -> str:
     """Return the text that the next hops of all endpoints without an answer do not answer ARP or neighbour discovery;
-    '' if one does. A packet that does not leave a bridge has no conntrack entry, so each of `endpoints` may be its
-    destination.
-    """
+    '' if one answers. A packet that does not leave a bridge has no conntrack entry, so each of `endpoints` may be its
+    destination."""
     answered = {one.endpoint for one in served if one.answered}
     ends = dict.fromkeys(one.endpoint for one in served if not one.answered)
     if not ends and verdicts.without_entry(found, served):
@@ -122,8 +118,7 @@ _NOT_ARRIVED = (
 
 class _Heard(NamedTuple):
     """The kernel's messages: trace steps, number of overruns, the table that marks packets for tracing, all base
-    chains, and the packets that the client sent too late for an answer.
-    """
+    chains, and the packets that the client sent too late for an answer."""
 
     steps: list[trace.Step]
     lost: int
@@ -153,7 +148,7 @@ def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
                 break
             if opening is not None and next_at <= now < end and unsent:
                 stack.callback(_send(packet, opening).close)
-                unsent, enough, next_at = unsent - 1, len(requests) + 1, now + 1.0  # later packets follow the first one
+                unsent, enough, next_at = unsent - 1, len(requests) + 1, now + 1.0  # later packets follow the first
             for step in traces.steps(min(now + _LOOK, until)):
                 steps.append(step)
                 if step.table == mark.table and step.handle and step.chain.startswith(trace.REQUESTS):
@@ -166,7 +161,7 @@ def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
 
 
 def _send(packet: Packet, opening: Opening) -> socket.socket:
-    """Send the first packet of a connection; return its socket. Raises KubeProxyError."""
+    """Send the first packet of a connection; return the connection's socket. Raises KubeProxyError."""
     if packet.protocol not in SENT:
         raise Unsupported("only TCP and UDP are sent from here: give --no-send, and have a client send")
     sock = opening(SENT[packet.protocol])
@@ -177,7 +172,8 @@ def _send(packet: Packet, opening: Opening) -> socket.socket:
     except BlockingIOError:
         return sock
     except OSError as error:
-        # EPERM: a rule dropped the outgoing packet. After any other error, such as a missing route, no packet was sent.
+        # After EPERM, a rule dropped the outgoing packet. After any other error, such as a missing route, no packet was
+        # sent.
         if error.errno not in {errno.EPERM, errno.ECONNREFUSED}:
             sock.close()
             where = "this node" if packet.source is None else f"the network namespace of {unpack(packet.source)}"
@@ -186,7 +182,8 @@ def _send(packet: Packet, opening: Opening) -> socket.socket:
 
 
 def _decision(running: Mode | None, table: str, chain: str) -> str | None:
-    """Return the decision of a chain of any of our modes; a chain of a mode other than `mode` is a leftover."""
+    """Return the decision of a chain of any mode of this program; a chain of another mode than `running` is a
+    leftover."""
     if running is not None and (words := running.decision(table, chain)) is not None:
         return words
     words = next((found for mode in modes.every() if (found := mode.decision(table, chain)) is not None), None)
@@ -194,7 +191,8 @@ def _decision(running: Mode | None, table: str, chain: str) -> str | None:
 
 
 def _texts(steps: Sequence[trace.Step], decision: Callable[[str, str], str | None]) -> dict[paths.RuleKey, str]:
-    """Return the matching rules of other programs, and our rules that dropped a packet, as nft prints them."""
+    """Return the matching rules of other programs, and this program's rules that dropped a packet, as nft prints
+    them."""
     wanted = {
         (step.family, step.table, step.chain)
         for step in steps
@@ -203,7 +201,7 @@ def _texts(steps: Sequence[trace.Step], decision: Callable[[str, str], str | Non
     }
     texts: dict[paths.RuleKey, str] = {}
     for family, table, chain in wanted:
-        with contextlib.suppress(ApplyError), Netlink.open() as link:  # the rule no longer exists: its handle is shown
+        with contextlib.suppress(ApplyError), Netlink.open() as link:  # a missing rule is shown by its handle
             for handle, rule in tables.chain_rules(family, table, chain, link).items():
                 ip = "ip6" if family == socket.AF_INET6 else "ip"
                 texts[family, table, chain, handle] = listing.shortened(listing.text(rule, ip))
@@ -214,9 +212,8 @@ def _served(
     packet: Packet, found: Sequence[paths.Journey], before: Mapping[bytes, bool]
 ) -> Iterator[verdicts.TracedReply]:
     """Yield the conntrack entries of the traced connections. `before` maps each older entry to whether it was answered.
-    An entry keeps the status "answered"; so an entry that was answered before is reported as answered only if a reply
-    of its endpoint was traced.
-    """
+    An older answered entry is reported as answered only if a reply of its endpoint was traced, because an entry keeps
+    this status."""
     clients = {one.source for one in found if one.direction == "request"}
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
     for entry in flows_to(packet):
@@ -240,19 +237,16 @@ def _untraced(packet: Packet, mode: Mode | None) -> str:
 
 
 def _addresses(family: int) -> set[str]:
-    """Return this node's addresses of a family."""
     with contextlib.suppress(KubeProxyError):
         return {unpack(one.ip) for one in local_addresses(family)}
     return set()
 
 
 def _without_room() -> str:
-    """Return the finding of a full connection table with its fix; '' if the table has room."""
     return "; ".join(f"{one.text}. Fix: {one.fix}" for one in conntrack_without_room())
 
 
 def _legacy_rules() -> int:
-    """Return the number of iptables-legacy rules, which the kernel does not trace."""
     count = 0
     for family, command in LEGACY.items():
         with contextlib.suppress(ApplyError):

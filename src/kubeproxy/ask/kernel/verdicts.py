@@ -1,4 +1,4 @@
-"""The outcome of a traced flow, from the journeys of its packets and its conntrack entries, as text. Pure."""
+"""The outcome of a traced flow, from the journeys of its packets and its conntrack entries, as text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class TracedReply(Struct, frozen=True):
     """The entry of a traced connection in connection tracking."""
 
     endpoint: str
-    answered: bool  # whether a reply arrived during the trace
-    earlier: bool = False  # a reply arrived before
+    answered: bool  # a reply arrived during the trace
+    earlier: bool = False  # a reply arrived before the trace
     selection: str = ""  # arguments of conntrack(8) that select the entry
-    existed: bool = False  # whether the entry is older than the trace
+    existed: bool = False  # the entry is older than the trace
     client: str = ""  # the client's address in packets to the endpoint
     source: str = ""  # the client's address and port in packets to the Service
 
@@ -35,8 +35,7 @@ class TracedReply(Struct, frozen=True):
 
 class Serving(NamedTuple):
     """The traced Service as NAMESPACE/NAME, and all its endpoints, including those that get no new connections.
-    `relayed`: the proxy carries the connection, so the flow ends at the proxy.
-    """
+    `relayed` means that the flow ends at the proxy, which carries the connection."""
 
     service: str
     endpoints: frozenset[str]
@@ -60,9 +59,8 @@ def verdict(
     serving: Serving | None = None,
     silent: str = "",
 ) -> Verdict:
-    """Return the outcome of a flow. `proxied`: the proxy on this node answers the client. `serving` is None if the
-    Service is unknown. `silent` is the text of `silent_neighbour` for the endpoint.
-    """
+    """Return the outcome of a flow. `proxied` means that the proxy on this node answers the client. `serving` is None
+    if the Service is unknown. `silent` is the text of `silent_neighbour` for the endpoint."""
     untracked = _untracked(found, served, serving)
     if proxied:
         serving = None
@@ -93,9 +91,8 @@ _RESTART = "see that no other kube-proxy runs, then restart this one, which remo
 
 
 def _untracked(found: Sequence[Journey], served: Sequence[TracedReply], serving: Serving | None) -> Verdict | None:
-    """Return the verdict on requests that a rule of another program takes out of connection tracking; None for other
-    requests. A program of this node, such as a DNS cache, may answer requests that are delivered here.
-    """
+    """Return the verdict on requests that a rule of another program exempts from connection tracking; None for other
+    requests. A program of this node, such as a DNS cache, may answer requests that are delivered to this node."""
     untracked = [one for one in without_entry(found, served) if _foreign(one, UNTRACKS)]
     if not untracked:
         return None
@@ -108,7 +105,8 @@ def _untracked(found: Sequence[Journey], served: Sequence[TracedReply], serving:
 
 
 def _foreign(request: Journey, pattern: re.Pattern[str]) -> str:
-    """Return the rule of another program that a request matched, and whose text contains a pattern; '' for none."""
+    """Return the rule of another program that a request matched, and whose text contains a pattern; '' without such a
+    rule."""
     rules = ((met, words) for met in request.met for words in met.words if words.startswith('rule "'))
     place = "{} of table {}, chain {}, which is not ours,"
     return next((place.format(words, met.table, met.chain) for met, words in rules if pattern.search(words)), "")
@@ -116,8 +114,7 @@ def _foreign(request: Journey, pattern: re.Pattern[str]) -> str:
 
 def _cause(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> str:
     """Return why connections may have got no answer: the rule of another program that gave requests a source address
-    that this node does not have, or a zone of connection tracking; or else the command that shows other causes.
-    """
+    that this node does not have, or a zone of connection tracking; or else the command that shows other causes."""
     sources = {one.source: one.client for one in served if not one.answered and one.client}
     for request in found:
         client = sources.get(request.source, "")
@@ -134,8 +131,7 @@ NO_ADDRESS_HERE = "which is no address of this node: answers go elsewhere"
 
 def _left(found: Sequence[Journey]) -> str:
     """Return a text if leftover rules of another kube-proxy were the last rules that a request passed, else ''. A trace
-    shows the destination that a rule chose only in later chains.
-    """
+    shows the destination that a rule chose only in later chains."""
     requests = (one for one in reversed(found) if one.direction == "request")
     last = next((one.met[-1] for one in requests if one.met and not one.lost), None)
     if last is None or not any(words.startswith(LEFT) for words in last.words):
@@ -144,10 +140,11 @@ def _left(found: Sequence[Journey]) -> str:
 
 
 def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str] | None:
-    """Return the table of leftover rules that chose the destination instead of ours, and the destination."""
+    """Return the table of leftover rules that chose the destination instead of this proxy's rules, and the
+    destination."""
     for place, met in enumerate(request.met):
         if any(words.startswith(LEFT) for words in met.words):
-            # A packet without a route passes no later chain, and has no conntrack entry. So only the rule shows its
+            # A packet without a route passes no later chain, and has no conntrack entry, so only the rule shows its
             # destination.
             rules = [found[1] for words in met.words if (found := CHOSEN.search(words))]
             later = [one.destination for one in request.met[place + 1 :]] + [one.endpoint for one in served[-1:]]
@@ -190,14 +187,14 @@ def _strayed(
 
 
 class KeptFlow(NamedTuple):
-    """The way to get an endpoint, for the client of a flow to an address that is not an endpoint."""
+    """The advice for the client of a flow to an address that is not an endpoint: how the client gets an endpoint."""
 
     text: str
-    continues: bool  # for an established connection: deletion of its conntrack entry would end it
+    continues: bool  # the deletion of its conntrack entry would end an established connection
 
 
 def kept_flow(protocol: int, selection: str, *, answered: bool) -> KeptFlow:
-    """Return the advice for a flow to an address that is not an endpoint of its Service; `selection`: see
+    """Return the advice for a flow to an address that is not an endpoint of its Service; `selection` is that of
     TracedReply."""
     if answered and protocol != PROTOCOLS["UDP"]:
         text = (
@@ -263,8 +260,8 @@ def _replied(
 
 
 def _unreturned(found: Sequence[Journey]) -> bool:
-    """Return whether requests were forwarded, and no answer was. (A request in a chain at the hook forward shows that
-    the trace sees forwarded packets.)"""
+    """Return whether requests were forwarded, and no answer was. A request in a chain at the hook forward shows that
+    the trace sees forwarded packets."""
     forward = HOOKS[FORWARD]
     forwarded = any(met.hook == forward for one in found if one.direction == "request" for met in one.met)
     answers = [one.last for one in found if one.direction == "answer"]
@@ -279,10 +276,8 @@ _ROUTING = (
 
 
 def departed(found: Sequence[Journey], served: Sequence[TracedReply], made: Verdict, *, silent: str) -> bool:
-    """Return whether a request left this node for the endpoint of the last entry and got no answer.
-
-    `silent`: see verdict.
-    """
+    """Return whether a request left this node for the endpoint of the last entry and got no answer; `silent` is that of
+    verdict."""
     ended = (one.lost or (one.local and one.refusal) for one in found)
     if made.passed or silent or not served or served[-1].answered or any(ended):
         return False
@@ -295,8 +290,8 @@ _UNSEEN = "a rule of iptables-legacy dropped it (`kube-proxy why` names it), "
 
 
 def _undropped(ruleset: KnownRules, subject: str = "nothing here") -> str:
-    """Return the text that no rule, or nothing, dropped a packet; with iptables-legacy it is limited to rules that the
-    kernel traces."""
+    """Return the text that no rule, or nothing, dropped a packet; with iptables-legacy the text is limited to traced
+    rules."""
     return f"{'no rule that the kernel traces' if ruleset.legacy else subject} dropped it"
 
 
@@ -337,8 +332,7 @@ def without_entry(found: Sequence[Journey], served: Sequence[TracedReply]) -> li
 
 def _failed(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> dict[str, str]:
     """Return the endpoints that refused connections or did not answer them, with a text; '' is the key of connections
-    that ended before the routing. Retransmissions belong to one connection.
-    """
+    that ended before the routing. Retransmissions belong to one connection."""
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
     refusing = {one.source for one in found if one.refusal == "reset" and one.direction == "answer"} - answers
     refused = Counter(one.endpoint for one in served if one.answered and one.endpoint in refusing)
