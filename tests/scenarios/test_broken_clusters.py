@@ -12,7 +12,7 @@ import pytest
 from lab import objects
 from lab.netns import run_in
 from support.answers import valid
-from support.live import Live
+from support.live import Live, slice_of
 from support.modes import MODES
 from support.three_nodes import NODES, ThreeNodes, ip
 from support.tracked_flows import LEAKING, fill, flush, limit
@@ -123,6 +123,52 @@ async def test_a_firewall_of_the_clients_node_before_the_node_port_of_another_no
     assert "asked on node-a" in text
     assert f"node-a stops it: table inet firewall, chain guard: drops what goes to {address}" in first(text), text
     assert "node-a drops it: the request was dropped by rule" in traced[1], traced[1]
+
+
+async def test_a_host_port_is_a_matter_of_the_program_that_translates_it(nodes: ThreeNodes) -> None:
+    end, port = f"{ip(nodes, 'a1')}:3000", 8088
+    rule = f"-p tcp -m addrtype --dst-type LOCAL -m tcp --dport {port} -j DNAT --to-destination {end}"
+    for chain in ("PREROUTING", "OUTPUT"):  # like the rules of the CNI plugin portmap
+        await nodes.run("node-a", "iptables-nft", "-t", "nat", "-A", chain, *rule.split())
+    try:
+        (answer,) = await nodes.live.cluster.probes("outside", "tcp", ip(nodes, "node"), port, 1, 1.0)
+        assert answer.pod == "a1", answer
+        for client, chain in (("192.168.100.1", "PREROUTING"), ("pod/a2", "PREROUTING"), ("node/node-a", "OUTPUT")):
+            status, text = await nodes.ask("why", client, f"{ip(nodes, 'node')}:{port}")
+            said = f"another program takes it first: iptables-nft -t nat, chain {chain}: translates "
+            assert (status, said in first(text), f"to {end} " in first(text)) == (2, True, True), text
+    finally:
+        await nodes.run("node-a", "iptables-nft", "-t", "nat", "-F")
+    status, text = await nodes.ask("why", "192.168.100.1", f"{ip(nodes, 'node')}:{port}")
+    assert (status, "kube-proxy does not handle it" in first(text)) == (1, True), text
+
+
+async def test_an_endpoint_without_a_node_name_is_checked_on_its_node(nodes: ThreeNodes) -> None:
+    nodes.live.service("unnamed")
+    ends = [{"addresses": [ip(nodes, "b1")], "conditions": {"ready": True}}]
+    nodes.live.cluster.store.put("endpointslices", slice_of("unnamed", "IPv4", ends))
+    await nodes.until(0, ": kube-proxy forwards it, and node-b delivers it\n", "why", "pod/a1", "svc/unnamed:tcp")
+    await nodes.drop("node-b", "forward", f"ip daddr {ip(nodes, 'b1')} tcp dport 3000")
+    try:
+        status, text = await nodes.ask("why", "pod/a1", "svc/unnamed:tcp")
+        traced = await nodes.ask("trace", "pod/a1", "svc/unnamed:tcp", "--seconds", "4")
+    finally:
+        await nodes.admit("node-b")
+    assert (status, f"node-b does not deliver to {ip(nodes, 'b1')}:3000" in first(text)) == (1, True), text
+    assert (traced[0], "node-b drops it: the request was dropped by rule" in traced[1]) == (1, True), traced[1]
+
+
+async def test_a_wrong_neighbour_entry(nodes: ThreeNodes) -> None:
+    nodes.live.service("neighbours", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/neighbours:tcp")
+    entry = "neigh", "replace", NODES["node-b"].ip, "dev", "eth0", "lladdr", "02:00:00:00:00:99", "nud"
+    await nodes.run("node-a", "ip", *entry, "permanent")
+    try:
+        status, text = await nodes.ask("why", "pod/a1", "svc/neighbours:tcp")
+    finally:
+        await nodes.run("node-a", "ip", "neigh", "del", NODES["node-b"].ip, "dev", "eth0")
+    assert (status, "node-b delivers it: see the network between the nodes" in first(text)) == (2, True), text
+    assert "the next hop's entry in `ip neighbour`, on this node and, for the way back, on the endpoint's" in text, text
 
 
 async def test_a_port_of_another_node_is_checked_there(nodes: ThreeNodes) -> None:

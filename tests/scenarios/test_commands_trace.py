@@ -321,7 +321,7 @@ async def test_an_address_that_nothing_has_is_named(family: str, gone: str, live
     for client in ("node", live.ips["pod"][family]):
         status, text = await live.ask("why", client, f"{place}:80")
         assert (status, f", as {silent}" in text.splitlines()[0]) == (1, True), text
-        assert "Fix: no pod has the address " in text, text
+        assert "Fix: nothing on this node's links has the address " in text, text
     if family == "IPv4":
         status, text = await tracing(live, "pod", front, "--packets", "100")
         assert (status, silent in text) == (1, True), text

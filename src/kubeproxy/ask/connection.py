@@ -70,7 +70,7 @@ class Explanation(Struct, frozen=True):
         connection, that no kube-proxy runs on this node, or that only this node's probe failed."""
         if self.why.elsewhere is not None:
             return "no" if self.stopped else "unknown"
-        if self.stopped or not (self.why.passes or self._is_left):
+        if self.stopped or not (self.why.passes or self._is_left or self._leaves_open("translation")):
             return "no"
         return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
 
@@ -113,10 +113,11 @@ class Explanation(Struct, frozen=True):
     @property
     def heading(self) -> str:
         """The answer in one line."""
-        first = next((one for one in self.findings if one.about == "translation" and one.is_wrong), None)
+        worst = Severity.UNKNOWN if self.why.outcome == Outcome.NOT_OURS.value else Severity.DEGRADED
+        first = next((one for one in self.findings if one.about == "translation" and one.severity <= worst), None)
         if first is not None:
             program = "kube-proxy" if first.left_mode else "program"
-            return self.why.heading_with(f"another {program} takes it first: {first.what} (x)")
+            return self.why.heading_with(f"another {program} takes it first: {first.what} ({first.severity.mark})")
         untracked = next((one for one in self.findings if one.about == "notrack"), None) if self.why.forwarded else None
         if untracked is not None and untracked.severity is not Severity.UNKNOWN:
             end = "no endpoint gets it" if untracked.is_wrong else "a program of this node gets it"

@@ -149,6 +149,9 @@ def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: 
     elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node and not is_stopped else None
     if elsewhere is not None and elsewhere.node in found.places:
         fleet = _asked(given, kubectl, found.of([elsewhere.node]), "why", arguments, options)
+    for one in fleet.answers.values():
+        if isinstance(one, WhyAnswer) and len(fleet.replies) == 1:
+            one.why = names.placed(one.why, ends.MOST)
     return fleet
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.question import NODE, no_such_port, source_of
 from kubeproxy.ask.why import Why
@@ -189,6 +191,15 @@ class Names:
             for address in one.addresses or ()
         }
         return ends if slices else None
+
+    def placed(self, why: Why, most: int) -> Why:
+        """Return an answer with the nodes of its first `most` endpoints, also of those without nodeName; a node stays
+        '' if no pod, Node or podCIDR has the address."""
+        ends = [
+            replace(one, node=one.node or self._node_of(end_of(one.address)[0])) if one.host != why.source else one
+            for one in why.endpoints[:most]
+        ]
+        return replace(why, endpoints=(*ends, *why.endpoints[most:]))
 
     def _endpoints(self, namespace: str, name: str) -> list[_Slice]:
         """Return a Service's EndpointSlices ([] if they cannot be read), and remember the names of its pods."""

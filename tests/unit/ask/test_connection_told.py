@@ -197,7 +197,7 @@ def test_an_endpoint_without_an_arp_answer_fails_for_every_client():
         assert (told.answer, told.findings[-1].severity.mark) == ("no", "x")
         assert (share or "it does not get through: TCP from this node to 10.0.0.3:80: no answer") in told.heading
         assert told.fixes == [told.findings[-1].fix]
-        assert "does it run, and is its interface up?" in told.fixes[0]
+        assert "does the pod run, and is its interface up?" in told.fixes[0]
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ def test_an_endpoint_that_drops_may_drop_packets_of_all_clients_and_has_a_fix():
     assert "drops packets of this node, and perhaps of the client: the endpoint sees the" in told.findings[-1].why
     assert "alone" not in told.findings[-1].text
     (fix,) = told.fixes
-    assert fix.startswith(f"connect from the client to {HOLE}: if that fails too, look at the NetworkPolicies")
+    assert fix.startswith(f"connect from the client to {HOLE}: if that fails too, look at the route to it (`ip route")
+    assert "at the NetworkPolicies that select the pod" in fix
     assert "at the rules in its network namespace (`nft list ruleset`, `iptables-save`)" in fix
 
 

@@ -193,7 +193,7 @@ def test_a_node_with_the_go_kube_proxy_is_no_error(cluster: StandIn, ask: Ask):
     [
         # An answer of a release that does not state the client.
         near("yes", ends=[end("10.244.1.8:3000", "node-b", client="")]),
-        near("yes", ends=[end("10.244.1.8:3000", "")]),
+        near("yes", ends=[end("192.0.2.8:3000", "")]),
         near("yes", ends=[end("10.244.1.8:3000", "node-a")]),
         near("yes", ends=[]),
     ],
@@ -203,6 +203,13 @@ def test_no_node_is_asked_about_endpoints_without_node_or_client(cluster: StandI
     cluster.node("node-b", **far("yes"))
     assert ask()[0] == YES
     assert len(asked(cluster)) == 1
+
+
+def test_the_api_server_has_the_node_of_an_endpoint_without_node_name(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("yes", ends=[end("10.244.1.8:3000", "")]))
+    cluster.node("node-b", **far("no", DROPS))
+    status, text = ask()
+    assert (status, f"node-b does not deliver to {THERE}: {GUARD} (x)" in text) == (NO, True), text
 
 
 def test_each_endpoint_of_a_node_is_checked(cluster: StandIn, ask: Ask):

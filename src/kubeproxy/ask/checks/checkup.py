@@ -449,7 +449,7 @@ def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> It
     if any(one.unordered for one in found):  # the finding on leftovers covers chains of another kube-proxy
         left = {trace.program for trace in _traces_left(node, rules.sight, forwarded=forwarded)}
         found = [one for one in found if not (one.unordered and one.where.partition(" ")[0] in left)]
-    yield from strangers.of_tables_left(strangers.translating(found, forwarded), _left_tables(node))
+    yield from strangers.of_tables_left(strangers.translating(found, forwarded, node.served), _left_tables(node))
 
 
 def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:

@@ -248,12 +248,13 @@ def _apart(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagno
     )
 
 
-def translating(found: Iterable[ForeignTranslation], forwarded: bool) -> Iterator[Diagnosis]:
+def translating(found: Iterable[ForeignTranslation], forwarded: bool, served: bool) -> Iterator[Diagnosis]:
     """Report chains of other programs that translate a connection; `forwarded` means that the proxy would forward the
-    connection."""
+    connection, `served` that a Service has the destination. Without a Service, only the other program knows the
+    outcome."""
     for one in found:
         target = place_text(*one.packet.original)
-        severity = Severity.NOTE
+        severity = Severity.NOTE if forwarded or served else Severity.UNKNOWN
         if forwarded and one.sure:
             severity = Severity.UNKNOWN if one.unordered else Severity.BROKEN
         yield Diagnosis(

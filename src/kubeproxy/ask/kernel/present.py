@@ -333,7 +333,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         elif one.address in connection.here or (one.absent and one.address in connection.away):
             yield _elsewhere(one, what, connection)
         elif one.absent:
-            fix = f"no pod has the address {place_of_text(one.address)[0]} here: {_RUNS}"
+            fix = f"nothing on this node's links has the address {place_of_text(one.address)[0]}: {_RUNS}"
             yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
         elif own:
             rest = f"{closed}: {_LISTENS}" if one.refused else f"look at the pod network, at {_POLICIES}"
@@ -341,14 +341,15 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         elif one.address in connection.own_address and one.problem != _BLACKHOLE:
             cause, verb = ("nothing listens", "rejects") if one.refused else ("the pod network loses packets", "drops")
             is_port = one.refused and not (reached or quiet)
-            fix = AS_CLIENT.format(", ".join(refused) if one.refused else silent) + f"look at {_POLICIES}"
+            fix = AS_CLIENT.format(", ".join(refused) if one.refused else silent)
+            fix += f"look at {_POLICIES if one.refused else _NETWORK}"
             fix = f"perhaps {closed}: {_LISTENS} If it listens, {fix}" if is_port else fix
             yield Diagnosis(Severity.UNKNOWN, "endpoints", what, f"{cause}, or {_PERHAPS_CLIENT.format(verb)}", fix)
         else:
             fix = (
                 f"{closed}: {_LISTENS} Or a NetworkPolicy or a firewall rejects this node: let it pass"
                 if one.refused
-                else f"this node does not reach {silent}: look at the pod network, at {_POLICIES}"
+                else f"this node does not reach {silent}: look at {_NETWORK}"
             )
             yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
 
@@ -358,8 +359,12 @@ _POLICIES: Final = (
     "the NetworkPolicies that select the pod, and at the rules in its network namespace (`nft list ruleset`, "
     "`iptables-save`)"
 )
+_NETWORK: Final = (
+    "the route to it (`ip route get`) and the next hop's entry in `ip neighbour`, on this node and, for the way back, "
+    f"on the endpoint's node; at the network between them; at {_POLICIES}"
+)
 _RUNS: Final = (
-    "does it run, and is its interface up? If it is gone, see whether an EndpointSlice still has it (`kubectl get "
+    "does the pod run, and is its interface up? If it is gone, see whether an EndpointSlice still has it (`kubectl get "
     "endpointslices -A -o yaml`, and the log of kube-controller-manager)"
 )
 _PERHAPS_CLIENT: Final = (
