@@ -184,7 +184,7 @@ async def test_clients_that_another_program_gave_away(live: Live) -> None:
         )
 
     different = f"default/sticky-two: different: {live.front('sticky-two').address}:80/tcp"
-    await differs(live, give_away, different, f"its session affinity has the number {number}")
+    await differs(live, give_away, different, f"session affinity uses the pool number {number}")
     for name in names:
         live.delete(name)
 

@@ -173,7 +173,7 @@ async def told(live: Live, pod: str, client: Client, front: Front) -> None:
     assert await asyncio.to_thread(client.ask) == "reset"
     client.close()
     _, text = await traced
-    assert "its endpoint is deleted: reset" in text, text
+    assert "the connection's endpoint is deleted: reset" in text, text
 
 
 async def drained(live: Live) -> None:

@@ -45,7 +45,7 @@ async def test_a_table_that_another_program_owns_is_not_called_programmed(bare: 
     with owned_table(bare.proxy.namespace):
         page = await becomes(bare, "refused")
         reason = page["services"][0]["reason"]
-        assert re.match(r"IPv4: the table kube-proxy of IPv4 belongs to another program .* process id \d+: ", reason)
+        assert re.match(r"IPv4: the table kube-proxy of IPv4 belongs to the program with .* process id \d+ ", reason)
         family = page["families"]["IPv4"]
         assert (family["state"], family["wholeSince"]) == ("refused", None)
         assert whole["wholeSince"] <= family["lastSeenWhole"]

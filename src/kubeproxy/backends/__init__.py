@@ -1,2 +1,1 @@
-"""The proxy modes, one folder per mode. A backend only translates plans into kernel objects; `model` defines the
-meaning of Services."""
+"""The proxy modes, one folder per mode. A backend translates plans, which `model` makes, into kernel objects."""

@@ -11,10 +11,8 @@ Work = TypeVar("Work")
 
 class Ahead(Generic[Work]):
     """Commits batches in a separate thread while the caller continues, because a system call releases the interpreter
-    lock.
-
-    A context manager. At each yield, and at the end, no commit is under way. The first commit starts the thread.
-    """
+    lock. A context manager. At each yield, and at the end, no commit is in progress. The first commit starts the
+    thread."""
 
     def __init__(self, commit: Callable[[Work], int]) -> None:
         self._commit = commit
@@ -36,14 +34,14 @@ class Ahead(Generic[Work]):
         self._running = self._thread.submit(self._commit, work)
 
     def settled(self) -> Iterator[int]:
-        """Wait for the commit under way, if any; yield its result. Raises ApplyError."""
+        """Wait for the commit in progress, if any; yield its result. Raises ApplyError."""
         running, self._running = self._running, None
         if running is None:
             return
         try:
             result = running.result()
         finally:
-            # An error's traceback refers to this frame; a reference from the frame to the error would keep the batch in
+            # An error's traceback refers to this frame. A reference from the frame to the error would keep the batch in
             # memory.
             del running
         yield result

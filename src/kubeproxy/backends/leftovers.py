@@ -1,8 +1,8 @@
 """Removes leftover iptables rules of a kube-proxy in another mode, which would send connections to deleted endpoints.
+
 The rules are removed after our own rules are in place, so that Services always work. Chains of kubelet, and chains of
 other programs with the prefix KUBE-, are not removed. Source: docs/reference.md "Start" 2; kube-proxy v1.36
-CleanupLeftovers of iptables and ipvs mode.
-"""
+CleanupLeftovers of iptables and ipvs mode."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ _TABLES: Final = frozenset({"nat", "filter", "mangle"})
 _DECISIONS: Final = {
     "KUBE-SERVICES": "finds the Service of this address",
     "KUBE-EXTERNAL-SERVICES": "checks whether a Service has this address",
-    "KUBE-NODEPORTS": "which Service has this NodePort",
-    "KUBE-NODE-PORT": "which Service has this NodePort",
-    "KUBE-LOAD-BALANCER": "whether the source ranges let the client in",
-    "KUBE-SOURCE-RANGES-FIREWALL": "whether the source ranges let the client in",
-    "KUBE-PROXY-FIREWALL": "whether the source ranges let the client in",
+    "KUBE-NODEPORTS": "finds the Service of this NodePort",
+    "KUBE-NODE-PORT": "finds the Service of this NodePort",
+    "KUBE-LOAD-BALANCER": "checks the client against the source ranges",
+    "KUBE-SOURCE-RANGES-FIREWALL": "checks the client against the source ranges",
+    "KUBE-PROXY-FIREWALL": "checks the client against the source ranges",
     "KUBE-POSTROUTING": "masquerades packets with the mark",
     "KUBE-FORWARD": "accepts forwarded packets of Services",
     "KUBE-MARK-MASQ": "marks the packet for masquerade",
     "KUBE-SVC-": "an endpoint is picked",
     "KUBE-SVL-": "an endpoint on this node is picked",
     "KUBE-SEP-": "the endpoint",
-    "KUBE-EXT-": "the address is an external one",
-    "KUBE-FW-": "whether the source ranges let the client in",
+    "KUBE-EXT-": "the address is external",
+    "KUBE-FW-": "checks the client against the source ranges",
 }
 
 
@@ -102,8 +102,7 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
 
 def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Trace], list[Trace]]:
     """Return the leftover chains of a kube-proxy: chains that the running mode removes at its start, and chains of an
-    iptables variant that is not installed. Raises ApplyError, Unsupported.
-    """
+    iptables variant that is not installed. Raises ApplyError, Unsupported."""
 
     @cache
     def commands(variant: str, family: Family) -> xtables.Commands | None:
@@ -121,10 +120,9 @@ def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Tra
 
 
 def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet, forwarded: bool) -> bool:
-    """Return whether these chains affect a packet: their rules, or jumps to them, match its address and port, and
-    are reached from one of its hooks. For a forwarded packet only the table nat counts. A source of None is this node.
-    True if the rules cannot be read.
-    """
+    """Return whether these chains affect a packet: a hook of the packet reaches them, and their rules, or jumps to
+    them, match the packet's address and port. For a forwarded packet only the table nat counts. A source of None is
+    this node. Return True if the rules cannot be read."""
     names, tables = {chain.name for chain in chains}, {chain.table for chain in chains}
     tables &= {"nat"} if forwarded else tables
     try:
@@ -171,7 +169,7 @@ def _reached(chains: Iterable[str], targets: Mapping[str, Collection[str]]) -> s
 
 
 _OWN_HOOKS: Final = frozenset({"OUTPUT", "POSTROUTING"})
-"""The hooks that translate or filter a packet, depending on whether this node itself sends it."""
+"""The hooks that translate or filter a packet, depending on whether this node itself sends the packet."""
 _HOOKS: Final = frozenset({"PREROUTING", "INPUT", "FORWARD", "POSTROUTING"})
 _DECIDING: Final = frozenset({"DNAT", "REDIRECT", "REJECT", "DROP"})
 
@@ -204,8 +202,7 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
     """Remove the rules of kube-proxy's iptables and ipvs modes from every installed variant; return the failures.
 
     `keeps` returns whether a chain, given by commands, table and name, belongs to the running mode. Rules of other
-    chains that match one of these ipsets are removed as well.
-    """
+    chains that match one of these ipsets are removed as well."""
     failures = []
     names = xtables.installed()
     nft_chains = cache(lambda: iptables_nft_chains(kernel_chains.chains()))
@@ -230,13 +227,12 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
 
 
 def _are_unkept(chains: Iterable[RuleChain], family: Family, keeps: Callable[[str, str], bool]) -> bool:
-    """Return whether some of these chains are to be removed."""
     ours = (chain for chain in chains if chain.family is family and (is_ours(chain.name) or chain.name == MARK))
     return any(not keeps(chain.table, chain.name) for chain in ours)
 
 
 class Owned(NamedTuple):
-    """The chains of a kube-proxy in one table, and the rules of other chains ("-A ...") that jump to them."""
+    """The chains of a kube-proxy in one table, and the rules of other chains ("-A ...") that jump to these chains."""
 
     table: str
     chains: Sequence[str]
@@ -265,8 +261,7 @@ def removals(found: Iterable[Owned], most: int) -> Iterator[str]:
 
     From a table with more chains, first the jumps and the rules of shared chains are removed, then the rules of all
     other chains, and the chains last, because iptables refuses to remove a chain to which a rule jumps. The time of
-    iptables-nft grows with the square of the number of chains in one restore.
-    """
+    iptables-nft grows with the square of the number of chains in one restore."""
     for table, chains, jumps in found:
         if len(chains) <= most:
             yield xtables.removal(table, chains, jumps)

@@ -1,12 +1,11 @@
-"""The interface of a proxy mode: its properties, which are read in every mode, and its operations, which only the
-running mode performs.
+"""The interface of a proxy mode: properties, which are read in every mode, and operations, which only the running mode
+performs.
 
 Each mode has a folder with its name. `__init__.py` defines MODE and imports little, because it is loaded in every mode;
 `mode.py` defines OPERATIONS and is loaded if the mode runs; `cleanup.py` is loaded to find or remove objects of the
-mode. `cleanup(keeps)` removes the kernel objects of the mode, ours or the Go kube-proxy's, except those that the
-running mode uses under the same name, and returns the failures. `traces(sight, owns)` returns the mode's objects that
-exist in the kernel.
-"""
+mode. `cleanup(keeps)` removes the kernel objects of the mode, ours or the Go kube-proxy's, and returns the failures. It
+keeps the objects that the running mode uses under the same name. `traces(sight, owns)` returns the mode's objects in
+the kernel."""
 
 from __future__ import annotations
 
@@ -32,10 +31,8 @@ from kubeproxy.registry import MetricRegistry
 
 
 class Depth(Enum):
-    """The depth of a backend's search for changes by other programs.
-
-    If no other program has changed anything, and the kernel reports this, a search of any depth takes only
-    microseconds."""
+    """The depth of a backend's search for changes by other programs. If the kernel reports that no other program has
+    changed anything, a search of any depth takes only microseconds."""
 
     QUICK = "quick"
     """Find only changes that can be found without reading every element: changes of chains, rules and numbers of
@@ -45,11 +42,8 @@ class Depth(Enum):
 
 
 class ForeignChange(NamedTuple):
-    """A change by another program, described for operators.
-
-    If a change is not `certain`, a second inspection must confirm it, because a dump may lack elements while the
-    kernel's hash tables grow.
-    """
+    """A change by another program, described for operators. If a change is not `certain`, a second inspection must
+    confirm it, because a dump may lack elements while the kernel's hash tables grow."""
 
     what: str
     certain: bool = True
@@ -59,24 +53,19 @@ class Abilities(Struct, frozen=True, kw_only=True):
     """The optional abilities of a backend; None for an ability that the backend lacks."""
 
     at_once: bool = False
-    """Whether a large sync costs as much as a small sync, so that large Services need not be written one after the
-    other."""
+    """Whether a large sync costs as much as a small sync, so that large Services need not be written separately."""
     programmed: Callable[[], int] | None = None
     """Returns the number of Services that the current full sync has written so far; safe on any thread."""
     depart: Callable[[Departed, Callable[[bytes], bool]], bool] | None = None
     """A function that receives gone endpoints; the next sync or resync resets their connections.
 
     Returns whether there are changes to write. The second argument is a function that returns whether an endpoint
-    currently has a packed address.
-    """
+    currently has a packed address."""
     ports_of: Callable[[ServicePortKey], Collection[int]] | None = None
-    """A function that returns the ports on which this proxy listens for connections of a service port. Fast; safe on
-    any thread."""
+    """Returns the ports on which this proxy listens for connections of a service port. Fast; safe on any thread."""
     disturbed: Callable[[], bool] | None = None
-    """Returns whether another program has changed committed state.
-
-    True until a repair, or an inspection without a difference. Safe on any thread except the event loop's.
-    """
+    """Returns whether another program has changed committed state. The result is True until a repair, or an inspection
+    without a difference. Safe on any thread except the event loop's."""
     suspects: Callable[[], Collection[bytes]] | None = None
     """Returns the endpoints (keys as in model.ejection) that did not answer a client within the last seconds, as the
     kernel reports them if the globals request it. Raises ApplyError; safe on any thread, but only one call at a time.
@@ -85,10 +74,8 @@ class Abilities(Struct, frozen=True, kw_only=True):
 
 class Backend(Protocol):
     """The implementation of a mode for one family. A call raises ApplyError if it fails. Only one call runs at a time.
-
     Only `close` may be called on the event loop; the other methods can block for seconds while another program holds
-    the kernel's locks.
-    """
+    the kernel's locks."""
 
     family: Family
     abilities: Abilities
@@ -130,21 +117,19 @@ class Sight(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family (None for an object of
-    the two families).
+    """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family (None for both families).
 
-    `catches` returns whether the object affects an incoming packet: by the rules of its table or chains, or, if
-    it is the interface of ipvs mode, by having the packet's destination address. With True as second argument, objects
-    that a packet passes after its translation by this proxy are ignored. It raises ApplyError.
-    """
+    `catches` returns whether the object affects an incoming packet: by the rules of its table or chains, or, for the
+    interface of ipvs mode, by having the packet's destination address. With True as second argument, objects that a
+    packet passes after its translation by this proxy are ignored. `catches` raises ApplyError."""
 
     what: str
     family: Family | None
     catches: Callable[[Packet, bool], bool] = lambda *_: True
-    alone: str = "Services that they translate keep the last endpoints that the proxy wrote"
+    alone: str = "Services of these rules keep the last endpoints that the proxy wrote"
     """The effect of the objects while no proxy runs."""
     program: str = ""
-    """The iptables command that lists the object, if it consists of chains of iptables."""
+    """The iptables command that lists the object, if the object consists of chains of iptables."""
 
 
 class Weight(NamedTuple):
@@ -162,7 +147,7 @@ Owns = Callable[[str, str], bool]
 
 
 class Room(NamedTuple):
-    """A kernel table with a limit: name, use, limit, and the consequence and the fix when it is full."""
+    """A kernel table with a limit: name, use, limit, and the consequence and the fix when the table is full."""
 
     name: str
     used: int
@@ -209,7 +194,7 @@ class Operations(NamedTuple):
 
 
 class FlowsEnd(Enum):
-    """Where connections of clients end, according to connection tracking: at the endpoint, or at the proxy."""
+    """The end of clients' connections in connection tracking: the endpoint, or the proxy."""
 
     ENDPOINTS = "endpoints"
     PROXY = "proxy"
@@ -225,7 +210,7 @@ class Metric(NamedTuple):
 RESTORE_FAILURES: Final = Metric(
     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "[ALPHA] Cumulative proxy iptables restore failures"
 )
-"""The counter of modes that write rules by iptables-restore; its label is the family."""
+"""The counter of modes that write rules by iptables-restore; the label is the family."""
 
 
 class Deprecation(NamedTuple):
@@ -236,7 +221,7 @@ class Deprecation(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """The properties of a proxy mode; they are read in every mode.
+    """The properties of a proxy mode.
 
     `config` is the mode's part of the configuration, `room` its Python package. `interface` is the name of an interface
     of the mode, with addresses of Services. `table` is the name of its nf_tables table in each family. `refusals` is

@@ -1,9 +1,9 @@
 """Compares found and desired state: returns the changes to write, or texts for an operator.
 
 A state maps a place (a set, a chain, an interface) to keys, and each key to a value that can be compared. A mode
-computes the desired state from plans and reads the found state from the kernel; a free choice, such as an endpoint's
-slot, is normalised in the found state. An examiner compares the two states in a separate process, which cannot write.
-"""
+computes the desired state from plans and reads the found state from the kernel. The found state is normalised, because
+a choice such as an endpoint's slot is free. An examiner compares the two states in a separate process, which cannot
+write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Plans = Mapping[ServiceName, tuple[ServicePlan, ...]]
 
 
 class Kind(StrEnum):
-    """How the kernel differs."""
+    """The kind of a difference between the kernel and the plans."""
 
     MISSING = "missing"
     EXTRA = "too many"
@@ -33,9 +33,8 @@ class Finding(NamedTuple):
     """A difference between the kernel and the plans. `service` is None if the object belongs to no Service or to all
     Services.
 
-    `what` describes the object (a frontend, an endpoint), `where` is its place in the kernel (a map, a chain, a set).
-    `wanted` describes the desired state and `present` the found state; each is '' if `what` is enough.
-    """
+    `what` describes the object (a frontend, an endpoint), `where` is the object's place in the kernel (a map, a chain,
+    a set). `wanted` describes the desired state and `present` the found state; each is '' if `what` is enough."""
 
     service: ServiceName | None
     kind: Kind
@@ -54,8 +53,8 @@ class Examiner(ABC):
     """Compares one family of the kernel with plans. Calls block; they raise ApplyError if the kernel is unreadable."""
 
     remembered: Callable[[ServicePlan, bytes, Policy], Iterator[bytes]] | None = None
-    """Yields the endpoints (packed address and port) to which session affinity binds a client, given its packed address
-    and the pool's policy; None if the kernel does not list them."""
+    """Yields the endpoints (packed address and port) to which session affinity binds a client, given the client's
+    packed address and the pool's policy. `remembered` is None if the kernel does not list such endpoints."""
 
     def __init__(self, family: Family, close: Callable[[], None] = lambda: None) -> None:
         self.family = family
@@ -133,7 +132,7 @@ class StateWords(Protocol):
     """The texts about the entries of a mode's states. A value is None if its state lacks the entry."""
 
     def owner(self, place: Any, key: Any) -> ServiceName | None:
-        """Return the Service of an entry that no plan desires; None if it belongs to no Service."""
+        """Return the Service of an entry that no plan desires; None if the entry belongs to no Service."""
 
     def wording(self, place: Any, key: Any, wanted: Any, present: Any) -> Wording:
         """Return the texts about an entry that differs."""
@@ -142,11 +141,8 @@ class StateWords(Protocol):
 def findings(
     found: State[Any, Any, Any], desired: Mapping[ServiceName | None, State[Any, Any, Any]], words: StateWords
 ) -> Iterator[Finding]:
-    """Yield the differences between a found state and the Services' desired states, ordered by Service; differences of
-    no Service are last.
-
-    Several Services may desire one entry.
-    """
+    """Yield the differences between a found state and the Services' desired states, ordered by Service. Differences of
+    no Service are last. Several Services may desire one entry."""
     asked: dict[Any, set[Any]] = {}
     for state in desired.values():
         for place, entries in state.items():

@@ -31,7 +31,7 @@ class TableReader(Closing):
         self._link.close()
 
     def header(self) -> nfnetlink.TableHeader | None:
-        """Return the table's handle, comment and state, None when it is missing."""
+        """Return the table's handle, comment and state, None if the table is missing."""
         return nfnetlink.table(self.family, self._table, self._link)
 
     def rules(self) -> Sequence[nfnetlink.Rule]:
@@ -52,7 +52,7 @@ class TableReader(Closing):
 
 
 class Signed(NamedTuple):
-    """A chain: its handle, its hook, None unless it is a base chain, and the handles of its rules in order."""
+    """A chain: its handle, its hook (None unless it is a base chain), and the handles of its rules in order."""
 
     handle: int
     hook: Hook | None
@@ -60,19 +60,19 @@ class Signed(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The handles of a table, its chains and its rules. Handles are never reused, so each change results in another
-    signature."""
+    """The handles of a table, its chains and its rules. Each change results in another signature, because handles are
+    never reused."""
 
     header: nfnetlink.TableHeader | None = None
     chains: Mapping[str, Signed] = MappingProxyType({})
 
     def without(self, chains: Iterable[str]) -> Signature:
-        """Return the signature without these removed chains; other chains may have jumped to them."""
+        """Return the signature without these removed chains, to which other chains may have jumped."""
         return self._replace(chains={name: self.chains[name] for name in self.chains.keys() - set(chains)})
 
 
 def signature(table: TableReader, chains: Mapping[str, ListedChain] | None = None) -> Signature:
-    """Return the signature of a table; If `chains` are given, the chains are not read again. Reads every rule."""
+    """Return the signature of a table. Reads every rule, and reads the chains only if `chains` is None."""
     header, chains = table.header(), table.chains() if chains is None else chains
     rules: dict[str, list[int]] = {name: [] for name in chains}
     for rule in table.rules():
@@ -118,16 +118,14 @@ CHAINS: Final = "chains"
 
 
 class TableWords:
-    """The texts about entries that belong to no Service: chains, and the addresses on which NodePorts answer.
-
-    `where` is the name of the table or set, for the text.
-    """
+    """The texts about entries that belong to no Service: chains, and the addresses on which NodePorts answer. `where`
+    is the name of the table or set, for the text."""
 
     def __init__(self, where: str) -> None:
         self._where = where
 
     def owner(self, place: str, key: Any) -> ServiceName | None:  # noqa: ARG002 - see state.StateWords
-        """Return None: these entries belong to no Service."""
+        """Return None, because these entries belong to no Service."""
         return None
 
     def wording(self, place: str, key: Any, wanted: Any, present: Any) -> Wording:
@@ -143,11 +141,9 @@ class TableWords:
 
 
 def inspected(table: str, depth: Depth, is_altered: bool, changed: Callable[[], str]) -> ForeignChange | None:
-    """Return a change of a table by another program; None if an inspection of this depth finds none.
-
-    `is_altered`: chains or rules differ. `changed` returns the set or map with differing elements, ''
-    for none; it reads all elements, so it is called last.
-    """
+    """Return a change of a table by another program; None if an inspection of this depth finds none. `is_altered`:
+    chains or rules differ. `changed` returns the set or map with differing elements, '' for none; it reads all
+    elements, so it is called last."""
     if is_altered:
         return ForeignChange(altered(table))
     if depth is Depth.QUICK:

@@ -1,9 +1,8 @@
-"""The iptables backend of one family: turns changed plans into the input of iptables-restore.
+"""The iptables backend of one family: converts changed plans to the input of iptables-restore.
 
 A sync writes only the chains of changed Services, and shared chains with changed rules; a restore with --noflush does
-not change other chains. Blocking calls; the engine runs them in a thread. Source: kube-proxy v1.36
-pkg/proxy/iptables/proxier.go.
-"""
+not change other chains. Calls block; the engine runs them in a thread. Source: kube-proxy v1.36
+pkg/proxy/iptables/proxier.go."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ class IptablesBackend:
     # -- what changed ---------------------------------------------------------------------------------------------
 
     def sync(self, changes: Changes) -> Iterator[int]:
-        """Program changed Services; after each restore, yield the number of its lines. Raises ApplyError."""
+        """Program changed Services; after each restore, yield the number of lines. Raises ApplyError."""
         if time.monotonic() >= self._full_due and self._contents.commented:
             yield from self.resync(self._with(changes))
             return
@@ -109,11 +108,9 @@ class IptablesBackend:
         self._written({**last, "nat": last["nat"] + sum(map(rule_count, delta.written))})
 
     def _with(self, changes: Changes) -> dict[ServiceName, Plans]:
-        """Return the plans of all Services after these changes."""
         return {name: entry.plans for name, entry in self._contents.entries.items()} | dict(changes)
 
     def _shared(self, places: Iterable[skeleton.Place], delta: ContentsChange | None) -> dict[str, str]:
-        """Return, by table, the lines that write these shared chains."""
         chains: dict[str, list[str]] = {"filter": [], "nat": []}
         lines = {"filter": "", "nat": ""}
         for place in sorted(places, key=skeleton.SHARED.index):
@@ -129,8 +126,7 @@ class IptablesBackend:
     # -- everything -----------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
-        """Write the rules of exactly these plans; after each restore, yield the number of its lines. Raises
-        ApplyError."""
+        """Write the rules of exactly these plans; after each restore, yield the number of lines. Raises ApplyError."""
         if self._options.counters is None:
             self._use_counters(make_counters(self._metrics))
         try:
@@ -139,7 +135,7 @@ class IptablesBackend:
             if not self._options.counters or "nfacct" not in error.stderr:
                 raise
             # A kernel may support nfacct counters, but not iptables' match for them (CONFIG_NETFILTER_XT_MATCH_NFACCT).
-            log.warning("Going on without packet counters family=%s error=%r", self.family.label, str(error))
+            log.warning("Continuing without packet counters family=%s error=%r", self.family.label, str(error))
             self._use_counters(False)
             yield from self._write_all(wanted)
 
@@ -148,7 +144,6 @@ class IptablesBackend:
         self._settings = skeleton.RuleSettings.of(self.family, self._world, self._options)
 
     def _write_all(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
-        """Read the tables, write the differences, and remove chains that belong to no Service."""
         with self._watch.reading():
             found = {table: self._read(table) for table in skeleton.CANARY_TABLES}
         self._contents = Contents(self._settings)
@@ -187,9 +182,8 @@ class IptablesBackend:
             yield self._contents.nat_rules
 
     def _remove(self, chains: Sequence[str]) -> None:
-        """Empty the chains of deleted Services, delete those to which no rule jumps, and log each remaining chain once.
-        iptables refuses to delete a chain to which another program's rule jumps, and then refuses the whole restore.
-        """
+        """Empty the chains of deleted Services, delete the chains to which no rule jumps, and log each remaining chain
+        once. iptables refuses a whole restore that deletes a chain to which another program's rule jumps."""
         if not chains:
             self._used = frozenset()
             return
@@ -201,8 +195,7 @@ class IptablesBackend:
         used = frozenset(chains).intersection(target_of(line.rstrip()) for line in lines)
         for name in sorted(used - self._used):
             log.warning(
-                "Leaving an empty chain that belongs to no Service: rules of another program lead to it chain=%s "
-                "family=%s",
+                "Leaving an empty chain of no Service, because rules of another program jump to it chain=%s family=%s",
                 name,
                 self.family.label,
             )
@@ -229,11 +222,10 @@ class IptablesBackend:
         try:
             return read(self._commands, table)
         except ApplyError as error:
-            log.info("Writing all of table %s, as it cannot be read: %s", table, error)
+            log.info("Writing all of table %s, because the table cannot be read: %s", table, error)
             return self._watch.present(table)
 
     def _shared_chains(self, last: str) -> dict[skeleton.Place, skeleton.SharedChain]:
-        """Return the shared chains, with the rules for NodePorts at the end of KUBE-SERVICES."""
         return {
             p: skeleton.SharedChain(self._contents.blocks(p), last if p == skeleton.NAT_SERVICES else "")
             for p in skeleton.SHARED
@@ -253,7 +245,6 @@ class IptablesBackend:
         return _Piece(self._writer.prepared(text), text.count("COMMIT\n"), text.count("\n-A "))
 
     def _run(self, piece: _Piece, *, partial: bool = False) -> int:
-        """Run a restore; return the number of rules that it appends. Raises ApplyError."""
         try:
             with self._watch.own_change(piece.commits):
                 waited = piece.restore()
@@ -285,13 +276,12 @@ class IptablesBackend:
             self._allow_loopback()
 
     def _allow_loopback(self) -> None:
-        """Set route_localnet once: with the first NodePort, after writing the rule that protects loopback from other
-        hosts."""
+        """Set route_localnet for the first NodePort, after writing the rule that protects loopback from hosts."""
         try:
             if write_sysctl(ROUTE_LOCALNET, 1):
                 log.info(
                     "Set route_localnet=1 for NodePorts on localhost; iptables.localhostNodePorts: false, or "
-                    "nodePortAddresses without loopback, leaves it alone"
+                    "nodePortAddresses without loopback, prevents this change"
                 )
         except ApplyError as error:
             log.warning("NodePorts do not answer on localhost: %s", error)
@@ -299,12 +289,11 @@ class IptablesBackend:
     # -- changes by other programs --------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Do nothing: the hourly full sync runs with the first change after it is due."""
+        """Do nothing: the hourly full sync runs with the first change after an hour."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have their own interval
         """See backends.mode.Backend. The inspection is one short request, unless another program changed our chains.
-        After such a change an audit reads the rules, at intervals.
-        """
+        After such a change an audit reads the rules, at intervals."""
         if self._watch.touched():
             if change := self._watch.inspect():
                 return change
@@ -312,11 +301,10 @@ class IptablesBackend:
         return self._audit.look(self._contents, self._common()) if self._audit.due() else None
 
     def touched(self) -> bool:
-        """Return whether an audit is due; the next inspection then reads rules."""
+        """Return whether an audit is due; if an audit is due, the next inspection reads rules."""
         return self._watch.touched() or self._audit.due()
 
     def _common(self) -> dict[skeleton.Place, skeleton.SharedChain]:
-        """Return the chains that Services share, as they were last written."""
         return self._shared_chains(self._nodeport_rules) | skeleton.fixed_chains(self._contents.settings)
 
 
@@ -330,8 +318,6 @@ def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapp
 
 
 class _Piece(NamedTuple):
-    """The input of a restore, with its number of transactions and its number of appended rules."""
-
     restore: Callable[[], Waited]
     commits: int = 0
     rules: int = 0

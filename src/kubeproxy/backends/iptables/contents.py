@@ -1,6 +1,6 @@
-"""The last written rules of all Services of one family, and the rules that a change adds and removes. Pure. Each
-Service's rules in shared chains are stored as text, so that one str.join produces a shared chain.
-"""
+"""The last written rules of all Services of one family, and the rules that a change adds and removes. Pure.
+
+Each Service's rules in shared chains are stored as text, so that one str.join produces a shared chain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OwnChains = Mapping[str, str]
 
 
 class ServiceEntry(NamedTuple):
-    """A Service: its plans, and for each plan the hash in its chain names and the plan's rules in shared chains."""
+    """A Service: the plans, and for each plan the hash in its chain names and the plan's rules in shared chains."""
 
     plans: Plans
     suffixes: tuple[str, ...]
@@ -41,8 +41,7 @@ class ContentsChange(NamedTuple):
 
     `written` are chains to write, Service by Service; `deleted` are chains of the nat table to remove. `gained` are the
     new lines of shared chains, `lost` the shared chains with removed or reordered lines. `rules` is the increase (or
-    decrease) of the number of rules in the Services' own chains.
-    """
+    decrease) of the number of rules in the Services' own chains."""
 
     entries: dict[ServiceName, ServiceEntry]
     written: list[OwnChains]
@@ -63,11 +62,11 @@ class Contents:
 
     @property
     def commented(self) -> bool:
-        """Return whether rules of endpoints have comments; in a large cluster they have none."""
+        """Return whether rules of endpoints have comments; in a large cluster they have no comments."""
         return self.endpoints <= LARGE
 
     def delta(self, changes: Changes) -> ContentsChange:
-        """Return the effect of changes; `take` applies it. The cost depends only on the changes."""
+        """Return the effect of changes, which `take` applies. The cost depends only on the changes."""
         entries = self._entries(changes)
         before = {name: self.entries.get(name, _NONE) for name in entries}
         total = self.endpoints + sum(e.endpoints for e in entries.values()) - sum(e.endpoints for e in before.values())
@@ -102,7 +101,7 @@ class Contents:
         self.endpoints = sum([entry.endpoints for entry in self.entries.values()])
 
     def own_chains(self) -> Iterator[OwnChains]:
-        """Yield the own chains of each Service, and count their rules in `nat_rules`."""
+        """Yield the own chains of each Service, and count the rules of these chains in `nat_rules`."""
         self.nat_rules = 0
         for entry in self.entries.values():
             found = self._chains(entry, self.commented)
@@ -110,7 +109,7 @@ class Contents:
             yield found
 
     def chains_of(self, name: ServiceName, commented: bool) -> OwnChains:
-        """Return the chains that belong to this Service."""
+        """Return the chains that belong to a Service."""
         return self._chains(self.entries.get(name, _NONE), commented)
 
     def shared(self, place: Place, delta: ContentsChange | None = None) -> str:
@@ -118,8 +117,7 @@ class Contents:
 
         The rules are sorted by target, the last name first. iptables-nft 1.8.9 keeps the chains that a restore names in
         a sorted list, and searches the list from the end for each chain. With names in descending order each search
-        takes one step instead of thousands.
-        """
+        takes one step instead of thousands."""
         changed = delta.entries if delta is not None else {}
         entries = [entry for name, entry in self.entries.items() if name not in changed]
         lines = [text for entry in (*entries, *changed.values()) for text in _lines(entry.shared, place)]

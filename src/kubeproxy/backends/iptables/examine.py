@@ -1,8 +1,7 @@
 """The examiner of iptables mode: compares the rules with plans, Service by Service, in a separate process.
 
 Rules are compared as iptables-save prints them. Chains that seem to differ are compared again: the node's own iptables
-writes and prints the desired rules in an empty network namespace.
-"""
+writes and prints the desired rules in an empty network namespace."""
 
 from __future__ import annotations
 
@@ -89,10 +88,8 @@ class IptablesExaminer(Examiner):
     # -- suspected differences ------------------------------------------------------------------------------------
 
     def _own(self, contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
-        """Yield the chains of Services that are missing, seem to differ, or should not exist.
-
-        Empty surplus chains are allowed: rules of other programs may jump to them.
-        """
+        """Yield the chains of Services that are missing, seem to differ, or should not exist. An empty surplus chain is
+        allowed, because rules of other programs may jump to it."""
         yield from found.own_suspects(contents, nat)
         own = _own_chains(contents)
         owners = _possible(contents, own)
@@ -101,8 +98,8 @@ class IptablesExaminer(Examiner):
                 yield Suspect(("nat", chain), owners.get(chain), "", present)
 
     def _shared(self, contents: Contents, tables: Tables, asked: Plans) -> Iterator[Suspect]:
-        """Yield missing and surplus rules of shared chains, by chain and Service. The comment of a surplus rule names
-        its Service; if the caller did not ask about this Service, the rule is reported without a Service."""
+        """Yield missing and surplus rules of shared chains, by chain and Service. The comment of a surplus rule names a
+        Service; if the caller did not ask about that Service, the rule is reported without a Service."""
         for place in skeleton.SHARED:
             present = list(tables[place[0]].rules.get(place[1], ()))
             if place == skeleton.NAT_SERVICES:
@@ -127,8 +124,7 @@ class IptablesExaminer(Examiner):
                 yield Suspect(place, service, wanted, surplus.get(service, ()), ordered=False)
 
     def _without_last(self, present: list[str]) -> tuple[list[str], Suspect | None]:
-        """Return the rules of KUBE-SERVICES without its jumps to KUBE-NODEPORTS, and a Suspect if these jumps
-        differ."""
+        """Return the rules of KUBE-SERVICES without jumps to KUBE-NODEPORTS, and a Suspect if these jumps differ."""
         wanted = skeleton.nodeport_rules(self._settings)
         rules = [rule for rule in present if not rule.endswith(" -j KUBE-NODEPORTS\n")]
         last = [rule for rule in present if rule.endswith(" -j KUBE-NODEPORTS\n")]
@@ -152,13 +148,11 @@ class IptablesExaminer(Examiner):
 
 
 def _own_chains(contents: Contents) -> dict[str, ServiceName]:
-    """Return the Service of each chain that belongs to one Service."""
     return {chain: name for name in contents.entries for chain in contents.chains_of(name, commented=False)}
 
 
 def _possible(contents: Contents, own: dict[str, ServiceName]) -> dict[str, ServiceName]:
-    """Return the Service of each chain name: chains that exist for its plans, and chains that it would have with other
-    traffic policies."""
+    """Return the Service of each chain name, for the chains of the present plans and of other traffic policies."""
     ends = [(end, name) for name, entry in contents.entries.items() for end in entry.suffixes]
     possible = {prefix + end: name for end, name in ends for prefix in _ROLES}
     return possible | own
@@ -176,15 +170,13 @@ def owner_of(rule: str) -> ServiceName | None:
 
 
 class _Words:
-    """Describes differences of one family's rules, given the desired contents and the found nat table."""
-
     def __init__(self, family: Family, contents: Contents, nat: Chains) -> None:
         self._family = family
         self._contents = contents
         self._nat = nat
 
     def differences(self, suspect: Suspect, wanted: Sequence[str]) -> Iterator[Finding]:
-        """Yield the differences between a chain's found rules and the desired ones as iptables-save prints them."""
+        """Yield the differences between a chain's found rules and the desired rules as iptables-save prints them."""
         service, present, where = suspect.service, suspect.present, _where(suspect.place, self._family)
         chain = suspect.place[1]
         if present is None or (not wanted and chain.startswith(skeleton.SERVICE_PREFIXES)):
@@ -198,13 +190,11 @@ class _Words:
             yield Finding(service, Kind.DIFFERENT, "the order of the rules", where)
 
     def owner(self, place: skeleton.Place, key: tuple[ServiceName | None, str]) -> ServiceName | None:  # noqa: ARG002
-        """See state.StateWords."""
         return key[0]
 
     def wording(
         self, place: skeleton.Place, key: tuple[ServiceName | None, str], wanted: str | None, present: str | None
     ) -> Wording:
-        """See state.StateWords."""
         return Wording(key[1], _where(place, self._family), (wanted or "").strip(), (present or "").strip())
 
     def _chain(self, chain: str, service: ServiceName | None) -> str:
@@ -213,7 +203,6 @@ class _Words:
         return next((role for prefix, role in _ROLES.items() if chain.startswith(prefix)), f"chain {chain}")
 
     def _what(self, rule: str, service: ServiceName | None) -> str:
-        """Return the subject of a rule: an endpoint, a frontend, or the target."""
         target, port, protocol = target_of(rule.strip()), _PORT.search(rule), _PROTOCOL.search(rule)
         if target.startswith(skeleton.SEP):
             return self._endpoint(target, service)

@@ -1,9 +1,8 @@
 """The found state of iptables mode: chains and rules as iptables-save prints them, compared with the desired rules.
 
 For most chains only a hash of the rules is stored. Our rules are compared in the form that iptables 1.8.9 prints. Other
-versions of the kernel and of iptables print some rules differently. So if a chain seems to differ, its wanted rules are
-written to a copy under another name, and compared in the form in which the node prints the copy.
-"""
+versions of the kernel and of iptables print some rules differently. If a chain seems to differ, its wanted rules are
+written to a copy under another name, and compared in the form in which the node prints the copy."""
 
 from __future__ import annotations
 
@@ -46,10 +45,8 @@ _MARK: Final = re.compile(r"--(or|xor)-mark (\S+)")
 
 
 class FoundTable(NamedTuple):
-    """Chains of a table, with a hash of the rules of each readable chain, and the rules of the chains to keep.
-
-    `asked` are the chains that were read, None for all. Chains that were not read are reported as equal.
-    """
+    """Chains of a table, with a hash of the rules of each readable chain, and the rules of the chains to keep. `asked`
+    are the chains that were read, None for all. A chain that was not read is reported as equal."""
 
     family: Family
     chains: AbstractSet[str] = frozenset()
@@ -74,8 +71,7 @@ class FoundTable(NamedTuple):
         return not self.is_asked(chain) or self.numbers.get(chain) == hash(as_saved(rules, self.family))
 
     def holds_shared(self, chain: str, wanted: SharedChain) -> bool:
-        """Return whether a chain in `kept` consists of the blocks of `wanted`, in any order, and then its `last`
-        rules."""
+        """Return whether a chain in `kept` consists of the blocks of `wanted`, in any order, and its `last` rules."""
         if not self.is_asked(chain):
             return True
         if chain not in self.numbers:
@@ -149,9 +145,7 @@ def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
 
 class Suspect(NamedTuple):
     """A chain that seems to differ, and its Service (None for a shared chain). `ordered`: the order of rules matters.
-
-    `wanted` are the rules in the form that we write, `present` the found rules, None if the chain does not exist.
-    """
+    `wanted` are the rules in the form that we write, `present` the found rules, None if the chain does not exist."""
 
     place: Place
     service: ServiceName | None
@@ -168,10 +162,8 @@ def shared_suspects(wanted: Mapping[Place, SharedChain], tables: Mapping[str, Fo
 
 
 def own_suspects(contents: Contents, nat: FoundTable) -> Iterator[Suspect]:
-    """Yield the chains of Services that are missing or seem to differ.
-
-    A chain's rules may have comments about endpoints or not, because the cluster may have become large or small after
-    the chain was written."""
+    """Yield the chains of Services that are missing or seem to differ. Comments about endpoints are no difference,
+    because the cluster may have become large or small after a chain was written."""
     for name in contents.entries:
         for chain, rules in contents.chains_of(name, contents.commented).items():
             if nat.holds(chain, rules):
@@ -223,13 +215,11 @@ def as_saved(rules: str, family: Family) -> str:
 
 @lru_cache(maxsize=4096)
 def _rounded(probability: str) -> str:
-    """Return a probability as the kernel stores it, in 31 bits."""
     return f"{round(float(probability) * 2**31) / 2**31:.11f}"
 
 
 @lru_cache(maxsize=4096)
 def _network(source: str) -> str:
-    """Return a source range in canonical form: host bits cleared, shortest notation."""
     try:
         return str(ipaddress.ip_network(source, strict=False))
     except ValueError:

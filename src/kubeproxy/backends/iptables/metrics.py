@@ -1,8 +1,7 @@
 """The metrics of iptables mode: names and help texts of the Go kube-proxy, and one metric of our own.
 
-Safe to call from any thread. Counters of failures exist with the value 0 from the start; Prometheus' rate() would miss
-an increase in a counter that first appears with 1.
-"""
+Safe to call from any thread. Counters of failures exist with the value 0 from the start, because Prometheus' rate()
+would miss an increase in a counter that first appears with 1."""
 
 from __future__ import annotations
 
@@ -69,23 +68,23 @@ class Metrics:
             self._partial_failures.labels(family.label).inc()
 
     def rules(self, family: Family, table: str, total: int, last: int) -> None:
-        """Set the number of rules in a table, and the number that the last sync wrote."""
+        """Set the number of rules in a table, and the number of rules that the last sync wrote."""
         self._rules.labels(table, family.label).set(total)
         self._rules_last.labels(table, family.label).set(last)
 
     def waited(self, family: Family, seconds: float) -> None:
-        """Add the seconds that a sync waited for the iptables lock, which another program held."""
+        """Add the seconds that a sync waited for the iptables lock of another program."""
         self._lock_wait.labels(family.label).inc(seconds)
 
     def follow_packets(self, invalid_dropped: Callable[[], float], localhost_accepted: Callable[[], float]) -> None:
-        """Set the functions that read the kernel's counters; they must return quickly and not raise."""
+        """Set the functions that read the kernel's counters; the functions must return quickly and not raise."""
         self._invalid_dropped.labels().follow(invalid_dropped)
         self._localhost_accepted.labels().follow(localhost_accepted)
 
 
 def make_counters(metrics: Metrics) -> bool | None:
-    """Create the kernel's counters and register their readers; return False without kernel support, None if the attempt
-    failed."""
+    """Create the kernel's counters and register functions that read them; return False without kernel support, None if
+    the attempt failed."""
     try:
         there = xtables.ensure_counter(INVALID_COUNTER) and xtables.ensure_counter(LOCALHOST_COUNTER)
         if there:

@@ -31,14 +31,12 @@ from kubeproxy.registry import MetricRegistry
 log = logging.getLogger("kubeproxy.iptables")
 
 OLDEST = (1, 6, 2)  # the first iptables version with iptables-restore -w
-_INTERFACE = re.compile(r"[^\s\"'\\/!]{1,15}")  # an interface name has at most IFNAMSIZ - 1 characters
+_INTERFACE = re.compile(r"[^\s\"'\\/!]{1,15}")  # IFNAMSIZ - 1 characters
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    """Raise Unsupported, with the missing part and its remedy, if this node cannot run the mode.
-
-    Raises ApplyError if the check fails temporarily.
-    """
+    """Raise Unsupported, with the missing part and the remedy, if this node cannot run the mode. Raises ApplyError if
+    the check fails temporarily."""
     _check_names(config)
     for family in families:
         commands = _commands(family)
@@ -50,7 +48,7 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
                 raise ApplyError(f"{commands.name} -t nat -S POSTROUTING finds no such chain")
         except Incompatible:
             continue
-        except LockHeldError:  # iptables works; the family must stay enabled while another program holds the lock
+        except LockHeldError:  # The family must stay enabled while another program holds the lock.
             raise
         except ApplyError as error:
             module = "nft_compat" if commands.uses_nft else "ip6table_nat" if family is Family.IPV6 else "iptable_nat"
@@ -61,9 +59,8 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _is_there(family: Family, table: str) -> bool:
-    """Return whether the kernel has a table of the legacy variant. Unlike the command, this takes no lock and loads no
-    modules; so the result is False while the modules are not loaded.
-    """
+    """Return whether the kernel has a table of the legacy variant, without the lock, and without loading modules. The
+    result is False while the modules are not loaded."""
     try:
         with closing(TableInfo.open(family)) as asked:
             asked.info(table)
@@ -87,7 +84,9 @@ def _check_names(config: KubeProxyConfiguration) -> None:
 def _check_version(commands: Commands) -> None:
     if commands.version < OLDEST:
         found = ".".join(map(str, commands.version))
-        raise Unsupported(f"iptables mode needs iptables 1.6.2 or later, this is {found}: upgrade the package iptables")
+        raise Unsupported(
+            f"iptables mode needs iptables 1.6.2 or later, and this is {found}: upgrade the package iptables"
+        )
 
 
 @cache
@@ -135,7 +134,7 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _names_loopback(nodeport_addresses: Iterable[str]) -> bool:
-    """Return whether nodePortAddresses includes 127.0.0.1: it is unset, or has a network that contains 127.0.0.1."""
+    """Return whether nodePortAddresses is unset, or contains 127.0.0.1."""
     addresses = spelled_out(nodeport_addresses)
     networks = parse_networks(addresses, Family.IPV4)
     if not networks:
@@ -149,7 +148,6 @@ def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
 
 
 def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:  # noqa: ARG001
-    """See backends.mode.Weigh."""
     contents = Contents(RuleSettings.of(family, world, StartOptions(False, False, False)))
     contents.load(of_family(wanted, family))
     rules = sum(map(rule_count, contents.own_chains()))

@@ -2,8 +2,7 @@
 
 Rules have the form in which iptables-save prints them, each line ended by a newline. The Go kube-proxy writes the
 options in another order, but the rules in the kernel are the same. Source: kube-proxy v1.36
-pkg/proxy/iptables/proxier.go syncProxyRules.
-"""
+pkg/proxy/iptables/proxier.go syncProxyRules."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ Lines = dict[Place, str]
 
 
 class _Port:
-    """The strings that appear in a service port's rules: its protocol, its name for comments, and the names of its
-    chains."""
+    """The strings in a service port's rules: protocol, name for comments, and names of chains."""
 
     __slots__ = ("ext", "fw", "hash_text", "proto", "svc", "svl", "text")
 
@@ -60,7 +58,7 @@ class _Port:
 
 
 def suffixes(plans: Sequence[ServicePlan]) -> list[str]:
-    """Return the hash of each service port, which its chain names end with."""
+    """Return the hash of each service port, with which the names of its chains end."""
     return chain_hashes([port_name(plan.key) + PROTOCOL_WORDS[plan.key.protocol] for plan in plans])
 
 
@@ -127,7 +125,6 @@ def _node_port(plan: ServicePlan, port: _Port, number: int, settings: RuleSettin
 
 
 def _refusal(traffic: Traffic) -> tuple[str, str]:
-    """Return the comment and the target of the rule for traffic without an endpoint."""
     if traffic.outside is Action.REJECT:
         return " has no endpoints", "REJECT"
     return " has no local endpoints", "DROP"
@@ -135,8 +132,7 @@ def _refusal(traffic: Traffic) -> tuple[str, str]:
 
 def chains(plan: ServicePlan, suffix: str, settings: RuleSettings, commented: bool) -> dict[str, str]:
     """Return a service port's own chains of the nat table, each with its rules. `commented`: rules of endpoints have
-    comments with the Service's name, except in a large cluster.
-    """
+    comments with the Service's name, except in a large cluster."""
     port = _Port(plan, suffix)
     if not plan.usable:
         return {}
@@ -182,8 +178,7 @@ def _endpoint_chains(
 
 
 def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleSettings) -> str:
-    """Return the rule that masquerades cluster IP traffic: all traffic, or only traffic from outside the pod
-    network."""
+    """Return the rule that masquerades cluster IP traffic: all of it, or only traffic from outside the pod network."""
     cluster_ip = next((f for f in plan.frontends if f.kind is FrontendKind.CLUSTER), None)
     if cluster_ip is None:
         return ""
@@ -226,7 +221,6 @@ def _firewall_rules(port: _Port, sources: Sequence[Range]) -> str:
 def _choice_rules(
     plan: ServicePlan, port: _Port, chain: str, texts: Sequence[str], seps: Mapping[str, str], commented: bool
 ) -> str:
-    """Return the rules that choose one of these destinations."""
     label = f' -m comment --comment "{port.text} -> ' if commented else ""
     starts = [f'-A {chain}{label}{text}"' for text in texts] if label else [f"-A {chain}"] * len(texts)
     names = [seps[text] for text in texts]

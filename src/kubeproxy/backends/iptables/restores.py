@@ -1,11 +1,14 @@
-"""Builds the inputs of iptables-restore. Pure. Legacy iptables reads and writes the whole table in each restore, so it
-gets one restore. The time of an iptables-nft 1.8.9 restore grows with the square of the number of its chains, because
-it searches a sorted list for each chain. So iptables-nft gets a sequence of restores: first the Services' chains, and
-last the rules that jump to these chains, so that no packet passes an incomplete Service.
+"""Builds the inputs of iptables-restore. Pure.
 
-Tables are committed one after the other. The filter table rejects packets that the nat table does not translate. So a
-reject rule is added before nat stops translating, and removed after nat translates again. Otherwise connection tracking
-would, in the meantime, track a packet without translation, and the client would get no answer as long as it retries."""
+Legacy iptables gets one restore, because it reads and writes the whole table in each restore. iptables-nft gets a
+sequence of restores, because the time of an iptables-nft 1.8.9 restore grows with the square of the number of its
+chains (it searches a sorted list for each chain). First come the Services' chains, and last the rules that jump to
+these chains, so that no packet passes an incomplete Service.
+
+Tables are committed one after the other. The filter table rejects packets that the nat table does not translate. A
+reject rule is added before nat stops translating, and removed after nat translates again. In the opposite order,
+connection tracking would track a packet without translation, and the client would get no answer as long as it retries.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,9 @@ _FIRST: Final = 1000
 class Work(NamedTuple):
     """The chains of each Service, and for each table the lines to write before and after these chains.
 
-    `before`: chains to which the Services' chains jump. `after`: chains that jump to the Services' chains. `jumps`:
-    rules of built-in chains that jump to the chains in `after`. `guards`: the lines that are written to the filter
-    table before all other lines; removals in the filter table are in `after`. `deleted`: chains of the nat table to
-    delete.
-    """
+    `before`: chains to which the Services' chains jump. `after`: chains that jump to the Services' chains, and removals
+    in the filter table. `jumps`: rules of built-in chains that jump to the chains in `after`. `guards`: the lines that
+    are written to the filter table before all other lines. `deleted`: chains of the nat table to delete."""
 
     own: Iterable[OwnChains]
     before: Mapping[str, str]
@@ -42,14 +43,13 @@ class Work(NamedTuple):
 
 
 def declarations(chains: Iterable[str]) -> str:
-    """Return the lines that create chains, or empty them if they exist."""
+    """Return the lines that create chains, or empty existing chains."""
     text = " - [0:0]\n:".join(chains)
     return f":{text} - [0:0]\n" if text else ""
 
 
 def one_restore(work: Work) -> Iterator[str]:
-    """Yield the input of a single restore in pieces, while `work.own` is being computed; nothing if there is no
-    change."""
+    """Yield the input of a single restore in pieces, while `work.own` is computed; nothing if there is no change."""
     yield from _input(_first(work))
     # iptables would read and write the nat table also for an empty block.
     start, end = f"*nat\n{work.before.get('nat', '')}", ""
@@ -64,10 +64,8 @@ def one_restore(work: Work) -> Iterator[str]:
 
 
 def several_restores(work: Work, chunk: int) -> Iterator[str]:
-    """Yield the inputs of a sequence of restores, each with at most `chunk` chains.
-
-    The first restores are smaller, so that iptables starts early while the next input is computed.
-    """
+    """Yield the inputs of a sequence of restores, each with at most `chunk` chains. The first restores are smaller, so
+    that iptables starts early while the next input is computed."""
     yield from _input(_first(work) | {"nat": work.before.get("nat", "")})
     services: list[OwnChains] = []
     count, most = 0, min(_FIRST, chunk)
@@ -85,12 +83,10 @@ def several_restores(work: Work, chunk: int) -> Iterator[str]:
 
 
 def _first(work: Work) -> dict[str, str]:
-    """Return, by table, the lines to commit before any change of the nat table."""
     return {"mangle": work.before.get("mangle", ""), "filter": work.before.get("filter", "") + work.guards}
 
 
 def _input(tables: Mapping[str, str]) -> Iterator[str]:
-    """Yield the input of a restore, given lines by table; nothing if there are no lines."""
     if text := "".join([f"*{table}\n{lines}COMMIT\n" for table, lines in tables.items() if lines]):
         yield text
 
@@ -119,8 +115,9 @@ def jumps(table: str, found: FoundTable) -> str:
 def foundation(table: str, found: FoundTable, settings: skeleton.RuleSettings) -> str:
     """Return the lines that write the chains without rules of Services, if they differ from the found table.
 
-    Copies that a killed or refused audit left in the filter table are removed here; copies in the nat table are removed
-    with the chains that belong to no Service. Rules of other programs in the kubelet's chain are not removed."""
+    The lines remove the copies that a killed or refused audit left in the filter table. Copies in the nat table are
+    removed with the chains that belong to no Service. Rules of other programs in the kubelet's chain are not removed.
+    """
     chains = (skeleton.CANARY, skeleton.KUBELET_FIREWALL) if table == "filter" else (skeleton.CANARY,)
     missing = {chain: "" for chain in chains if chain not in found.chains}
     fixed = {chain: rules.text for (place, chain), rules in skeleton.fixed_chains(settings).items() if place == table}

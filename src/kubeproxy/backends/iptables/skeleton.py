@@ -1,9 +1,9 @@
-"""The chains that all Services share, the jumps to them, the settings used in their rules, and names of chains. Pure.
+"""The chains that all Services share, the jumps to these chains, the settings of their rules, and names of chains.
+Pure.
 
 The names are those of the Go kube-proxy, so that tools and runbooks work unchanged, and each of the two proxies can
 take over from the other. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains, syncProxyRules,
-portProtoHash and servicePortEndpointChainName.
-"""
+portProtoHash and servicePortEndpointChainName."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MARTIANS: Final = (
     '-m comment --comment "block incoming localnet connections" '
     "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 )
-"""Without this rule, route_localnet would let hosts on the link reach loopback (kubernetes issue 90259); kubelet writes
-the same rule."""
+"""Rules that prevent route_localnet from letting hosts on the link reach loopback (kubernetes issue 90259), as in
+kubelet."""
 
 _NEW: Final = "-m conntrack --ctstate NEW "
 _LAST: Final = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
@@ -88,11 +88,9 @@ class SharedChain(NamedTuple):
 
 
 class StartOptions(NamedTuple):
-    """Settings from the configuration and the node, read once at the start.
-
-    `localhost_nodeports` as configured; `liberal`: nf_conntrack_tcp_be_liberal; `counters`: whether the kernel has
-    named packet counters, None until this is known.
-    """
+    """Settings from the configuration and the node, read once at the start. `localhost_nodeports` is the configured
+    value; `liberal` is nf_conntrack_tcp_be_liberal; `counters`: whether the kernel has named packet counters, None
+    until this is known."""
 
     localhost_nodeports: bool
     liberal: bool
@@ -100,10 +98,8 @@ class StartOptions(NamedTuple):
 
 
 class RuleSettings(NamedTuple):
-    """The inputs of a family's rules, without the Services.
-
-    `nodeport_ips` is None for all local addresses; `if_local` is the match for traffic of pods, '' if there is none.
-    """
+    """The inputs of a family's rules, without the Services. `nodeport_ips` is None for all local addresses; `if_local`
+    is the match for traffic of pods, '' if there is none."""
 
     family: Family
     options: StartOptions
@@ -136,15 +132,14 @@ class RuleSettings(NamedTuple):
 
     def is_like(self, other: RuleSettings) -> bool:
         """Return whether two settings give the same rules for all Services. A change of the NodePort addresses changes
-        only one shared chain, which the next sync writes.
-        """
+        only one shared chain, which the next sync writes."""
         return self.localhost == other.localhost and self._replace(nodeport_ips=other.nodeport_ips) == other
 
 
 def forward_rules(settings: RuleSettings) -> str:
     """Return the rules of KUBE-FORWARD."""
     counted = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.options.counters else ""
-    # Packets in conntrack's state INVALID would reach a client untranslated, and end its connection (issue 74839).
+    # Packets in conntrack's state INVALID would reach a client untranslated, and end the connection (issue 74839).
     invalid = "" if settings.options.liberal else f"-A KUBE-FORWARD -m conntrack --ctstate INVALID{counted} -j DROP\n"
     mark = f"{settings.mark:#x}"
     return invalid + (
@@ -173,7 +168,7 @@ def fixed_chains(settings: RuleSettings) -> dict[Place, SharedChain]:
 
 
 def nodeport_rules(settings: RuleSettings) -> str:
-    """Return the rules at the end of KUBE-SERVICES that jump to KUBE-NODEPORTS."""
+    """Return the jumps to KUBE-NODEPORTS, which are the last rules of KUBE-SERVICES."""
     rule = f'-m comment --comment "{_LAST}"'
     if settings.nodeport_ips is not None:
         length = settings.prefix_length
@@ -192,20 +187,19 @@ EXT: Final = "KUBE-EXT-"
 FW: Final = "KUBE-FW-"
 SEP: Final = "KUBE-SEP-"
 SERVICE_PREFIXES: Final = (FW, "KUBE-XLB-", EXT, SVL, SVC, SEP)
-"""Prefixes of Services' chains, in the order of jumps. Before Kubernetes 1.24 the prefix of EXT chains was
-KUBE-XLB-."""
+"""Prefixes of Services' chains, in the order of jumps. KUBE-XLB- is the prefix of EXT chains before Kubernetes 1.24."""
 
 COPY: Final = f"{SEP}AUDIT-"
 """Prefix of the copies of chains that an audit writes: no Service's chain has this prefix."""
 
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567".ljust(256)  # RFC 4648
-_HASHED: Final = 10  # the number of bytes of a digest that are used: 16 characters of five bits
+_HASHED: Final = 10  # used bytes of a digest: 16 characters of five bits
 _AT_ONCE: Final = 64
 
 
 def _lower_halves(bits: int, lane: int) -> int:
-    """Return a mask for _AT_ONCE hashes. It consists of lanes of `lane` bits; every other lane has its lowest `bits`
-    bits set."""
+    """Return a mask for _AT_ONCE hashes: lanes of `lane` bits, in which every other lane has its lowest `bits` bits
+    set."""
     return sum(((1 << bits) - 1) << at for at in range(0, _AT_ONCE * 128, 2 * lane))
 
 
@@ -219,7 +213,7 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9./:_-]")
 
 
 def chain_hashes(texts: Sequence[str]) -> list[str]:
-    """Return the first 16 base32 characters of each text's SHA-256. One call for ten texts takes a fifth of the time of
+    """Return the first 16 base32 characters of each text's SHA-256. A call for ten texts takes a fifth of the time of
     ten calls."""
     found: list[str] = []
     for start in range(0, len(texts), _AT_ONCE):

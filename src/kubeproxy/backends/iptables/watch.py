@@ -1,9 +1,8 @@
-"""Detects changes by other programs: with a cheap check every second, and with an occasional audit, which reads all
-rules.
+"""Detects changes by other programs: with a cheap check every second, and with a rare audit, which reads all rules.
 
 nf_tables counts its transactions, and legacy tables have a size and a lock. The watch compares these values with the
-values after the last change by this program. If they differ, the watch reads the chains, and an audit reads the rules
-of the chains. The Go kube-proxy checks only its canary chain in the mangle table."""
+values after the last change by this program. If the values differ, the watch reads the chains, and an audit reads the
+rules of the chains. The Go kube-proxy checks only its canary chain in the mangle table."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ from kubeproxy.model.addresses import Family
 REST: Final = 20.0
 """Pause after an audit, as a multiple of the audit's duration, because an audit reads all rules."""
 FAINT_REST: Final = 200.0
-"""Pause if another program took the lock without changing the table's size, as a multiple of an audit's duration. Most
-programs that take the lock only list rules."""
+"""Pause after another program took the lock without changing the table's size, as a multiple of an audit's duration.
+Most programs that take the lock only list rules."""
 
 
 def _with_jumps(table: str) -> set[str]:
@@ -41,12 +40,10 @@ def _with_jumps(table: str) -> set[str]:
 
 
 class NftWatch:
-    """Detects changes by other programs in one family's tables of iptables-nft, over netlink. Changes in chains of
-    other programs cost nothing.
+    """Detects changes by other programs in one family's tables of iptables-nft, over netlink.
 
-    After `inspect`, `rest` is the pause before an audit (REST or FAINT_REST), `places` the changed chains, None if
-    unknown.
-    """
+    The kernel does not report changes in chains of other programs to this process. After `inspect`, `rest` is the pause
+    before an audit (REST or FAINT_REST), and `places` are the changed chains, None if unknown."""
 
     rest = REST
 
@@ -56,7 +53,7 @@ class NftWatch:
         self._transactions = transactions
         self._others = others
         self._noted: set[skeleton.Place] = set()
-        self._unknown = False  # whether there may be changes that are not in `_noted`
+        self._unknown = False  # there may be changes that are not in `_noted`
         self.places: frozenset[skeleton.Place] | None = None
 
     @classmethod
@@ -90,26 +87,25 @@ class NftWatch:
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:
-        """Ignore `commits` transactions in the body of the `with` statement: they are our own."""
+        """Ignore `commits` transactions of this process in the body of the `with` statement."""
         with self._others.paused(self._transactions.generation):
             yield
             self._others.count_own(commits)  # each table is a transaction
 
     def touched(self) -> bool:
-        """Return whether another program may have changed something."""
+        """Return whether another program may have changed our rules."""
         self._note()
         return self._unknown or bool(self._noted)
 
     def _note(self) -> None:
-        """Record the chains that other programs have changed so far."""
         changes = self._others.take(self._family, self._transactions.generation)
         if not changes.complete or any(not chain for _, chain in changes.chains):
             self._unknown = True
         self._noted |= changes.chains
 
     def inspect(self) -> ForeignChange | None:
-        """Return a change by another program that can be found without reading all rules; if there is none, reset
-        `touched`. Raises ApplyError."""
+        """Return a change by another program that can be found without reading all rules, else reset `touched`. Raises
+        ApplyError."""
         self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
         for table in skeleton.CANARY_TABLES if unknown else ():
@@ -127,8 +123,8 @@ class NftWatch:
 
 
 def _concerns(change: ChainChange) -> bool:
-    """Return whether a change may affect us: it is in one of our chains, or it is a deletion in a built-in chain with
-    our jump."""
+    """Return whether a change may affect us: any change in our chains, and a deletion in a built-in chain with our
+    jump."""
     if change.table not in skeleton.CANARY_TABLES:
         return False
     if change.deleted and not change.chain.startswith("KUBE-"):
@@ -137,10 +133,11 @@ def _concerns(change: ChainChange) -> bool:
 
 
 class LegacyWatch:
-    """Watches the tables of iptables-legacy by their size and by their lock. These do not show which chain has changed.
-    Our own changes are made while this process holds the lock, and the sizes are read before and after, so that the
-    difference is ours. (Commands before 1.8.6 always take the lock themselves; a change by another program in the
-    meantime counts as ours.)"""
+    """Watches the tables of iptables-legacy by their size and by their lock, which do not show the changed chain.
+
+    This process makes its own changes while it holds the lock, and reads the sizes before and after, so that the
+    difference is its own. Commands before 1.8.6 always take the lock themselves; a change by another program in the
+    meantime counts as ours."""
 
     places: frozenset[skeleton.Place] | None = None
 
@@ -231,23 +228,19 @@ class Audit:
         self._took = 0.0
 
     def suspect(self, rest: float, places: frozenset[skeleton.Place] | None = None) -> None:
-        """Request an audit, because another program may have changed these places (None: any place).
-
-        It starts after a pause of `rest` times the duration of the last audit.
-        """
+        """Request an audit, because another program may have changed these places (None: any place). The audit starts
+        after a pause of `rest` times the duration of the last audit."""
         known = frozenset[skeleton.Place]() if self._rest is None else self._places
         self._places = None if known is None or places is None else known | places
         self._rest = rest if self._rest is None else min(self._rest, rest)
 
     def due(self) -> bool:
-        """Return whether an audit is requested and its pause is over."""
+        """Return whether an audit is requested and the pause before it is over."""
         return self._rest is not None and time.monotonic() >= self._ended + self._rest * self._took
 
     def look(self, contents: Contents, common: Mapping[skeleton.Place, skeleton.SharedChain]) -> ForeignChange | None:
-        """Return a change by another program; `common` are the shared chains. Raises ApplyError.
-
-        If the result is None, no audit is due before the next request.
-        """
+        """Return a change by another program; `common` are the shared chains. Raises ApplyError. If the result is None,
+        no audit is due before the next request."""
         began = time.monotonic()
         try:
             change = self._compare(contents, common)
@@ -275,7 +268,6 @@ class Audit:
         return _changed(harmed, self._family) if harmed else None
 
     def _read(self, table: str) -> FoundTable:
-        """Return the whole table, or only the chains that may have changed."""
         try:
             if self._places is None:
                 return found.read(self._commands, table)

@@ -5,7 +5,7 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.model.plan import Affinity, FrontendKind, Habits
 
 INTERFACE = "kube-ipvs0"
-"""Dummy interface with the addresses of Services. Because they are local, the kernel passes their packets to IPVS."""
+"""Dummy interface with the addresses of Services. The kernel passes packets to IPVS only if their address is local."""
 
 MODE = Mode(
     MODES["ipvs"],

@@ -1,9 +1,8 @@
-"""The ipvs backend of one family: turns changed plans into changes of virtual servers, sets and addresses.
+"""The ipvs backend of one family: converts changed plans to changes of virtual servers, sets and addresses.
 
 The desired state is in memory (desired.py); the kernel is read at the start, after a failure and by inspections. IPVS,
-ipsets and the interface have no transactions. So writes have an order that is safe after each step: first a Service's
-set entries, then its virtual servers, then its addresses; a deletion has the reverse order.
-"""
+ipsets and the interface have no transactions, so writes have an order that is safe after each step: first a Service's
+set entries, then the virtual servers, then the addresses. A deletion has the reverse order."""
 
 from __future__ import annotations
 
@@ -34,11 +33,11 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePla
 log = logging.getLogger("kubeproxy.ipvs")
 
 BATCH: Final = 2000
-"""Maximum number of changes per batch; they take about 50 ms."""
+"""Maximum number of changes per batch; a full batch takes about 50 ms."""
 
 EXAMINED: Final = 500
-"""Number of virtual servers in one thorough inspection, which compares their real servers; the next inspection
-continues with the rest."""
+"""Number of virtual servers whose real servers a thorough inspection compares; the next inspection continues after
+them."""
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
@@ -70,7 +69,7 @@ class IpvsBackend:
         self._plans: dict[ServiceName, tuple[ServicePlan, ...]] = {}
         self._node = NodeAddresses()
         self._there = Addresses(frozenset(), frozenset())
-        self._misbound = False  # whether kube-ipvs0 had foreign addresses when it was last read
+        self._misbound = False  # kube-ipvs0 had foreign addresses when it was last read
         self._written: Sequence[str] = ()
         self._examined = 0
 
@@ -102,7 +101,6 @@ class IpvsBackend:
         yield self._apply()
 
     def _apply(self) -> int:
-        """Write the changes of the desired state to the kernel; return their number."""
         now = self._clock()
         servers, added, removed = self._desired.take()
         operations = [
@@ -127,8 +125,8 @@ class IpvsBackend:
     # -- everything -----------------------------------------------------------------------------------------------
 
     def resync(self, wanted: Plans) -> Iterator[int]:
-        """Make the kernel's state equal to these plans; yield the number of changes after each batch. Correct objects
-        are not written again; surplus objects are removed last. Raises ApplyError."""
+        """Make the kernel's state equal to these plans; yield the number of changes after each batch. Raises
+        ApplyError. Correct objects are not written again; surplus objects are removed last."""
         kernel = self._kernel
         kernel.prepare()
         kernel.addresses_changed()
@@ -143,8 +141,8 @@ class IpvsBackend:
         kernel.add_entries(missing)
         yield sum(map(len, missing.values()))
         # Rules that reject packets are written before the addresses that they protect. But if rules jump to nat chains
-        # with our names, iptables mode may have written these chains: they serve Services until our chains replace them
-        # at the end.
+        # with our names, iptables mode may have written these chains, which serve Services until our chains replace
+        # them at the end.
         jumps = kernel.missing_jumps()
         first, last = TABLES_AT_ONCE if any(jump.table == "nat" for jump in jumps) else TABLES_IN_TURN
         kernel.write_rules(self._rules, first, jumps)
@@ -202,11 +200,9 @@ class IpvsBackend:
             self._kernel.operate(list(self._draining.finished(counts, now)))
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """See backends.mode.Backend.
-
-        The kernel does not announce changes of virtual servers and sets, so each inspection reads their numbers. A
-        thorough inspection reads all objects, but real servers only for some virtual servers.
-        """
+        """See backends.mode.Backend. Each inspection reads the numbers of virtual servers and sets, because the kernel
+        does not announce changes. A thorough inspection reads all objects, but real servers only for some virtual
+        servers."""
         self._read_addresses()
         addresses = "addresses of kube-ipvs0 were changed" if self._misbound else ""
         if what := addresses or self._changed_counts() or self._missing_sample():
@@ -270,6 +266,6 @@ def node_of(ours: FamilyGlobals, there: Addresses) -> NodeAddresses:
     if ours.nodeport_ips is None:
         nodeports = tuple(sorted(there.own))
     else:
-        # The kernel lists Services' addresses on kube-ipvs0 as local addresses, but they are not the node's.
+        # The kernel lists Services' addresses on kube-ipvs0 as local addresses, but they are not addresses of the node.
         nodeports = tuple(address for address in ours.nodeport_ips if address not in there.bound)
     return NodeAddresses(there.own, nodeports, ours.node_ips)

@@ -97,7 +97,7 @@ def _remove_interface() -> list[str]:
 def _remove_rules() -> list[str]:
     """Remove the chains that only ipvs mode has, and the rules of all other chains that match our sets."""
     there: Collection[str] = _SETS
-    with Ipsets.open() as sets, suppress(NetlinkError):  # `_remove_sets` reports it
+    with Ipsets.open() as sets, suppress(NetlinkError):  # `_remove_sets` reports the error
         there = _SETS & _names(sets)
     return remove_iptables_rules(lambda _commands, _table, chain: chain not in IPVS_CHAINS, there)
 

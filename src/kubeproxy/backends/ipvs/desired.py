@@ -1,9 +1,9 @@
-"""The desired state of ipvs mode: the objects that each Service needs, from its plans, and their union. Pure.
+"""The desired state of ipvs mode: the objects that each Service needs, from its plans, and the union of all. Pure.
 
 A virtual server has one pool for all clients. If externalTrafficPolicy is Local and this node has endpoints, pods and
 the node itself also get the local pool, because IPVS cannot distinguish sources (as in the Go kube-proxy).
 
-Set entries have a reference count: an entry is removed when no Service needs it. A virtual server belongs to one
+Set entries have a reference count: an entry is removed when no Service needs the entry. A virtual server belongs to one
 Service. A Service with the same address and port takes precedence over a NodePort, in any order of addition."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NodeAddresses(NamedTuple):
 
 
 class Virtual(NamedTuple):
-    """A desired virtual server: whether it serves a NodePort, its affinity timeout in seconds (0: none), its real
+    """A desired virtual server: whether it serves a NodePort, the affinity timeout in seconds (0: none), the real
     servers."""
 
     nodeport: bool
@@ -40,10 +40,8 @@ class Virtual(NamedTuple):
 
 
 class DesiredObjects(NamedTuple):
-    """The desired objects of a Service.
-
-    Virtual servers are keyed by address, protocol (1 byte) and port (2 bytes, network order); entries by ipset.
-    """
+    """The desired objects of a Service. Virtual servers are keyed by address, protocol (1 byte) and port (2 bytes,
+    network order); entries are keyed by ipset."""
 
     servers: dict[bytes, Virtual]
     entries: dict[IpsetId, set[SetEntry]]
@@ -72,7 +70,7 @@ def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> DesiredObjects:
 
 
 def pool_of(plan: ServicePlan, traffic: Traffic) -> Pool:
-    """Return the real servers of a frontend; without real servers the kernel refuses its connections."""
+    """Return the real servers of a frontend; without real servers the kernel refuses the frontend's connections."""
     if traffic.outside.picks_local or traffic.node.picks_local:
         return plan.local
     return plan.cluster if any(action.forwards for action in traffic) else ()
@@ -124,7 +122,6 @@ _NODE_PORTS: Final[dict[int, tuple[IpsetId, IpsetId]]] = {
 
 
 def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> Iterator[tuple[IpsetId, SetEntry]]:
-    """Yield the sets of a frontend, with its entries."""
     if frontend.kind is FrontendKind.NODEPORT:
         everybody, kept = _NODE_PORTS[frontend.protocol]
         entries = [SetEntry(port=frontend.port)]
@@ -149,10 +146,10 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
 def _sources(
     frontend: Frontend, allowed: Sequence[Range] | None, node: NodeAddresses
 ) -> Iterator[tuple[IpsetId, SetEntry]]:
-    """Yield the set entries that admit clients to a frontend; `allowed` are its source ranges, or None. The
-    node's own connections have the frontend's address as their source, because that address is on kube-ipvs0. If the
-    ranges include one of the node's addresses, these connections are allowed by an entry for the frontend's address.
-    """
+    """Yield the set entries that admit clients to a frontend; `allowed` are the source ranges, or None.
+
+    The node's own connections have the frontend's address as their source, because that address is on kube-ipvs0. If
+    the ranges include one of the node's addresses, an entry for the frontend's address admits these connections."""
     if allowed is None:
         return
     entry = service_entry(frontend.key)
@@ -171,15 +168,15 @@ def _sources(
 
 
 def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Yield the networks of a range. The range of all addresses gives two, because hash:net allows no prefix length 0
-    (ipset(8))."""
+    """Yield the networks of a range. The range of all addresses is two networks, because hash:net allows no prefix
+    length 0 (ipset(8))."""
     ends = (ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last)))
     for network in ipaddress.summarize_address_range(*ends):
         yield from [network] if network.prefixlen else network.subnets()
 
 
 def _hairpin(plan: ServicePlan) -> set[bytes]:
-    """Return the endpoints on this node; their connections to themselves through a Service need masquerade."""
+    """Return the endpoints on this node, whose connections to themselves through a Service need masquerade."""
     if not plan.hairpin:
         return set()
     own = set(plan.hairpin)
@@ -187,8 +184,7 @@ def _hairpin(plan: ServicePlan) -> set[bytes]:
 
 
 class DesiredChange(NamedTuple):
-    """The effect of changed Services: the virtual servers before the change, and the set entries to add and to
-    remove."""
+    """The effect of changed Services: the virtual servers before the change, and the set entries to add and remove."""
 
     servers: Mapping[bytes, Virtual | None]
     added: Mapping[IpsetId, Sequence[SetEntry]]
@@ -204,7 +200,7 @@ class Desired:
         """The number of virtual servers, real servers and entries that may have changed since the last `take`."""
         self._desired_objects: dict[ServiceName, DesiredObjects] = {}
         self._owner: dict[bytes, ServiceName] = {}
-        # For each key that several Services claim: the virtual server that each of them needs.
+        # For each key that several Services claim: the virtual server that each of these Services needs.
         self._rivals: dict[bytes, dict[ServiceName, Virtual]] = {}
         self._entries: dict[IpsetId, Counter[SetEntry]] = {set_id: Counter() for set_id in IpsetId}
         self._servers_before: dict[bytes, Virtual | None] = {}
@@ -234,7 +230,7 @@ class Desired:
         return (entry.ip for entry in self._entries[IpsetId.IPVS_IPS])
 
     def entries(self, set_id: IpsetId) -> Mapping[SetEntry, bool]:
-        """Return the entries of a set as one place of a state."""
+        """Return the entries of a set in the form of a `State`."""
         return dict.fromkeys(self._entries[set_id], True)
 
     def count(self, set_id: IpsetId) -> int:
@@ -242,7 +238,7 @@ class Desired:
         return len(self._entries[set_id])
 
     def owner(self, key: bytes) -> ServiceName | None:
-        """Return the Service of a virtual server; None if it belongs to no Service."""
+        """Return the Service of a virtual server; None if the virtual server belongs to no Service."""
         return self._owner.get(key)
 
     def change(self, name: ServiceName, objects: DesiredObjects) -> None:
@@ -307,7 +303,7 @@ WEIGHT: Final = 1  # the weight of every endpoint, as in the Go kube-proxy
 
 
 class ServerStep(NamedTuple):
-    """An operation on a virtual server (with its affinity), or on one of its real servers (with its weight)."""
+    """An operation on a virtual server (with its affinity), or on a real server (with its weight)."""
 
     verb: Verb
     key: bytes
@@ -328,10 +324,10 @@ class Draining:
     """The draining real servers with their deadlines, and the operations that lead from a found to a desired state.
 
     A real server that is no longer desired gets weight 0: its connections continue, and new connections use other real
-    servers. It is deleted when it has no connections left, or at its deadline. UDP and SCTP real servers are deleted at
-    once, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers (expire_nodest_conn). With
-    weight 0 alone, the flow of a client that sends without pause would remain on an endpoint that does not answer.
-    """
+    servers. The real server is deleted when it has no connections left, or at its deadline. UDP and SCTP real servers
+    are deleted immediately, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers
+    (expire_nodest_conn). With weight 0 alone, the flow of a client that sends without pause would remain on an endpoint
+    that does not answer."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -363,7 +359,7 @@ class Draining:
     def change(
         self, key: bytes, found: ActualServer | None, wanted: Virtual | None, now: float
     ) -> Iterator[ServerStep]:
-        """Yield the operations from the found virtual server to the wanted one, additions of real servers first."""
+        """Yield the operations from the found to the wanted virtual server, additions of real servers first."""
         if wanted is None:
             self._deadlines.pop(key, None)
             if found is not None:
@@ -384,14 +380,12 @@ class Draining:
                 yield ServerStep(verb, key, destination=destination)
         for destination in sorted(weights.keys() - frozenset(wanted.pool)):
             operation = self._let_go(key, destination, now)
-            if weights[destination] or operation.weight:  # else it drains already
+            if weights[destination] or operation.weight:  # a real server with weight 0 drains already
                 yield operation
 
     def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[ServerStep]:
-        """Yield the deletion of real servers past their deadline or without connections.
-
-        `connections` are counts by virtual server and real server; a real server without a count is already deleted.
-        """
+        """Yield the deletion of real servers past their deadline or without connections. `connections` are counts by
+        virtual server and real server; a real server without a count is already deleted."""
         self._next_check = now + CHECK
         for key in self.keys():
             counts = connections.get(key, {})

@@ -1,8 +1,7 @@
 """The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a separate process.
 
 A Service's address takes precedence over a NodePort. The comparison takes such conflicts into account only when it
-compares all Services.
-"""
+compares all Services."""
 
 from __future__ import annotations
 
@@ -136,13 +135,11 @@ class _Words:
         self._owners = owners
 
     def owner(self, place: Any, key: Any) -> ServiceName | None:
-        """See state.StateWords."""
         if isinstance(place, bytes):
             return self._owners.get(place)
         return self._owners.get(server_key(*key[:3])) if isinstance(key, SetEntry) and key.ip and key.protocol else None
 
     def wording(self, place: Any, key: Any, wanted: Any, present: Any) -> Wording:
-        """See state.StateWords."""
         if place in {_JUMPS, _RULES}:
             return self._rules(place, key, wanted or (), present or ())
         if place == _SERVERS:
@@ -170,14 +167,12 @@ class _Words:
 
 
 def _owners(objects: Mapping[ServiceName, DesiredObjects]) -> dict[bytes, ServiceName]:
-    """Return the Service to which each virtual server belongs."""
     desired = Desired()
     desired.load(objects.items())
     return {key: owner for key in desired.servers if (owner := desired.owner(key)) is not None}
 
 
 def _rules(lines: Iterable[str], rules: Rules) -> dict[str, dict[tuple[str, str, str], tuple[str, ...]]]:
-    """Return the state of the rules: the rules of our chains, and our jumps in other chains."""
     ours = {(jump.table, jump.chain, jump.target) for jump in JUMPS}
     found: dict[str, dict[tuple[str, str, str], tuple[str, ...]]] = {_JUMPS: {}, _RULES: {}}
     for line in lines:

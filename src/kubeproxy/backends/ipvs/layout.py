@@ -2,8 +2,7 @@
 
 Pure, and independent of Services. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that each of the
 two proxies can take over the other's objects. The Go kube-proxy does not have DROP and DROP_OUTSIDE: it sends traffic
-under a local policy without local endpoints to endpoints of other nodes.
-"""
+under a local policy without local endpoints to endpoints of other nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class IpsetId(StrEnum):
     EXTERNAL_IP_LOCAL = "KUBE-EXTERNAL-IP-LOCAL"
     LOAD_BALANCER = "KUBE-LOAD-BALANCER"  # all load balancer addresses, including those of the next two sets
     LOAD_BALANCER_LOCAL = "KUBE-LOAD-BALANCER-LOCAL"
-    LOAD_BALANCER_FW = "KUBE-LOAD-BALANCER-FW"  # those with source ranges
+    LOAD_BALANCER_FW = "KUBE-LOAD-BALANCER-FW"  # load balancer addresses with source ranges
     LOAD_BALANCER_SOURCE_IP = "KUBE-LOAD-BALANCER-SOURCE-IP"
     LOAD_BALANCER_SOURCE_CIDR = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
     NODE_PORT_TCP = "KUBE-NODE-PORT-TCP"
@@ -94,11 +93,11 @@ class Scheduler(NamedTuple):
 
 DEFAULT_SCHEDULER: Final = "rr"
 _ODD: Final = (
-    # The hashes of sh and mh ignore weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c). So without the fallback flag,
-    # a draining server's share of the clients would be refused. The Go kube-proxy sets only the port flag, for mh.
+    # The hashes of sh and mh ignore weight 0 (net/netfilter/ipvs/ip_vs_sh.c, ip_vs_mh.c). Without the fallback flag, a
+    # draining server's share of the clients would be refused. The Go kube-proxy sets only the port flag, for mh.
     Scheduler("sh", FALLBACK),
     Scheduler("mh", FALLBACK | PORT),
-    # dh has no fallback flag (ip_vs_dh.c): its real servers are deleted at once.
+    # dh has no fallback flag (ip_vs_dh.c), so its real servers are deleted without draining.
     Scheduler("dh", skips_draining=False),
 )
 _BY_NAME: Final = {scheduler.name: scheduler for scheduler in _ODD}
@@ -126,11 +125,8 @@ OWN_CHAIN: Final = "KUBE-IPVS-FILTER"
 _NEW: Final = "-m conntrack --ctstate NEW"
 _LOCAL: Final = "-m addrtype --src-type LOCAL"
 DROP_IN_NAT: Final = '-m comment --comment "drop: nobody reads this queue" -j NFQUEUE --queue-num 65535'
-"""iptables refuses DROP in nat.
-
-The kernel also drops a packet to a queue without a reader (nf_queue); the sender gets no error, and no conntrack entry
-remains.
-"""
+"""NFQUEUE in place of DROP, which iptables refuses in nat. The kernel drops a packet to a queue without a reader
+(nf_queue); the sender gets no error, and no conntrack entry remains."""
 
 
 _RULES: Final = f"""
@@ -211,15 +207,14 @@ class Rules:
     Source: kube-proxy v1.36 pkg/proxy/ipvs writeIptablesRules. Two differences: this node's own connections under
     policy Local are masqueraded. Connections of this node that must be dropped are dropped in nat, because IPVS handles
     them before filter OUTPUT (ip_vs_local_request4 has priority NF_IP_PRI_NAT_DST + 2). All chains have the Go
-    kube-proxy's names, so the Go kube-proxy replaces them at a take-over, and removes them with --cleanup.
-    """
+    kube-proxy's names, so the Go kube-proxy replaces them at a take-over, and removes them with --cleanup."""
 
     def __init__(self, family: Family, world: Globals) -> None:
         self._family = family
         pods = pods_in_iptables((world.of(family) or FamilyGlobals()).detector)
         values = {
             "<not pods>": f" ! {pods}" if pods else "",
-            # The node's own connections have the Service's address as their source: that address is on kube-ipvs0.
+            # The source of the node's own connections is the Service's address, which is on kube-ipvs0.
             "<masqueraded>": "" if world.masquerade_all else f" ! {pods}" if pods else f" {_LOCAL}",
             "<mark>": f"{world.masquerade_mark:#x}",
             "<loopback>": "127.0.0.0/8" if family is Family.IPV4 else "::1/128",

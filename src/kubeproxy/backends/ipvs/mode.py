@@ -68,7 +68,6 @@ TEST_SERVER: Final = ipvs.server_key(bytes((198, 51, 100, 0)), socket.IPPROTO_TC
 
 
 def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    """Raise Unsupported when this node cannot run the mode. Loads kernel modules."""
     modules.require(modules.ipvs_modules(modules.release()), "ipvs mode")
     with ipvs.Ipvs.open() as kernel:
         _try_scheduler(kernel, scheduler_named(config.ipvs.scheduler))
@@ -85,14 +84,13 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
-    """Raise Unsupported if the mode cannot run now; loads no modules and creates no objects."""
     scheduler = scheduler_named(config.ipvs.scheduler)
     wanted = [*modules.ipvs_modules(modules.release()), f"ip_vs_{scheduler.name}", "ip_set"]
     missing = sorted(set(wanted) - modules.present(wanted))
     if missing:
         raise Unsupported(
-            f"ipvs mode needs the kernel modules {', '.join(missing)}, which are not loaded: it loads them at its "
-            f"start if it can; `modprobe -a {' '.join(missing)}` shows"
+            f"ipvs mode needs the kernel modules {', '.join(missing)}, which are not loaded; the proxy "
+            f"tries to load them at its start: `modprobe -a {' '.join(missing)}` shows whether this works"
         )
     for family in families:
         if not xtables.installed_for(family):
@@ -100,8 +98,7 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _try_scheduler(kernel: ipvs.Ipvs, scheduler: Scheduler) -> None:
-    """Check that a scheduler exists: create a virtual server with it, and remove the server. The kernel offers no other
-    check."""
+    """Create and remove a virtual server with a scheduler. The kernel offers no other check of schedulers."""
     module = f"ip_vs_{scheduler.name}"
     if not modules.present([module]):
         modules.load([module])
@@ -135,11 +132,8 @@ COMMIT
 
 @cache
 def used_commands(family: Family) -> Commands:
-    """Return the iptables commands to use: the node's variant, else any variant that works.
-    The result is cached.
-
-    Raises Unsupported, or ApplyError.
-    """
+    """Return the iptables commands of the node's variant, else of a variant that works. The result is cached. Raises
+    Unsupported, or ApplyError."""
     used = xtables.chosen()
     reasons: list[str] = []
     for name in sorted(xtables.installed_for(family), key=lambda name: not name.endswith(used)):
@@ -148,7 +142,7 @@ def used_commands(family: Family) -> Commands:
             # Only a write proves that a variant works: without nf_tables, iptables-nft-save succeeds and prints
             # nothing.
             commands.restore([TRIAL])
-        except LockHeldError:  # nothing is missing
+        except LockHeldError:  # the command works
             raise
         except ApplyError as error:
             reasons.append(str(error))
@@ -195,7 +189,6 @@ def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
 
 
 def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:
-    """See backends.mode.Weigh."""
     ours = world.of(family) or FamilyGlobals()
     nodeports = tuple(local) if ours.nodeport_ips is None else ours.nodeport_ips
     node = NodeAddresses(frozenset(local), nodeports, ours.node_ips)

@@ -1,6 +1,6 @@
 """The access of ipvs mode to the kernel, for one family: IPVS, ipsets and addresses over netlink, rules with iptables.
 
-It only executes; backend.py decides which objects to write."""
+backend.py decides which objects to write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kubeproxy.registry import CounterMetric
 
 log = logging.getLogger("kubeproxy.ipvs")
 
-_SPARE: Final = "KUBE-SPARE"  # name of a temporary set, which is filled and then swapped with the set that it replaces
+_SPARE: Final = "KUBE-SPARE"  # name of a temporary set, which is swapped with the set that it replaces
 
 
 class NodeView(Struct, eq=False):
@@ -108,10 +108,8 @@ class NodeView(Struct, eq=False):
 
 
 class NodeKernel(NodeView, eq=False):
-    """Read and write access to the kernel of one network namespace.
-
-    `_restore_failures` counts only refusals by iptables, not of sets and virtual servers, as in the Go kube-proxy.
-    """
+    """Read and write access to the kernel of one network namespace. `_restore_failures` counts only refusals by
+    iptables, not of sets and virtual servers, as in the Go kube-proxy."""
 
     _monitor: AddressMonitor
     _restore_failures: CounterMetric
@@ -168,8 +166,8 @@ class NodeKernel(NodeView, eq=False):
             self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
 
     def _payloads(self, operations: Iterable[ServerStep]) -> Iterator[bytes]:
-        """Yield each operation as a message. Messages about real servers are built without an intermediate object,
-        because there are many."""
+        """Yield each operation as a message. Messages about real servers are packed without an intermediate object for
+        speed."""
         last, name = b"", b""
         for operation in operations:
             verb, key, _, destination, weight = operation
@@ -255,8 +253,7 @@ class NodeKernel(NodeView, eq=False):
 
 def printer(commands: Commands) -> Callable[[Rules], Sequence[str]]:
     """Return a function that writes our rules in an empty network namespace, and lists them as iptables prints them.
-    The function raises Unsupported if no network namespace can be created, and ApplyError.
-    """
+    The function raises Unsupported if no network namespace can be created, and ApplyError."""
 
     def printed(rules: Rules) -> Sequence[str]:
         def write() -> Sequence[str]:
@@ -273,7 +270,6 @@ def printer(commands: Commands) -> Callable[[Rules], Sequence[str]]:
 
 
 def _rules_of(commands: Commands, rules: Rules) -> Sequence[str]:
-    """Return the rules in our chains, and the jumps to them."""
     found = []
     for table in xtables.tables(commands.name):
         ours = rules.tables.get(table.name, {})

@@ -1,5 +1,4 @@
-"""nftables mode: static rules; nftables mode: writes Services and endpoints as elements of sets and maps, over
-netlink."""
+"""nftables mode: static rules; Services and endpoints are elements of sets and maps, written over netlink."""
 
 from typing import Final
 

@@ -40,7 +40,7 @@ AFFINITY_SHARE: Final = 1 << 16
 """Number of different client hashes in one pool. The Go kube-proxy has the same limit for one endpoint."""
 
 AFFINITY_CLIENTS: Final = 1 << 24
-"""Capacity of the map of clients: 256 full pools. When it is full, new clients are served without affinity."""
+"""Capacity of the map of clients: 256 full pools. If the map is full, new clients are served without affinity."""
 
 ENDPOINT_NUMBERS: Final = {
     Family.IPV4: f"{ipaddress.IPv4Address(FIRST_ENDPOINT)}/2",
@@ -52,7 +52,7 @@ _RESERVED: Final = 1024
 _FOREVER: Final = 10 * 365 * 86_400 * 1000  # ms
 _PICK: Final = "session-choose"
 _GO: Final = "session-go"
-"""Name of the chain that sends a packet to the endpoint with the number in the packet; it returns if there is none."""
+"""Name of the chain that sends a packet to the endpoint with the number in the packet; returns without an endpoint."""
 
 
 def declaration(layout: Layout) -> SetSpec:
@@ -63,12 +63,11 @@ def declaration(layout: Layout) -> SetSpec:
 
 
 def rules(layout: Layout, choose: str) -> dict[str, tuple[str, ...]]:
-    """Return the chains of session affinity that are independent of the timeout; `choose` names the chain that picks an
+    """Return the chains of session affinity that are independent of the timeout; `choose` is the chain that picks an
     endpoint.
 
-    A rule of nft can store a value from a map only in a field of the packet. So the packet carries the number of the
-    pool in place of its source address, and the number of the endpoint in place of its destination address.
-    """
+    A rule of nft can store a value from a map only in a field of the packet. Therefore the packet carries the number of
+    the pool in place of its source address, and the number of the endpoint in place of its destination address."""
     ip = layout.ip
     original = f"{ip} daddr set ct original {ip} daddr"
     own = f"{ip} daddr . ct original {ip} daddr . th dport @{SetId.SESSION_OWN}"
@@ -87,20 +86,19 @@ def rules(layout: Layout, choose: str) -> dict[str, tuple[str, ...]]:
 
 
 def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[str]) -> list[str]:
-    """Return the rules of a chain that finds or remembers the endpoint of a client. `frontend` is the key of a frontend
-    as an nft expression, `onwards` the jumps to the next chains.
+    """Return the rules of a chain that looks up or stores the endpoint of a client. `frontend` is the key of a frontend
+    as an nft expression, `onwards` are the jumps to the next chains.
 
     A client's key contains the number of its pool, so all frontends of a pool share one element. The key contains a
     hash of the client's address, so a pool has at most AFFINITY_SHARE elements. Clients with equal hashes share an
-    endpoint.
-    """
+    endpoint."""
     ip = layout.ip
     client = f"jhash ct original {ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {ip} saddr"
     known = f"{ip} daddr set {client} map @{CLIENTS}"
     update = f"update @{CLIENTS} {{ {client} timeout {name.affinity}s : {ip} daddr }}"
     forget = f"delete @{CLIENTS} {{ {client} : {ip} daddr }}"
     if name.treatment.endswith("remember"):
-        # The third rule finds the endpoint that was picked for another packet of the client in the meantime.
+        # The third rule finds an endpoint that was picked concurrently for another packet of the client.
         return [f"jump {_PICK}", update, known, f"goto {'range-go' if name.of_ranges else _GO}"]
     if name.of_ranges:
         rules = port_ranges.client_rules(ip, name, known, forget, onwards)
@@ -110,17 +108,16 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
     if name.treatment.endswith("pick"):
         to_recall, to_remember = onwards
         return [*pool, f"{known} {to_recall}", to_remember]
-    # The endpoint is gone if its number leads nowhere. An update does not replace the data of an element.
+    # The endpoint is gone if no element has its number. An update does not replace the data of an element.
     return [update, f"jump {_GO}", *pool, forget, *onwards]
 
 
 class NumberMark:
-    """A marker element in the map of clients. Its number is at least as large as all endpoint numbers that were ever
-    assigned.
+    """A marker element in the map of clients, with a number that no assigned endpoint number exceeds.
 
     The mark is needed because clients may still be stored with the number of a removed endpoint. A later process reads
-    the mark, and assigns only larger numbers. The mark is in this map because it must exist as long as the map. It
-    advances by 1,024 numbers at a time."""
+    the mark, and assigns only larger numbers. The mark is in this map because it must exist as long as the map. The
+    mark advances by 1,024 numbers at a time."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -128,13 +125,13 @@ class NumberMark:
         self.number = 0
 
     def read(self, table: KernelTable) -> int:
-        """Return the mark, as an endpoint's number; 0 if there is none. Raises NetlinkError."""
+        """Return the mark, as an endpoint's number; 0 if there is no mark. Raises NetlinkError."""
         there = int.from_bytes(table.lookup(CLIENTS, [self._key]).get(self._key, b""), "big")
         self.number = max(0, there - FIRST_ENDPOINT)
         return there
 
     def advance(self, last: int) -> tuple[int, list[bytes]]:
-        """Return a number for the mark that is at least `last`, and the messages that write it to the kernel."""
+        """Return a number for the mark that is at least `last`, and the messages that write the mark to the kernel."""
         if last <= self.number:
             return self.number, []
         number = min(last + _RESERVED, LARGEST_NUMBER)
@@ -151,13 +148,13 @@ def client_number(address: bytes) -> bytes:
 
 
 def chains_of(elements: Elements) -> set[ChainName]:
-    """Return the names of the chains of session affinity and consistent hashing that these elements refer to."""
+    """Return the names of the chains of session affinity and consistent hashing to which these elements refer."""
     maps = (*VERDICT_MAPS, SetId.RANGE_CHAINS)
     return chain_names({data for set_id in maps for data in elements.get(set_id, {}).values()})
 
 
 class ClientGauges:
-    """Metrics of the number of clients. These need Linux 6.16 or newer."""
+    """Metrics of the number of clients, which need Linux 6.16 or newer."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         self._clients = registry.gauge(

@@ -51,11 +51,11 @@ CONTRADICTIONS: Final = frozenset(
 
 
 def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> Signature | None:
-    """Return the table's signature after our transaction created chains and rules; does not read the table. `reported`
-    are the handles of the first chain and the last rule of that transaction. The kernel assigns consecutive handles in
-    a table, so the objects between these two have the handles in between. Returns None if one of the chains existed
-    already, because another program had created it.
-    """
+    """Return the table's signature after our transaction created chains and rules, without reading the table. Returns
+    None if another program had already created one of the chains.
+
+    `reported` are the handles of the first chain and the last rule of that transaction. The kernel assigns consecutive
+    handles in a table, so the objects between these two have the handles in between."""
     objects = list(nfnetlink.created(made))
     del objects[: [kind for kind, _ in objects].index(nfnetlink.NEW_CHAIN)]
     if len(reported) != 2 or reported[1] - reported[0] != len(objects) - 1:
@@ -83,8 +83,7 @@ def attributed(table: str) -> Iterator[None]:
 
 NodeSets = dict[str, frozenset[Any]]
 """The state of the node's own sets: SERVICE_CIDRS contains edges of address ranges, other sets contain packed elements.
-Edges are (first address, False) and (address after the last address, True).
-"""
+Edges are (first address, False) and (address after the last address, True)."""
 
 
 def node_sets(table: KernelTable) -> NodeSets:
@@ -141,14 +140,13 @@ def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
 
 
 def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes] | None:
-    """Return the messages that change chains, rules and sets to the desired state; [] if they do not differ. Returns
-    None if a set with elements of Services has a wrong declaration, because its rules and elements must then change
-    together.
-    """
+    """Return the messages that change chains, rules and sets to the desired state; [] if nothing differs. Returns None
+    if a set with elements of Services has a wrong declaration, because its rules and elements must then change
+    together."""
     definition = wanted(ruleset, found)
     of_services = [spec for spec in definition.sets if spec.name in ruleset.layout.shapes]
     forms = {spec.name: found.sets.get(spec.name) or older_form(spec.name, found) for spec in of_services}
-    added = {*SESSION_SETS, *OF_RANGES}  # sets that earlier versions lack, or tables without ranges of ports
+    added = {*SESSION_SETS, *OF_RANGES}  # not in earlier versions, or tables without ranges
     if any(forms[spec.name] != spec.form for spec in of_services if forms[spec.name] or spec.name not in added):
         return None
     changes = messages.changes(ruleset.family, TABLE, found, definition)
@@ -161,7 +159,7 @@ def catch_alls(table: KernelTable) -> list[str]:
 
 
 def catch_all_removals(table: KernelTable) -> list[bytes]:
-    """Return the messages that remove catch-all elements. Lookups by key do not return such elements."""
+    """Return the messages that remove catch-all elements, which lookups by key do not return."""
     place, element = (table.family, TABLE), [catch_all_element()]
     found = (element_messages(nfnetlink.DELETE_ELEMENT, *place, name, element) for name in catch_alls(table))
     return [message for messages in found for message in messages]
@@ -180,12 +178,12 @@ _OLDER_CHAIN: Final = re.compile(
 )
 _OLDER_CLIENTS: Final = re.compile(r"(?:clients|affinity)-([0-9]{1,5})")
 _MOST: Final = 2000
-"""Maximum number of ranges for which rules are written; a packet to a restricted address passes these rules one by
-one."""
+"""Maximum number of ranges for which rules are written; a packet to a restricted address passes these rules in
+sequence."""
 
 
 def older_form(name: str, found: TableContents) -> SetForm | None:
-    """Return the declaration of this set in an earlier version; None if the table has no such set."""
+    """Return the declaration of a set in an earlier version; None if the table has no such set."""
     return next((found.sets[each] for each in _OLDER.get(name, ()) if each in found.sets), None)
 
 
@@ -232,13 +230,12 @@ def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[b
 
 
 def _older(name: str, found: TableContents, table: KernelTable) -> dict[bytes, bytes]:
-    """Return the elements of a set under its name in an earlier version."""
     older = next((each for each in _OLDER[name] if each in found.sets), None)
     return {each.key: each.data for each in table.elements(older)} if older is not None else {}
 
 
 def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table: KernelTable) -> list[bytes]:
-    """Return the messages that add the clients of former sets, one set per slot; if a client is in several sets, the
+    """Return the messages that add the clients of former sets, one set per slot. For a client in several sets, the
     first set is used."""
     sets = {int(match[1]): match[0] for match in map(_OLDER_CLIENTS.fullmatch, found.sets) if match}
     size, added = table.family.address_size, {}
@@ -253,13 +250,12 @@ def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table
 
 
 def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, ChainContents]:
-    """Return the chain of source ranges by its name, with a rule for each range of these Services; {} for none.
+    """Return the chain of source ranges by its name, with a rule for each range of these Services; {} for no ranges.
 
     At the end of a commit the kernel activates rules first, and then the elements of a set of ranges; a larger set
-    takes longer. In between, the rules would drop clients in the ranges. So the same transaction adds a rule for each
-    range, and the next transaction removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c of
-    Linux 6.18.
-    """
+    takes longer. In between, the rules would drop clients in the ranges. The same transaction therefore adds a rule for
+    each range, and the next transaction removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c
+    of Linux 6.18."""
     rules = tuple(islice(_rules(ruleset.layout.ip, services), _MOST))
     if not rules:
         return {}

@@ -1,8 +1,7 @@
-"""nftables mode, one family: keeps the committed state in memory, and turns changed plans into transactions.
+"""nftables mode, one family: keeps the committed state in memory, and converts changed plans to transactions.
 
-It reads the kernel at the start, after a failure and when another program changed the table. All calls block for a
-short time; the engine yields between batches.
-"""
+The backend reads the kernel at the start, after a failure and after another program changed the table. All calls block
+for a short time; the engine yields between batches."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ ELEMENT = 160
 """Upper bound of the mean size of a transaction's elements, in bytes."""
 
 PRUNE_FROM = 500
-"""Unused chains are removed if there are more chains than this, and twice as many as used chains."""
+"""Unused chains are removed if there are more chains than this number, and twice as many as used chains."""
 
 
 class NftablesBackend:
@@ -77,7 +76,7 @@ class NftablesBackend:
         self._gone = GoneEndpoints(family) if RESETS.value(world) else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # whether `_placed` describes the whole table
-        self._is_unsure = False  # whether another program committed during the last resync: its changes are unknown
+        self._is_unsure = False  # another program committed during the last resync: its changes are unknown
         self._differs = False  # whether the last inspection found a difference that is not repaired yet
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
@@ -92,7 +91,7 @@ class NftablesBackend:
         self._signature = Signature()
 
     def close(self) -> None:
-        """Close the sockets: the rules are not removed, but relayed connections end."""
+        """Close the sockets, which ends relayed connections. The rules are not removed."""
         self._table.close()
         self._suspects.close()
         if self._devices is not None:
@@ -116,11 +115,8 @@ class NftablesBackend:
     # -- incremental ----------------------------------------------------------------------------------------------
 
     def sync(self, changes: Collection[NamedPlans]) -> Iterator[int]:
-        """Program changed Services; yield the number of elements after each transaction.
-
-        Raises ApplyError; in this case the transactions yielded before are in the kernel, and perhaps a part of the
-        next change.
-        """
+        """Program changed Services; yield the number of elements after each transaction. Raises ApplyError; the
+        transactions yielded before are then in the kernel, and perhaps a part of the next change."""
         yield from self._synced(changes)
         if self._relay is not None and self._ours.loopback is Loopback.RELAYED:
             self._relay.update(changes)
@@ -143,8 +139,8 @@ class NftablesBackend:
                         batch.transaction.change(delta, former(delta, alone=alone) if after or not alone else {})
                     for count, item in enumerate(() if before else after, 1):
                         translate(item, batch.transaction)
-                        # Ports are independent. The kernel's hash tables do not grow within a transaction, so a million
-                        # elements in a single transaction would take long.
+                        # Ports are independent. A single transaction with a million elements would take long, because
+                        # the kernel's hash tables do not grow within a transaction.
                         if len(group) == 1 and count < len(after) and self._is_full(batch.transaction):
                             batch.services[name] = after[:count]
                             asked = batch.transaction.asked
@@ -173,16 +169,13 @@ class NftablesBackend:
         self._chains = audit.affinity_chains(self._signature.chains)
 
     def _is_full(self, transaction: Transaction) -> bool:
-        """Return whether a transaction must be committed: it has BATCH elements, or fills the send buffer."""
         return transaction.elements >= min(BATCH, self._most)
 
     def _spare_taken(self) -> None:
-        """Remove addresses that endpoints use again from the set of deleted endpoints."""
         if self._gone is not None:
             self._gone.spare(self._transact)
 
     def _reset_gone(self) -> None:
-        """Add gone endpoints to the set of gone endpoints."""
         if self._gone is not None:
             self._gone.reset(time.monotonic(), self._transact)
 
@@ -190,7 +183,6 @@ class NftablesBackend:
         return _Batch(Transaction(self._packers, self._users), {})
 
     def _commit(self, batch: _Batch) -> int:
-        """Commit a batch; return the number of its elements."""
         if batch.transaction.elements:
             wanted = batch.transaction.chains()
             missing = self._ruleset.needed(wanted, self._chains)
@@ -199,7 +191,7 @@ class NftablesBackend:
                 if missing:
                     self._create(wanted, missing)
                 self._transact([*marks, *batch.transaction.messages()])
-                if batch.transaction.later:  # nearly never
+                if batch.transaction.later:  # very rare
                     for _ in self._remove(batch.transaction.later):
                         pass
             self._mark.number = number
@@ -211,7 +203,6 @@ class NftablesBackend:
         return batch.transaction.elements
 
     def _sync_globals(self) -> int:
-        """Update the sets that belong to the node and to no Service; return the number of changed elements."""
         elements = 0
         for name, wanted in audit.desired_node_sets(self._ours).items():
             if (present := self._node[name]) != wanted:
@@ -221,10 +212,9 @@ class NftablesBackend:
         return elements
 
     def _create(self, wanted: set[ChainName], missing: set[ChainName]) -> None:
-        """Create missing chains and remove unused chains. The caller's elements follow in another transaction, because
-        a packet in flight at the commit would find their chains empty. The kernel reports the handles of new objects.
-        Nothing is read, because a dump restarts whenever another program commits.
-        """
+        """Create missing chains and remove unused chains. The caller adds elements in another transaction, because a
+        packet in flight at the commit would find the new chains empty. The kernel reports the handles of new objects.
+        Nothing is read, because a dump restarts whenever another program commits."""
         made = self._ruleset.messages(missing)
         unused = self._unused(wanted, missing)
         try:
@@ -257,8 +247,7 @@ class NftablesBackend:
         """Make the table contain exactly these Services: adopt our own table, or replace another program's table.
 
         Yields the number of elements after each transaction. Raises ApplyError. Before the comparison, discard recorded
-        changes of other programs, and take the table's signature. Changes that other programs make after that are
-        differences."""
+        changes of other programs, and take the table's signature; later changes of other programs are differences."""
         self._table.reset_changes()
         with audit.attributed(self._ruleset.name), self._table.not_listening():
             yield from self._compared(wanted)
@@ -298,11 +287,11 @@ class NftablesBackend:
         self._is_whole, self._differs = True, False
 
     def _repaired(self, since: int, extra: tuple[SetId, ...] | None = None) -> bool:
-        """Repair chains and rules, and take the signature; return False if the table must be replaced instead. `extra`
-        are the sets of ranges of ports that the table should have; by default, it keeps those that it has.
+        """Repair chains and rules, and take the signature; return False if the table must be replaced instead.
 
-        A table with chains of the Go kube-proxy is replaced, because a comparison of all its chains would take seconds.
-        """
+        `extra` are the sets of ranges of ports that the table should have; by default, the table keeps its present
+        sets. A table with chains of the Go kube-proxy is replaced, because a comparison of all its chains would take
+        seconds."""
         chains = self._table.chains()
         if any("/" in name for name in chains):
             return False
@@ -316,8 +305,8 @@ class NftablesBackend:
         log.info("Writing the rules that differ table=%r messages=%d", self._ruleset.name, len(changes))
         try:
             # Rules and sets change in one transaction, because a new rule may look up an address in a set that was
-            # empty before. Addresses that are no longer wanted are removed after this transaction, because the former
-            # rules may still process packets in flight.
+            # empty before. Unwanted addresses are removed after this transaction, because the former rules may still
+            # process packets in flight.
             wanted = audit.desired_node_sets(self._ours)
             if SetId.NODEPORT_IPS in contents.sets:
                 wanted[SetId.NODEPORT_IPS] |= audit.node_sets(self._table)[SetId.NODEPORT_IPS]
@@ -331,14 +320,12 @@ class NftablesBackend:
         return True
 
     def _intact(self) -> bool:
-        """Return whether chains and rules are as desired; takes the signature."""
         self._signature = signature(self._table)
         return audit.repairs(self._ruleset, self._table.contents(), self._table) == []
 
     def _sign(self, generation: int) -> None:
         """Take the table's signature after our own transaction. Raises ChangedByOthersError if another program changed
-        our rules at the same time.
-        """
+        our rules at the same time."""
         self._signature = signature(self._table)
         if self._table.generation() != generation and not self._intact():
             raise ChangedByOthersError(altered(self._ruleset.name))
@@ -349,19 +336,16 @@ class NftablesBackend:
             self._gone.found((), self._in_use, time.monotonic())
 
     def _load(self, since: int) -> None:
-        """Create the table without Services."""
         self._chains = set()
         self._mark.number = 0
         self._transact(self._ruleset.creation(elements=self._node_messages()))
         self._sign(since + 1)
 
     def _node_messages(self) -> list[bytes]:
-        """Return the messages that fill the node's sets of a new table."""
         self._node = audit.desired_node_sets(self._ours)
         return [m for name, elements in self._node.items() for m in audit.filling(self.family, name, elements)]
 
     def _adopt(self, wanted: Plans, elements: found.FoundElements) -> Iterator[int]:
-        """Write the differences of each Service, then remove elements of no Service."""
         batch = self._batch()
         self._numbers.read([self._mark.read(self._table), *elements.numbers()])
         if extra := needed_sets(wanted.values()):
@@ -373,7 +357,8 @@ class NftablesBackend:
             placed = batch.services[name] = place_all(plans, before, self._numbers)
             desired = Parts(placed)
             for shared in SHARED:
-                # Each Service counts as one user of a shared element. The element is added only if the kernel lacks it.
+                # Each Service counts as one user of a shared element, which is added only if the kernel lacks the
+                # element.
                 self._users[shared].update(desired.elements.get(shared, {}).keys() & elements.left[shared].keys())
             delta = elements.take(desired)
             if any(delta):
@@ -388,10 +373,11 @@ class NftablesBackend:
         self._reshape(extra)
 
     def _remove(self, unneeded: Mapping[str, Collection[bytes]]) -> Iterator[int]:
-        """Remove elements, except shared elements in use, in the order of a packet's lookups, each group in
-        transactions of its own. Until its removal, a former frontend of a Service may precede the present one, so its
-        endpoints remain longer. A commit can be between two lookups of a packet.
-        """
+        """Remove elements, except shared elements in use, in the order of a packet's lookups, each group in separate
+        transactions.
+
+        Until its removal, a former frontend of a Service may precede the present frontend, so its endpoints remain
+        longer. A commit can be between two lookups of a packet."""
         for sets in LOOKUPS:
             transaction = Transaction(self._packers, {})
             for set_id in sets:
@@ -407,7 +393,6 @@ class NftablesBackend:
             yield transaction.elements
 
     def _replace(self, wanted: Plans, since: int) -> int:
-        """Replace the table, in one transaction, by our table with all elements."""
         self._ruleset = self._ruleset.having(needed_sets(wanted.values()))
         total = Transaction(self._packers, self._users)
         for name, plans in wanted.items():
@@ -444,8 +429,7 @@ class NftablesBackend:
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. The inspection is one short request, unless another program changed the table. If
-        an announcement of the kernel may have been lost, the table is compared with the given depth.
-        """
+        an announcement of the kernel may have been lost, the table is compared with the given depth."""
         changes = self._table.changes()
         if changes.nothing or changes.nothing_yet:
             return None
@@ -453,19 +437,17 @@ class NftablesBackend:
         depth = Depth.THOROUGH if announced or self._is_unsure else depth
         if depth is Depth.THOROUGH:
             self._is_unsure = False
-            self._differs = True  # until it is compared
+            self._differs = True  # until the comparison
             self._table.reset_changes()
         is_altered = signature(self._table) != self._signature
         seen = inspected(self._ruleset.name, depth, is_altered, self._changed_elements)
         self._differs = seen is not None
         if seen is None:
             return None
-        self._table.mark_incomplete()  # until a resync repairs it, or a second inspection finds no difference
+        self._table.mark_incomplete()  # until a resync repairs the table, or a second inspection finds no difference
         return ForeignChange(f"{seen.what}: {', '.join(sorted(changes.by))}") if announced else seen
 
     def _changed_elements(self) -> str:
-        """Return the name of the first set or map with other elements than the committed elements; '' for none. Reads
-        all elements."""
         if missing := self._ruleset.layout.shapes.keys() - self._table.sets():
             return min(missing)
         if catch_alls := audit.catch_alls(self._table):
@@ -483,7 +465,5 @@ class NftablesBackend:
 
 
 class _Batch(NamedTuple):
-    """Changes that are committed together."""
-
     transaction: Transaction
     services: dict[ServiceName, tuple[Placed, ...]]

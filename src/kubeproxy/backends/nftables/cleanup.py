@@ -1,4 +1,4 @@
-"""Removal of the tables of nftables mode, ours or those of the Go kube-proxy, which have the same names."""
+"""Removes the tables of nftables mode, which have the same names in this program and in the Go kube-proxy."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from kubeproxy.kernel.nftables.messages import remove_table
 _WORDS: Final = {
     "services": "finds the Service of this address",
     "nodeports": "finds the Service of this NodePort",
-    "cluster": "it is a cluster IP",
-    "external": "it is an address for clients from outside, and is masqueraded",
-    "policy-local": "its policy is Local",
-    "nodeport-external": "it is a NodePort, and is masqueraded",
-    "nodeport-policy-local": "it is a NodePort whose policy is Local",
-    "put-port-back": "the packet gets its port back, and its endpoint is picked",
+    "cluster": "the address is a cluster IP",
+    "external": "the address is external, and its connections are masqueraded",
+    "policy-local": "the Service's policy is Local",
+    "nodeport-external": "connections to this NodePort are masqueraded",
+    "nodeport-policy-local": "the NodePort's policy is Local",
+    "put-port-back": "restores the packet's port and picks an endpoint",
     "masquerading": "masquerades packets with the mark",
-    "firewall-check": "whether the source ranges let the client in",
-    "source-ranges": "whether the source ranges let the client in",
-    "source-allowed": "the source ranges let the client in",
+    "firewall-check": "checks the client against the source ranges",
+    "source-ranges": "checks the client against the source ranges",
+    "source-allowed": "the source ranges admit the client",
     "service-endpoints-check": "checks whether this address has endpoints",
     "nodeport-endpoints-check": "checks whether this NodePort has endpoints",
     "cluster-ips-check": "checks whether a cluster IP has this port",
     "localhost-nodeports-check": "NodePorts do not answer on loopback",
     "refuse-localhost": "NodePorts do not answer on loopback",
-    "fast-forward": "long connection: its next packets skip all rules",
+    "fast-forward": "the next packets of a long connection skip all rules",
     "gone-endpoints-check": "checks whether the connection's endpoint is deleted",
-    "reset-gone": "its endpoint is deleted: reset",
+    "reset-gone": "the connection's endpoint is deleted: reset",
     "ranges": "finds the Service of this address and range of ports",
-    "range-sources": "whether the source ranges let the client in",
+    "range-sources": "checks the client against the source ranges",
     "range-endpoints-check": "checks whether this address has endpoints",
     "range-go": "an endpoint is picked",
     "range-out": "an endpoint is picked",
@@ -47,7 +47,7 @@ _WORDS: Final = {
     "filter-output-pre-dnat": "for packets from this node",
 }
 _PICKED: Final = "an endpoint is picked"
-_STICKY: Final = "the client's former endpoint, or another one"
+_STICKY: Final = "picks the client's former endpoint or another endpoint"
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no chains of iptables
@@ -61,7 +61,7 @@ def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains
 
 
 def decision(table: str, chain: str) -> str | None:
-    """Return the description of a chain; None if it is not ours."""
+    """Return the description of a chain; None if the chain is not ours."""
     if table != TABLE:
         return None
     if (words := _WORDS.get(chain) or _WORDS.get(chain.removeprefix("range-"))) is not None:

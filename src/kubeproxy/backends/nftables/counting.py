@@ -1,10 +1,8 @@
-"""Counts new connections per service port and endpoint, with the counters of elements in the maps of endpoints. All
-ranges of ports of a Service count as one service port.
+"""Counts new connections per service port and endpoint, with the counters of elements in the maps of endpoints.
 
-Only the first packet of a connection passes the nat chains, so the counter of an element is the number of connections
-to its endpoint. When an element is written again, its counter begins at 0, so the connections after the last read are
-not counted.
-"""
+All ranges of ports of a Service count as one service port. Only the first packet of a connection passes the nat chains,
+so the counter of an element is the number of connections to its endpoint. When an element is written again, its counter
+begins at 0, so the connections after the last read are not counted."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ TURN: Final = 0.005
 """Maximum share of a processor for reading counters, at any number of endpoints."""
 
 TOP: Final = 100
-"""Maximum number of service ports of a family with their own series; one further series is the sum of all other service
-ports."""
+"""Maximum number of service ports of a family with their own series; another series is the sum of the other ports."""
 
 
 Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]
@@ -40,7 +37,7 @@ Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]
 
 
 def _elements(item: Placed) -> Iterator[tuple[str, bytes, ServicePortKey]]:
-    """Yield map and key of each element of a service port in COUNTED_MAPS, and the key of its series."""
+    """Yield map and key of each element of a service port in COUNTED_MAPS, and the key of the service port's series."""
     parts, own = Parts([item]), item.plan.key
     for numbered, series in ((SetId.SESSION_ENDPOINTS, own), (SetId.RANGE_ENDPOINTS, _of_ranges(own))):
         yield from ((numbered, key, series) for key in parts.elements.get(numbered, ()))
@@ -50,7 +47,6 @@ def _elements(item: Placed) -> Iterator[tuple[str, bytes, ServicePortKey]]:
 
 
 def _of_ranges(key: ServicePortKey) -> ServicePortKey:
-    """Return the key of the series of a Service's ranges of ports."""
     return key._replace(port_name="ranges", protocol=0)
 
 
@@ -62,11 +58,8 @@ class Totals:
         self.others = 0
 
     def add(self, new: Mapping[ServicePortKey, int], known: Collection[ServicePortKey]) -> None:
-        """Add the new connections of one pass; `known` are the service ports that still exist.
-
-        A service port without a series gets a free series, or replaces a port that has less than half as many new
-        connections.
-        """
+        """Add the new connections of one pass; `known` are the service ports that still exist. A service port without a
+        series gets a free series, or replaces a port that has less than half as many new connections."""
         for key in self.busiest.keys() - known:
             self.others += self.busiest.pop(key)
         quietest = sorted(self.busiest, key=lambda key: new.get(key, 0), reverse=True)
@@ -89,8 +82,8 @@ class ConnectionMetrics:
     def __init__(self, registry: MetricRegistry) -> None:
         self._series: MetricFamily[CounterMetric] = registry.counter(
             "kubeproxy_service_new_connections_total",
-            f"New connections by service port, of the {TOP} busiest of each family; the series without a name is the"
-            " sum of all others (not in the Go kube-proxy)",
+            f"New connections of the {TOP} busiest service ports of each family; the series without a name is the sum"
+            " of all other service ports (not in the Go kube-proxy)",
             *("namespace", "service", "port", "protocol", "ip_family"),
         )
         self._age = registry.gauge(
@@ -126,8 +119,7 @@ class Counting:
         self._next = 0.0
 
     def step(self, placed: Mapping[ServiceName, Sequence[Placed]]) -> None:
-        """Continue a pass over the counters, or begin a pass if it is due; `placed` is the content of the whole
-        table."""
+        """Continue a pass over the counters, or begin a pass if it is due; `placed` is the content of the table."""
         self._placed = placed
         began = now = time.monotonic()
         while now < began + TURN:
@@ -175,8 +167,7 @@ class Counting:
         new: Counts[ServicePortKey],
     ) -> None:
         """Store the counters of elements in `seen`, and add their increase since the earlier pass to `new`. An element
-        with a lower count or another endpoint counts as new.
-        """
+        with a lower count or another endpoint counts as new."""
         owners = dict(elements)
         for count in self._read(name, list(owners)) if owners else ():
             if count.packets:

@@ -1,8 +1,7 @@
 """Examination of nftables mode: compares the table with plans, element by element, while the proxy runs.
 
-A difference is a change that a resync would write. So each plan is compared in the slots and with the numbers that it
-has in the kernel. A dump may lack elements while the proxy writes, so missing elements are looked up by key.
-"""
+A difference is a change that a resync would write. Therefore each plan is compared in the slots and with the numbers
+that it has in the kernel. A dump may lack elements while the proxy writes, so missing elements are looked up by key."""
 
 from __future__ import annotations
 
@@ -71,8 +70,8 @@ from kubeproxy.model.plan import (
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
-"""Minimum and maximum number of slots that are examined after a pool's last slot; between the limits, as many as the
-pool has slots."""
+"""Minimum and maximum number of slots that are examined after a pool's last slot. Between the limits, the number is
+that of the pool's slots."""
 
 _Desired = dict[ServiceName | None, dict[str, Any]]
 """The desired state of each Service, and of the node."""
@@ -121,7 +120,8 @@ class NftablesExaminer(Examiner):
         yield from self._compared(ours, self._placed(ours, found), found, *self._of_node())
 
     def _placed(self, plans: Plans, found: Elements, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
-        """Return the desired elements; look up the desired elements that the dumps lack."""
+        """Return the desired elements, with the slots that they have in the kernel; look up elements that the dumps
+        lack."""
         parts = _parts(plans, found, taken)
         if complete(found, chain.from_iterable(map(_places, parts.values())), self._view.lookup):
             parts = _parts(plans, found, taken)
@@ -145,7 +145,6 @@ class NftablesExaminer(Examiner):
     # -- found state ----------------------------------------------------------------------------------------------
 
     def _looked_up(self, plans: Plans) -> Elements:
-        """Return the planned elements of these Services, and further possible elements of their frontends."""
         keys: defaultdict[str, set[bytes]] = defaultdict(set)
         for part in _parts(plans, None).values():
             for set_id, key in _places(part):
@@ -166,14 +165,13 @@ class NftablesExaminer(Examiner):
         self._read_pools(found)
         lists = {*found[SetId.FIREWALL_LISTS].values(), *found.get(SetId.FIREWALL_RANGES, {}).values()}
         if restricted or lists:
-            # Another program may have added ranges to a list; these are not among the planned keys.
+            # Another program may have added ranges to a list; these ranges are not among the planned keys.
             spans = self._view.elements(SetId.FIREWALL_ALLOW)
             found[SetId.FIREWALL_ALLOW] = {key: b"" for key in spans if key[: self.family.address_size] in lists}
         return found
 
     def _ranges_of(self, name: str, plans: Plans) -> dict[bytes, bytes]:
-        """Return the ranges at cluster IPs of these Services, and with their ports: other Services may have ranges at
-        other addresses."""
+        """Return the ranges of these Services' ports at their cluster IPs, without ranges of other Services."""
         own, size = [*self._range_keys(plans)], self.family.address_size
         spans = [span for its in plans.values() for span in ranges_of(its, self.family)]
         cluster_ips = {span.address for span in spans if span.kind is FrontendKind.CLUSTER}
@@ -283,7 +281,6 @@ class NftablesExaminer(Examiner):
         yield from findings(found, desired, ElementWords(self._layout, owners, unplanned))
 
     def _gone(self, plans: Plans) -> dict[tuple[ServiceName, bytes], bytes]:
-        """Return the planned endpoints that are wrongly in the set of deleted endpoints."""
         if not RESETS.value(self._world) or not (gone := set(map(endpoint_key, self._view.elements(GONE)))):
             return {}
         return {
@@ -295,13 +292,11 @@ class NftablesExaminer(Examiner):
         }
 
     def _sockets(self, plans: Iterable[ServicePlan]) -> dict[str, Any]:
-        """Return the NodePorts that the proxy should relay from loopback."""
         if self._ours.loopback is not Loopback.RELAYED:
             return {}
         return {SOCKETS: {(LOOPBACK[self.family], port): b"" for port, _ in relay_targets(plans)}}
 
     def _listening(self, desired: _Desired) -> dict[tuple[str, int], bytes]:
-        """Return the desired listeners that exist."""
         asked = {key for state in desired.values() for key in state.get(SOCKETS, ())}
         there = listening(self.family, socket.IPPROTO_TCP) if asked else frozenset()
         return {(at, port): b"" for at, port in asked if Listening(pack(at) or b"", port) in there}
@@ -317,8 +312,7 @@ def _owners_of_pools(state: Elements, owners: Mapping[bytes, ServiceName]) -> di
 
 
 def _parts(plans: Plans, found: Elements | None, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
-    """Return the desired elements of Services, in the slots found in the kernel; no Service gets a number in
-    `taken`."""
+    """Return the desired elements of Services in the slots found in the kernel; no Service gets a number in `taken`."""
     known = Numbers(taken)
     if found is None:
         return {name: Parts(place_all(its, (), known)) for name, its in plans.items()}
@@ -329,7 +323,6 @@ def _parts(plans: Plans, found: Elements | None, taken: Iterable[int] = ()) -> d
 
 
 def _places(part: Parts) -> Iterator[tuple[str, bytes]]:
-    """Yield set and key of all elements of a Service."""
     for set_id, entries in part.elements.items():
         yield from zip(repeat(set_id), entries)
     for (set_id, key), pool in part.pools.items():
@@ -337,7 +330,6 @@ def _places(part: Parts) -> Iterator[tuple[str, bytes]]:
 
 
 def _fronts(plans: Iterable[ServicePlan]) -> Iterator[bytes]:
-    """Yield the element keys of the frontends."""
     return (service_key(frontend.key) for plan in plans for frontend in plan.frontends)
 
 
@@ -352,9 +344,8 @@ def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dic
     else two empty states.
 
     An entry is the number of slots of an endpoint (key: frontend and destination); if these numbers are as desired, an
-    entry is the endpoints in slot order (key: frontend). So if one endpoint is removed, only this endpoint differs,
-    although the last endpoint moves to another slot.
-    """
+    entry is the endpoints in slot order (key: frontend). If one endpoint is removed, only this endpoint differs,
+    although the last endpoint moves to another slot."""
     slots = slot_keys(key, _most_slots(len(pool)))
     there = list(map(elements.pop, slots[: len(pool)], repeat(None)))
     wanted = [destination + _PAD for destination in pool]

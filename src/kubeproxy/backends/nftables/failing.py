@@ -1,8 +1,7 @@
 """The set of suspects: endpoints that did not answer a client's SYN, or refused a client's connection or packet.
 
-Rules add and remove the elements, and these time out, so the set is not part of the comparison of elements. The proxy
-reads only this set, so a connection that an endpoint answers costs no event and no read. See docs/failover.md.
-"""
+Rules add and remove the elements, and elements time out, so the set is not part of the comparison of elements. The
+proxy reads only this set, so a connection that an endpoint answers costs no event and no read. See docs/failover.md."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from kubeproxy.model.addresses import Family
 FAILING: Final = "failing-endpoints"
 CHAIN: Final = "failing-check"
 SECONDS: Final = 3  # until an element is removed, unless a further packet confirms it
-MOST: Final = 1 << 11  # elements: a flood cannot keep the proxy busy
+MOST: Final = 1 << 11  # the maximum number of elements, which limits the proxy's work in a flood
 
 _ICMP: Final = {Family.IPV4: "icmp", Family.IPV6: "ipv6-icmp"}
 _ERRORS: Final = frozenset({IPPROTO_ICMP, IPPROTO_ICMPV6})
@@ -36,9 +35,8 @@ def checks(layout: Layout) -> tuple[str, ...]:
     """Return the rules of base chains before the translation; a packet of an established connection needs two
     comparisons.
 
-    The first packet of a connection is not translated yet. So a packet with state `new` and status `dnat` is a
-    repeated SYN, and a packet of a connection that is not assured is a repeated SYN or part of a handshake.
-    """
+    The first packet of a connection is not translated yet. Therefore a packet with state `new` and status `dnat` is a
+    repeated SYN, and a packet of a connection that is not assured is a repeated SYN or part of a handshake."""
     return (
         f"ct status & assured == 0 ct status dnat jump {CHAIN}",
         f"meta l4proto {_ICMP[layout.family]} ct state related ct status dnat update {_endpoint(layout)}",
@@ -59,8 +57,8 @@ def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
 
 
 def _endpoint(layout: Layout) -> str:
-    """Return the element of a packet's connection. It contains the protocol of the packet (ICMP for an ICMP error),
-    because nft cannot list the protocol of the connection."""
+    """Return the element of a packet's connection, with the protocol of the packet (ICMP for an ICMP error), because
+    nft cannot list the protocol of the connection."""
     return f"@{FAILING} {{ ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src }}"
 
 
@@ -77,7 +75,7 @@ class SuspectReader(Closing):
             self._link.close()
 
     def read(self) -> set[bytes]:
-        """Return the endpoints in the set, none if there is no set. Raises NetlinkError."""
+        """Return the endpoints in the set; none without a set. Raises NetlinkError."""
         if self._link is None:
             self._link = Netlink.open()
         try:

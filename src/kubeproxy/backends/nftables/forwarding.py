@@ -1,8 +1,7 @@
 """Fast forwarding: the kernel forwards long connections of Services between interfaces without evaluating rules.
 
-A rule adds a connection to a flowtable (nf_flowtable) after a number of packets. This module keeps the flowtable's
-list of interfaces up to date. See docs/beyond.md "Fast forwarding".
-"""
+A rule adds a connection to a flowtable (nf_flowtable) after a number of packets. This module keeps the flowtable's list
+of interfaces up to date. See docs/beyond.md "Fast forwarding"."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ CHAIN: Final = "fast-forward"
 
 FORGETS_FORWARDED: Final = (6, 4)
 """First Linux version that can remove connection tracking entries that are in a flowtable (commit 9b7c68b3911a). On
-older kernels UDP flows to a deleted endpoint could not be removed.
-"""
+older kernels UDP flows to a deleted endpoint could not be removed."""
 
 _PROBE: Final = f"{TABLE}-probe"
 
@@ -70,8 +68,7 @@ def within(settings: Settings) -> Settings:
 
 
 def _probe() -> None:
-    """Create a table with a flowtable, and remove the table at once. Raises NetlinkError if the kernel refuses the
-    flowtable."""
+    """Create and remove a table with a flowtable. Raises NetlinkError if the kernel refuses the flowtable."""
     place = Family.IPV4, _PROBE
     rule = compiling.rule(f"meta l4proto tcp flow add @{FLOWTABLE}", "ip")
     probe = Definition((), {"probe": ChainContents(Hook("filter", 2, 0), (rule,))}, flowtables=(FLOWTABLE,))
@@ -96,16 +93,13 @@ class Devices:
         self._monitor.close()
 
     def forget(self) -> None:
-        """Clear the record of added interfaces, so that all interfaces are added again. Adding an interface twice is
-        harmless."""
+        """Clear the record of added interfaces, so that all interfaces are added again, which is harmless."""
         self._known = {}
         self._look = True
 
     def upkeep(self, commit: Callable[[list[bytes]], None]) -> None:
-        """Add new interfaces to the flowtable; the kernel removes deleted interfaces and their connections.
-
-        Raises ApplyError if interfaces cannot be listed; an interface that was deleted in the meantime is skipped.
-        """
+        """Add new interfaces to the flowtable; the kernel removes deleted interfaces and their connections. Raises
+        ApplyError if interfaces cannot be listed; an interface that was deleted in the meantime is skipped."""
         if self._monitor.changed():
             self._look = True
         if not self._look:

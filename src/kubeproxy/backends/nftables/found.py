@@ -1,9 +1,9 @@
-"""Found elements of our table, and the slots and numbers of plans in the kernel. Reads only. Most elements belong to
-endpoints; they are read by key, for a few hundred Services at a time. All other sets are read by dumps. Endpoints are
-not read by dumps, because the time of a dump grows faster than the set (kernel/nftables/fetch.py), and 100,000 dumped
-elements take 30 MB of memory. The class of a frontend or pool determines its possible slots. The kernel's number of
-elements shows whether other elements exist.
-"""
+"""Found elements of our table, and the slots and numbers of plans in the kernel. Reads only.
+
+Elements of endpoints are read by key, for a few hundred Services at a time; all other sets are read by dumps. Endpoints
+are not read by dumps, because the time of a dump grows faster than the set (kernel/nftables/fetch.py), and 100,000
+dumped elements take 30 MB of memory. The class of a frontend or pool determines its possible slots. The kernel's number
+of elements shows whether other elements exist."""
 
 from __future__ import annotations
 
@@ -71,8 +71,7 @@ def numbers(actual: Elements) -> Iterator[int]:
     """Yield the kernel's numbers of service ports, lists of source ranges, and endpoints with affinity."""
     for numbered in (*NUMBER_MAPS, *RANGE_MAPS):
         yield from map(service_port_number, actual.get(numbered, {}).values())
-    # Numbers of lists with ranges count as used: another program may have added the ranges, and a new list must not get
-    # them.
+    # A list number with ranges counts as used, because a new list must not get ranges that another program added.
     for key in actual[SetId.FIREWALL_ALLOW]:
         yield service_port_number(key[: len(key) // 4])
     for packed in {*actual[SetId.SESSION_SLOTS].values(), *(key[:-4] for key in actual[SetId.SESSION_ENDPOINTS])}:
@@ -89,8 +88,7 @@ def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
 
 def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
     """Return a plan with the slots and numbers that its endpoints have in the kernel. The elements of the returned plan
-    differ from the kernel's only if a resync must write them.
-    """
+    differ from the kernel's elements only if a resync must write them."""
     cluster: Pool = ()
     local: Pool = ()
     endpoints: Identities = {}
@@ -155,8 +153,7 @@ def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int, padding: int
 
 class FoundElements:
     """Found elements of some sets and maps. Elements of endpoints are read for some Services at a time. Raises
-    ApplyError. `left` contains the elements that were read and that no Service has needed so far.
-    """
+    ApplyError. `left` contains the elements that were read and that no Service has needed yet."""
 
     def __init__(self, table: KernelTable, names: Iterable[str]) -> None:
         self.left: Elements = {name: {} if name in _READ_BY_KEY else _dumped(table, name) for name in names}
@@ -206,7 +203,7 @@ class FoundElements:
                 if self.left[SetId.FIREWALL_ALLOW].pop(span, None) is not None:
                     present.setdefault(SetId.FIREWALL_ALLOW, {})[span] = b""
         for name in desired.elements.keys() & INTERVALS:
-            # The same is true for ranges of ports. Other Services may have ranges at the same address.
+            # The kernel also refuses overlapping ranges of ports. Other Services may have ranges at the same address.
             spans = desired.elements[name]
             for key in [key for key in self.left[name] if any(overlapping(key, span) for span in spans)]:
                 present.setdefault(name, {})[key] = self.left[name].pop(key)
@@ -241,7 +238,7 @@ class FoundElements:
             # If another program wrote a number twice, the same elements are read twice.
             self.left[of_pools] = {}
         unsure = [name for name, count in self._taken.items() if count + len(self.left[name]) != self._count(name)]
-        # The value is the number of used slots if the key is a frontend or pool; it is 1 if the key is an endpoint's
+        # The value is the number of used slots if the key is a frontend or pool, and 1 if the key is an endpoint's
         # number.
         taken: dict[str, dict[bytes, int]] = {str(name): {} for name in _READ_BY_KEY}
         for parts in map(Parts, services) if unsure else ():
@@ -252,10 +249,8 @@ class FoundElements:
             self.left[unread] = self._unowned(unread, taken[unread])
 
     def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
-        """Return the name of the first set with other elements than these Services need; '' for none.
-
-        `users` counts the Services of each shared element. Raises ApplyError.
-        """
+        """Return the name of the first set with other elements than these Services need; '' for none. Raises
+        ApplyError. `users` counts the Services of each shared element."""
         for name, _ in self.ahead((name, tuple([item.plan for item in its])) for name, its in services.items()):
             delta = self.take(Parts(services[name]))
             if any(delta):
@@ -269,13 +264,13 @@ class FoundElements:
         return next(extra, "")
 
     def _count(self, name: str) -> int:
-        """Return the number of elements of a set, by a dump if the kernel does not report it (before Linux 6.16)."""
+        """Return the number of elements of a set, by a dump if the kernel does not report the number (before Linux
+        6.16)."""
         counted = self._table.count(name)
         return counted if counted is not None else sum(map(len, self._table.pairs(name)))
 
     def _unowned(self, name: str, taken: Mapping[bytes, int]) -> dict[bytes, bytes]:
-        """Return the elements of a map that are neither in a used slot nor among the elements already taken. Raises
-        ApplyError."""
+        """Return the elements of a map that are neither in a used slot nor already taken. Raises ApplyError."""
         for _ in range(READS):
             found = {
                 key: data
@@ -297,7 +292,7 @@ class FoundElements:
                 going_on.append((keys[-1], frontend, end, most))
             there = self._table.lookup(name, keys)
             self.left[name].update(there)
-            # Used slots have no gaps. Most frontends use few slots above the minimum of their class. So each round
+            # Used slots have no gaps. Most frontends use few slots above the minimum of their class, so each round
             # looks up an eighth more slots than the round before.
             asking = []
             for last, frontend, end, most in going_on:
@@ -307,16 +302,14 @@ class FoundElements:
 
 
 def overlapping(one: bytes, other: bytes) -> bool:
-    """Return whether two intervals have a value in common; each is its first value and its last value."""
+    """Return whether two intervals have a value in common; an interval is its first value and its last value."""
     half = len(one) // 2
     return one[:half] <= other[half:] and other[:half] <= one[half:]
 
 
 def _dumped(table: KernelTable, name: str) -> dict[bytes, bytes]:
-    """Return the elements of a set; repeat the dump while the kernel resizes the set's hash table.
-
-    Such a dump lists some elements twice, and omits equally many (nft_rhash_walk of Linux 6.18).
-    """
+    """Return the elements of a set; repeat the dump while the kernel resizes the set's hash table. A dump during a
+    resize lists some elements twice, and omits equally many (nft_rhash_walk of Linux 6.18)."""
     for _ in range(READS):
         entries: dict[bytes, bytes] = {}
         listed = 0

@@ -1,7 +1,6 @@
 """Layout of our table: its sets and maps, the packing of their keys, classes and slots of pools, and names of chains.
 
-Pure data for rules and elements. Source: docs/nftables.md "Sets and maps by name".
-"""
+Pure data for rules and elements. Source: docs/nftables.md "Sets and maps by name"."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from kubeproxy.model.plan import LONGEST_AFFINITY, Policy, PortRange
 
 TABLE: Final = nftables.TABLE
 SCRATCH: Final = f"{TABLE}-check"
-"""Name of a temporary table of earlier versions. The table remains if such a version is killed."""
+"""Name of a temporary table of earlier versions, which remains if such a version is killed."""
 
 SLOTS: Final = 1 << 16
 """Exclusive upper bound of the number of slots of a frontend."""
@@ -39,15 +38,14 @@ CLASSES: Final[tuple[int, ...]] = (
 a class.
 
 The kernel checks each new element against the rule of each class, so with twice as many classes a full sync takes a
-sixth longer. In a map a class has two bytes, so the largest class is 65,535.
-"""
+sixth longer. In a map a class has two bytes, so the largest class is 65,535."""
 
 BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))
 """The next smaller class of each class except the first."""
 
 _MISSED: Final = 0.005
-"""Maximum share of picks that find an unused slot in every try and then use the class below. This is the largest error
-of an endpoint's share."""
+"""Maximum share of picks that find an unused slot in every try and then use the class below. This share is the largest
+error of an endpoint's share."""
 
 _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
@@ -55,10 +53,9 @@ _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 class SetId(StrEnum):
     """Names of our sets and maps in the kernel.
 
-    After a rollback the Go kube-proxy takes over our table. So none of these names is the name of a map of the Go
-    kube-proxy. No name begins with `affinity-`: the Go kube-proxy deletes such sets, and the kernel refuses the
-    deletion while our chains use them.
-    """
+    After a rollback the Go kube-proxy takes over our table, so no name is the name of a map of the Go kube-proxy. No
+    name begins with `affinity-`, because the Go kube-proxy deletes such sets, and the kernel refuses the deletion while
+    our chains use them."""
 
     # address . protocol . port . slot : destination
     ENDPOINTS = "endpoints"
@@ -105,7 +102,7 @@ class SetId(StrEnum):
     EXTERNAL_RANGES = "external-ranges"
     POLICY_LOCAL_RANGES = "policy-local-ranges"
     LOCAL_RANGES = "local-ranges"
-    # the same : number of the Service's list of source ranges
+    # address . protocol . range of ports : number of the Service's list of source ranges
     FIREWALL_RANGES = "firewall-ranges"
     NO_ENDPOINT_RANGES = "unserved-ranges"
     NO_LOCAL_ENDPOINT_RANGES = "no-local-endpoint-ranges"
@@ -140,11 +137,11 @@ POOL_MAPS: Final = (
     SetId.NODEPORT_AFFINITY_POOLS,
     SetId.LOCAL_NODEPORT_AFFINITY_POOLS,
 )
-"""In the order of ENDPOINT_MAPS, like VERDICT_MAPS."""
+"""Maps in the order of ENDPOINT_MAPS, like VERDICT_MAPS."""
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 COUNTED_MAPS: Final = (*ENDPOINT_MAPS, SetId.SESSION_ENDPOINTS, SetId.RANGE_ENDPOINTS)
-"""Maps whose elements have counters of connections: each connection passes one of them, once."""
+"""Maps whose elements have counters of connections: each connection passes exactly one element."""
 
 RANGE_POOLS: Final = (
     SetId.CLUSTER_RANGES,
@@ -159,7 +156,7 @@ OF_RANGES: Final = (*INTERVALS, SetId.RANGE_ENDPOINTS, SetId.RANGE_CHAINS)
 """Sets and maps that a table has only if a Service has ranges of ports."""
 
 NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
-"""Maps from frontends to numbers. The numbers have the type of addresses."""
+"""Maps from frontends to numbers, which have the type of addresses."""
 
 SESSION_SETS: Final = (SetId.SESSION_CLASSES, SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN)
 """Sets and maps of pools with session affinity. Their keys begin with the number of a pool or of an endpoint."""
@@ -197,7 +194,7 @@ SERVICE_CIDRS: Final = "service-cidrs"
 """Name of the set with the ranges of cluster IPs."""
 
 TRANSPORTS: Final = "transports"
-"""Name of the set of supported transport protocols. A rule must match the protocol before it matches a port."""
+"""Name of the set of supported transport protocols. A rule must match the protocol before a port."""
 
 COUNTERS: Final = {f"localhost-{name.lower()}": name for name in PROTOCOL_NAMES.values()}
 """Names of the table's counters of refused packets, and the protocol that each counts."""
@@ -231,10 +228,7 @@ ERROR: Final = 0.019
 @lru_cache(maxsize=256)
 def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
     """Return the number of slots of each endpoint, for weights above 0: at most `most` in total, but at least one per
-    endpoint.
-
-    If `most` slots are too few for shares within ERROR, it returns the best approximation.
-    """
+    endpoint. If `most` slots are too few for shares within ERROR, the function returns the best approximation."""
     counts = Counter(weights)
     kinds = tuple(sorted(counts))
     chosen = dict(zip(kinds, _chosen(kinds, tuple([counts[kind] for kind in kinds]), most), strict=True))
@@ -264,10 +258,8 @@ def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple
 
 
 def _error(kinds: tuple[int, ...], counts: tuple[int, ...], slots: tuple[int, ...], total: int) -> float:
-    """Return the largest relative error of a share.
-
-    A pick that misses in every try uses the class below, so the slots of the class below get more than their share.
-    """
+    """Return the largest relative error of a share. The slots of the class below get more than their share, because a
+    pick that misses in every try uses that class."""
     size = class_of(total)
     missed = (1 - total / size) ** tries(size)
     more = missed * (total / BELOW[size] - 1) if missed else 0
@@ -291,7 +283,7 @@ class SetShape(NamedTuple):
     """A set's declaration, the fields of its key, and the packing of its elements."""
 
     spec: SetSpec
-    fields: tuple[str, ...]  # of: number (as an address), address, protocol, port, slot
+    fields: tuple[str, ...]  # number (as an address), address, protocol, port, slot
     kind: Packing
 
     def key_size(self, family: Family) -> int:
@@ -326,7 +318,7 @@ def _key_fields(name: str) -> tuple[str, ...]:
 
 
 class Layout:
-    """The sets of one family, in the order of their creation; of OF_RANGES only those in `extra`."""
+    """The sets of one family, in the order of their creation; of the sets in OF_RANGES, only those in `extra`."""
 
     def __init__(self, family: Family, extra: Collection[SetId] = ()) -> None:
         self.family = family
@@ -363,14 +355,14 @@ class Layout:
 
 
 CLIENTS: Final = "session-clients"
-"""The name of the map of clients with session affinity. Its key is a hash of the address and the number of the pool,
-its value the number of the endpoint."""
+"""The name of the map of clients with session affinity, from a hash of the address and the number of the pool to the
+number of the endpoint."""
 
 POOL_SETS: Final = (*ENDPOINT_MAPS, SetId.SESSION_SLOTS)
 """Maps whose keys end with the slot of a pool."""
 
 PADDING: Final[dict[str, bytes]] = {**dict.fromkeys(ENDPOINT_MAPS, b"\0\0"), SetId.SESSION_SLOTS: b""}
-"""Padding after an entry of a pool, by map: it extends the port to a whole register."""
+"""Padding after an entry of a pool, by map, which extends the port to a whole register."""
 
 
 def pool_number(number: int, policy: Policy, family: Family) -> bytes:
@@ -417,22 +409,19 @@ def service_key(frontend_key: bytes) -> bytes:
 
 
 def range_key(span: PortRange) -> bytes:
-    """Return the element key of a range of ports: those of its first and its last port."""
+    """Return the element key of a range of ports: the keys of the first and the last port."""
     return service_key(span.key) + service_key(span.key[:-2] + PORT_BYTES[span.last])
 
 
 @lru_cache(maxsize=4096)
 def _registers(tail: bytes) -> bytes:
-    """Return protocol and port, each padded to a whole register."""
     return tail[:1] + b"\0\0\0" + tail[1:] + b"\0\0"
 
 
 class ChainName(NamedTuple):
-    """A chain that several Services share, created when the first Service needs it.
-
-    `treatment` is one of TREATMENTS. A chain of session affinity has the timeout in seconds (`affinity`), a chain of
-    Maglev the size of the table.
-    """
+    """A chain that several Services share, created for the first Service that needs it. `treatment` is one of
+    TREATMENTS. A chain of session affinity has the timeout in seconds (`affinity`), a chain of Maglev the size of the
+    table."""
 
     nodeport: bool
     treatment: str
@@ -469,9 +458,8 @@ HASHED: Final = ("maglev", "client-maglev")
 """Names of the treatments that pick an endpoint by a hash, in the order of plan.HashKey."""
 
 _SEQUENCE: Final = ("cluster", "external", "policy-local")
-"""Treatments of a connection: `cluster` masquerades if the globals require it, `external` always. `policy-local` treats
-pods and this node first, and picks a local endpoint for all other clients.
-"""
+"""Treatments of a connection: `cluster` masquerades if the globals require it, `external` always. `policy-local`
+forwards connections of pods and this node to the cluster pool, and all other connections to the local pool."""
 
 TREATMENTS: Final = (
     *_SEQUENCE,

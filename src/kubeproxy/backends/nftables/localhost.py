@@ -1,10 +1,9 @@
 """NodePorts on loopback: this process accepts connections to 127.0.0.1 and ::1 and relays them to an endpoint.
 
 Rules can translate IPv4 packets from loopback only if hosts on the link can reach loopback too (route_localnet,
-kubernetes issue 90259), and cannot translate IPv6 packets from loopback. So TCP is relayed, and the rules refuse and
-count other packets to NodePorts on loopback. A loopback network in nodePortAddresses turns the relay on. Source:
-KEP-6032 of Kubernetes 1.37.
-"""
+kubernetes issue 90259), and cannot translate IPv6 packets from loopback. Therefore TCP is relayed, and the rules refuse
+and count other packets to NodePorts on loopback. A loopback network in nodePortAddresses enables the relay. Source:
+KEP-6032 of Kubernetes 1.37."""
 
 from __future__ import annotations
 
@@ -36,10 +35,8 @@ LOOPBACK: Final = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
 class RelayTarget(NamedTuple):
-    """Desired state of a listener: service port, endpoints, and session affinity in seconds (0 for none).
-
-    With weights the pool lists an endpoint several times.
-    """
+    """Desired state of a listener: service port, endpoints, and session affinity in seconds (0 for none). With weights
+    the pool lists an endpoint several times."""
 
     key: ServicePortKey
     pool: Pool
@@ -88,7 +85,7 @@ class LocalhostRelay:
         self.update(services.items())
 
     def upkeep(self) -> None:
-        """Retry ports that could not be bound, once in RETRY_SECONDS seconds."""
+        """Retry ports that could not be bound, at most once per RETRY_SECONDS."""
         if self._missing and time.monotonic() >= self._again:
             for port, target in list(self._missing.items()):
                 self._serve(port, target)
@@ -186,9 +183,8 @@ def count_refusals(registry: MetricRegistry, families: Iterable[Family]) -> None
 
 
 class TableCounters:
-    """The counters of one family, read once for all series of a scrape. The socket stays open, because whenever a
-    netfilter socket is closed, the kernel delays the next transaction of any program by 10 to 30 ms (nft_rcv_nl_event).
-    """
+    """The counters of one family, read once for all series of a scrape. The socket stays open, because the close of a
+    netfilter socket delays the next transaction of any program by 10 to 30 ms (nft_rcv_nl_event)."""
 
     def __init__(self, family: Family) -> None:
         self._family = family

@@ -28,12 +28,10 @@ KERNEL: Final = (5, 13)
 """Minimum Linux version of the Go kube-proxy's nftables mode."""
 
 SKIP_KERNEL: Final = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
-"""Environment variable that allows older kernels, with nf_tables code that a distribution backported; also in the Go
-kube-proxy."""
+"""Environment variable of the Go kube-proxy that allows older kernels to which a distribution backported nf_tables."""
 
 
 def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:  # noqa: ARG001
-    """See backends.mode.Weigh."""
     numbers = Numbers()
     parts = Parts(item for plans in of_family(wanted, family).values() for item in place_all(plans, (), numbers))
     return Weight(sum(map(len, parts.elements.values())) + sum(map(len, parts.pools.values())), "elements")
@@ -67,7 +65,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
 
 
 def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[NftablesExaminer]:  # noqa: ARG001
-    # One socket for all requests: closing one delays the proxy's next transaction (see table.KernelTable).
+    # One socket for all requests: closing a socket delays the proxy's next transaction (see table.KernelTable).
     link = Netlink.open(NETLINK_NETFILTER)
     return [NftablesExaminer(NftablesView(family, link), world) for family in families]
 

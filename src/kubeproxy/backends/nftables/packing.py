@@ -1,8 +1,7 @@
 """Transactions: groups of Services that change together, and elements packed into netlink messages. Pure.
 
-Packing is the hot path of a full sync: Compiled code packs a pool of endpoints as one piece, and at the end the pieces
-of a set are divided into messages.
-"""
+Packing is the hot path of a full sync. Compiled code packs a pool of endpoints as one piece, and at the end the pieces
+of a set are divided into messages."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ _NUMBERED = frozenset[str]((*SESSION_SETS, SetId.RANGE_ENDPOINTS))
 
 def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
     """Return the smallest change of the elements of a Service. Each pool is compared once for all its frontends, and
-    unchanged placements are not translated.
-    """
+    unchanged placements are not translated."""
     was, now = {id(item): item for item in before}, {id(item): item for item in after}
     old = Parts(item for at, item in was.items() if at not in now)
     new = Parts(item for at, item in now.items() if at not in was)
@@ -82,15 +80,14 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
 
 def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[str, list[bytes]]:
     """Return the keys of a Service's elements that must remain until its new elements are committed; {} for most
-    changes. If the Service does not change `alone`, the other Services may add the keys; then only elements with the
-    numbers of the Service remain.
+    changes. If the Service does not change `alone`, only elements with the numbers of the Service remain, because the
+    other Services may add keys.
 
     A packet is processed by the rules of one generation, but each of its lookups uses the elements that are current at
     the time of the lookup (nft_genmask_cur in net/netfilter/nft_set_hash.c of Linux 6.18). If a commit happens between
-    two lookups, the packet misses a frontend that moves to an earlier map. It also misses the target of an element that
-    it found before: the pool of a chain, a list of source ranges, or the number of an endpoint. Only a removed slot has
-    a substitute, the first slot.
-    """
+    two lookups, the packet misses a frontend that moves to an earlier map. The packet also misses the target of an
+    element that it found before: the pool of a chain, a list of source ranges, or the number of an endpoint. Only a
+    removed slot has a substitute, the first slot."""
     if not alone:
         return _only_removed(delta, _NUMBERED)
     if _LOOKED_UP.isdisjoint(delta.removed):
@@ -99,7 +96,7 @@ def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[
     moved = any(not present.isdisjoint(keys) for keys in _only_removed(delta, _FRONTENDS).values())
     if not moved and _LEADING.isdisjoint(delta.removed):
         return {}
-    # The kernel refuses a range of ports, or of clients, that overlaps a present one.
+    # The kernel refuses a range of ports, or of clients, that overlaps a present range.
     overlapping = {*INTERVALS, SetId.FIREWALL_ALLOW} & delta.added.keys()
     return _only_removed(delta, delta.removed.keys() - {*SHARED, *overlapping})
 
@@ -169,9 +166,7 @@ class Packers:
 
 class Transaction:
     """The removed and added elements of one transaction; `elements` is the number of all these elements.
-
-    render.translate passes new elements to it. A shared element is added only by its first user.
-    """
+    render.translate passes new elements to the transaction. A shared element is added only by its first user."""
 
     def __init__(self, packers: Packers, users: Users, asked: Iterable[tuple[str, bytes]] = ()) -> None:
         self.elements = 0
@@ -191,7 +186,7 @@ class Transaction:
         self.asked.clear()
 
     def entry(self, set_id: str, key: bytes, data: bytes) -> None:
-        """Add an element of a Service, unless it is shared and another Service has added it."""
+        """Add an element of a Service, unless the element is shared and another Service has added it."""
         users = self._users.get(set_id)
         if users is not None:
             if (set_id, key) in self.asked:
@@ -250,7 +245,7 @@ class Transaction:
                 self.entry(set_id, key, data)
 
     def release(self, set_id: str, key: bytes) -> None:
-        """Remove an element of a Service, unless it is shared and another Service still uses it."""
+        """Remove an element of a Service, unless the element is shared and another Service still uses it."""
         users = self._users.get(set_id)
         if users is not None:
             users[key] -= 1
@@ -264,7 +259,7 @@ class Transaction:
         return chain_names(self._verdicts)
 
     def messages(self) -> list[bytes]:
-        """Return the messages, removals first: an element with new data is removed and added."""
+        """Return the messages, removals first, because an element with new data is removed and added."""
         return [*self._messages(DELETE_ELEMENT, self._removed), *self._messages(NEW_ELEMENT, self._added)]
 
     def _messages(self, kind: int, sets: dict[str, list[bytes]]) -> Iterator[bytes]:
@@ -294,11 +289,8 @@ def groups(
 
     If an address and port moves from one Service to another, the two Services must change in one transaction, which
     removes the key and adds it again without a gap. With two transactions the second could remove the key that the
-    first added, or the kernel could refuse a key that still exists.
-
-    `placed` contains the placement of each Service in the kernel. Shared elements need no group, because their users
-    are counted.
-    """
+    first added, or the kernel could refuse a key that still exists. `placed` contains the placement of each Service in
+    the kernel. Shared elements need no group, because their users are counted."""
     ordered = list(changes)
     lost: dict[bytes, ServiceName] = {}
     gained: list[tuple[bytes, ServiceName]] = []
@@ -329,7 +321,6 @@ def groups(
 
 
 def _join(together: dict[ServiceName, set[ServiceName]], one: ServiceName, other: ServiceName) -> None:
-    """Merge the groups of two Services, so that all members refer to the same set."""
     larger, smaller = (together.setdefault(name, {name}) for name in (one, other))
     if larger is smaller:
         return

@@ -1,9 +1,8 @@
-"""Ranges of ports: their chains, the rules by which the base chains reach these, and their elements. Pure.
+"""Ranges of ports: their chains, the rules by which the base chains reach these chains, and their elements. Pure.
 
-A table has these chains, rules and sets only while a Service has a range, and no base chain of their own: the Go
-kube-proxy empties the base chains when it takes the table over, and all others are without effect then. A range is an
-interval that leads to the number of its pool; an endpoint is picked as with session affinity, by numbers.
-"""
+A table has these chains, rules and sets only while a Service has a range. There is no base chain for ranges, because
+the Go kube-proxy empties only the known base chains when it takes the table over. A range is an interval that leads to
+the number of its pool; an endpoint is picked as with session affinity, by numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from kubeproxy.model.plan import ServicePlan
 
 
 class Jumps(NamedTuple):
-    """Rules of base chains; each is in several chains."""
+    """Rules of base chains; each rule is in several chains."""
 
     firewall: tuple[str, ...] = ()  # before translation
     translate: tuple[str, ...] = ()
@@ -24,7 +23,7 @@ class Jumps(NamedTuple):
 
 
 def needed_sets(services: Iterable[Iterable[ServicePlan]]) -> tuple[SetId, ...]:
-    """Return OF_RANGES if one of these plans has a range of ports, else no set."""
+    """Return OF_RANGES if a plan has a range of ports, else no set."""
     return OF_RANGES if any(plan.port_ranges for plans in services for plan in plans) else ()
 
 
@@ -36,8 +35,7 @@ JUMPS: Final = Jumps(
 
 
 class Treatment(NamedTuple):
-    """The rules that mark packets for masquerade, for a cluster IP and for other addresses; the match for pods, or
-    ''."""
+    """The rules that mark packets for masquerade, for a cluster IP and other addresses; the match for pods, or ''."""
 
     cluster: tuple[str, ...]
     external: str
@@ -48,10 +46,9 @@ def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]
     """Return the chains of ranges. `key` is the key of a frontend as an nft expression, `sources` are the rules that
     compare a client with the list of source ranges whose number is in the packet.
 
-    The packet carries the number of the pool, and then that of the endpoint, in place of its destination address. The
-    address of the endpoint is written before the translation, which keeps the port: so it also works if the endpoint is
-    the frontend itself.
-    """
+    The packet carries the number of the pool, and then the number of the endpoint, in place of its destination address.
+    The address of the endpoint is written before the translation, which keeps the port, so the translation also works
+    if the endpoint is the frontend itself."""
     ip = layout.ip
     source, destination = (f"{ip} {end} set ct original {ip} {end}" for end in ("saddr", "daddr"))
 
@@ -85,7 +82,7 @@ def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]
 
 
 def _translated(ip: str) -> str:
-    """Return the rule that leads a packet to the endpoint whose number it carries, if there is such an endpoint."""
+    """Return the rule that sends a packet to the endpoint whose number it carries, if there is such an endpoint."""
     return f"{ip} daddr set {ip} daddr map @{SetId.RANGE_ENDPOINTS} goto range-out"
 
 

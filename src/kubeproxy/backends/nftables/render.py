@@ -1,8 +1,7 @@
 """Desired elements: translates a Service's plans into elements of the sets and maps of our table. Pure.
 
 An endpoint keeps its slot for its lifetime, so a change writes few elements, and clients with session affinity keep
-their endpoints.
-"""
+their endpoints."""
 
 from __future__ import annotations
 
@@ -52,24 +51,20 @@ from kubeproxy.model.plan import (
     Weights,
 )
 
-# Local names for the hot path, as in model.compile.
+# Local names for speed, as in model.compile.
 _CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CLUSTER_IPS
 _PAD = b"\0\0"  # padding of a two-byte port to a whole register
 
 
 def list_key(key: ServicePortKey) -> ServicePortKey:
-    """Return the key under which the number of a Service's list of source ranges is stored; `key` is the key of any of
-    the Service's ports."""
+    """Return the key of a Service's list of source ranges in Numbers; `key` is the key of any port of the Service."""
     return key._replace(port_name="", protocol=0)
 
 
 class Numbers:
     """Assigns numbers, beginning with 1, to service ports with session affinity, their endpoints, and lists of source
-    ranges.
-
-    A reused number would inherit the clients of its former service port, so numbers are never reused, and each owner
-    keeps its number during a comparison with the kernel.
-    """
+    ranges. Numbers are never reused, because a reused number would inherit the clients of its former service port. Each
+    owner keeps its number during a comparison with the kernel."""
 
     def __init__(self, taken: Iterable[int] = ()) -> None:
         self._last = self.last_endpoint = 0
@@ -78,7 +73,7 @@ class Numbers:
         self._taken = set(taken)
 
     def of(self, key: ServicePortKey) -> int:
-        """Return the number of a service port that has none in the kernel: its former number, or a new number."""
+        """Return the number of a service port that has no number in the kernel: its former number, or a new number."""
         return self._had.pop(key, 0) or self._new()
 
     def _new(self) -> int:
@@ -99,10 +94,8 @@ class Numbers:
         return endpoint_number(self.last_endpoint, family)
 
     def compare(self, had: Iterable[Placed]) -> None:
-        """Begin a comparison with the kernel, with the numbers of the placements before the comparison.
-
-        Numbers from a failed comparison remain valid.
-        """
+        """Begin a comparison with the kernel, with the numbers of the placements before the comparison. Numbers from a
+        failed comparison remain valid."""
         for item in had:
             if item.number:
                 self._had[item.plan.key] = item.number
@@ -121,9 +114,8 @@ class Numbers:
 
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
-
-        Returns 0 if the kernel has no number for it, or if another program wrote the number of another service port.
-        """
+        Returns 0 if the kernel has no number for the service port, or if another program wrote the number of another
+        service port."""
         if key in self._had:
             return self._had.pop(key)
         if number in self._taken or number > LARGEST_NUMBER:
@@ -135,10 +127,8 @@ class Numbers:
         self, key: ServicePortKey, policy: Policy, found: Mapping[bytes, bytes], owner: Callable[[bytes], bytes]
     ) -> dict[bytes, bytes]:
         """Return the packed numbers of a pool's endpoints: the numbers in the kernel, else the numbers before the
-        comparison.
-
-        `owner` returns the endpoint that has a number in the kernel, b'' for none. Each number belongs to only one
-        pool."""
+        comparison. `owner` returns the endpoint that has a number in the kernel, b'' for none. Each number belongs to
+        only one pool."""
         mine = {}
         for endpoint, packed in (*found.items(), *self.former_endpoints(key).get(policy, {}).items()):
             number = int.from_bytes(packed, "big")
@@ -156,8 +146,7 @@ class Numbers:
 
 Identities = Mapping[Policy, Mapping[bytes, bytes]]
 """Packed numbers of the endpoints of each pool with session affinity. An endpoint keeps its number when it moves to
-another slot; the number of a removed endpoint is not given to another endpoint.
-"""
+another slot; the number of a removed endpoint is not given to another endpoint."""
 
 _NONE: Identities = MappingProxyType({})
 
@@ -169,11 +158,11 @@ class MaglevTable(tuple[bytes, ...]):
 
 
 class Placed(NamedTuple):
-    """A plan with the endpoints of its pools in slot order. With affinity or ranges of ports it has the number of its
-    pools (else 0), and the numbers of its endpoints. With weights an endpoint has several slots. `ranges` is the number
-    of the Service's list of source ranges, 0 without one. `allowed` are these ranges, which only one plan of the
-    Service has.
-    """
+    """A plan with the endpoints of its pools in slot order.
+
+    With affinity or ranges of ports a placed plan has the number of its pools (else 0), and the numbers of its
+    endpoints. With weights an endpoint has several slots. `ranges` is the number of the Service's list of source
+    ranges, 0 without a list. `allowed` are these ranges, which only one plan of the Service has."""
 
     plan: ServicePlan
     cluster: Pool
@@ -209,8 +198,7 @@ def place_all(
     plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: Numbers, *, committed: bool = False
 ) -> tuple[Placed, ...]:
     """Place all plans of a Service, and keep the slots and numbers of the earlier placement. If the earlier placement
-    was `committed`, and not only found in the kernel, equal plans reuse it unchanged.
-    """
+    was `committed`, and not only found in the kernel, equal plans reuse it unchanged."""
     known = {item.plan.key[2:4]: item for item in before}  # keyed by name and protocol of the port
     after = []
     for plan in plans:
@@ -231,7 +219,7 @@ def place_all(
 
 
 def slots(plan: ServicePlan, policy: Policy) -> Pool:
-    """Return the endpoints of a pool, each repeated for each of its slots. Their order has a meaning only in a
+    """Return the endpoints of a pool, each repeated for each of its slots. The order is significant only in a
     MaglevTable."""
     pool, weights = plan.local if policy is Policy.LOCAL else plan.cluster, plan.weights(policy)
     if plan.balance is not None and plan.balance.hashing is not None:
@@ -248,10 +236,10 @@ def repeated(pool: Pool, weights: Weights, most: int) -> Pool:
 
 
 def assign(before: Pool, wanted: Pool) -> Pool:
-    """Return the desired destinations in the order that moves the fewest destinations. Remaining destinations keep
-    their slots, and new destinations fill the free slots. If free slots remain, the last destinations move into the
-    free slots. An endpoint that loses some of its slots keeps its lowest slots.
-    """
+    """Return the desired destinations in the order that moves the fewest destinations.
+
+    Remaining destinations keep their slots, and new destinations fill the free slots. The last destinations move into
+    the remaining free slots. An endpoint that loses some of its slots keeps its lowest slots."""
     if before == wanted or not before:
         return wanted
     missing = dict.fromkeys(wanted, 1)
@@ -281,7 +269,7 @@ class Recipient(Protocol):
         """Receive an element."""
 
     def pool(self, set_id: str, key: bytes, pool: Pool) -> None:
-        """Receive the endpoints of a frontend in slot order; for a pool with affinity, their numbers."""
+        """Receive the endpoints of a frontend in slot order, or the endpoints' numbers for a pool with affinity."""
 
 
 class Parts:
@@ -356,8 +344,8 @@ def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Rec
 
 
 def _range_pool(number: bytes, numbers: Mapping[bytes, bytes], affinity: int, recipient: Recipient) -> None:
-    """Pass to a recipient what ranges need besides `sticky_pool`: the addresses of the endpoints, and the chain of
-    session affinity."""
+    """Pass to a recipient the elements of a pool of ranges in addition to `sticky_pool`: the addresses of the
+    endpoints, and the chain of session affinity."""
     for destination, packed in numbers.items():
         recipient.entry(SetId.RANGE_ENDPOINTS, packed, destination[:-2])
     if affinity:
@@ -432,11 +420,11 @@ def pools(item: Placed) -> dict[Policy, Pool]:
 
 
 class Way(NamedTuple):
-    """The sets and maps that contain a frontend. They depend on the frontend's kind and traffic. `picked` has, for each
-    pool, the endpoint map, the map of frontends, the treatment of its chain, and the policy of the pool; it is empty if
-    the frontend forwards no traffic. `unserved` is the set of refused or dropped frontends that contains the frontend,
-    None if it is in no such set.
-    """
+    """The sets and maps that contain a frontend, which depend on the frontend's kind and traffic.
+
+    `picked` has, for each pool, the endpoint map, the map of frontends, the treatment of the pool's chain, and the
+    policy of the pool; it is empty if the frontend forwards no traffic. `unserved` is the set of refused or dropped
+    frontends that contains the frontend, None if no such set contains it."""
 
     nodeport: bool
     picked: Sequence[tuple[SetId, SetId, str, Policy]]

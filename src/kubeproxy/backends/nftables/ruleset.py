@@ -2,8 +2,7 @@
 
 Pure: computes the table's definition from the globals and chain names. Rules are written in nft syntax and then
 compiled. The number of rules does not depend on the number of Services. Hooks and priorities are those of the Go
-kube-proxy v1.36.
-"""
+kube-proxy v1.36."""
 
 from __future__ import annotations
 
@@ -61,8 +60,8 @@ SOURCE_RANGES: Final = "source-ranges"
 
 
 class Ruleset:
-    """The definition of one family's table for given globals, without the elements of Services. `extra` are the sets
-    of OF_RANGES, if a Service has ranges of ports."""
+    """The definition of one family's table for given globals, without the elements of Services. `extra` are the sets of
+    OF_RANGES, if a Service has ranges of ports."""
 
     def __init__(self, family: Family, world: Globals, extra: tuple[SetId, ...] = ()) -> None:
         ours = world.of(family)
@@ -111,10 +110,9 @@ class Ruleset:
         elements: Iterable[bytes] = (),
         others: Mapping[str, tables.ChainContents] = MappingProxyType({}),
     ) -> list[bytes]:
-        """Return the messages that create the table with these elements; `others` replace chains of the same name.
-
-        The rules are at the end, because the kernel checks each new element against each existing rule of its map.
-        """
+        """Return the messages that create the table with these elements; `others` replace chains of the same name. The
+        messages of rules are at the end, because the kernel checks each new element against each existing rule of its
+        map."""
         place, made = (self.family, TABLE), self.definition(chains)
         made = made._replace(chains={**made.chains, **others})
         head = [messages.table_message(*place, COMMENT), *messages.objects(*place, made)]
@@ -140,7 +138,6 @@ class Ruleset:
         return found
 
     def _static(self) -> dict[str, tuple[str, ...]]:
-        """Return the rules of the chains that do not depend on any Service, by name."""
         beyond = gone.rules(self.layout) if self._resets else {}
         if self._forwarding.protocols:
             beyond = beyond | forwarding.rules(self._forwarding)
@@ -158,9 +155,8 @@ class Ruleset:
         """Return the chains that look up a frontend, and select its pool and whether to masquerade.
 
         The result of the lookup is the class of the frontend's pool. An nft rule cannot use a value from one map in the
-        key of another map. So until an endpoint is picked, the packet carries the class in place of its destination
-        port.
-        """
+        key of another map, so until an endpoint is picked, the packet carries the class in place of its destination
+        port."""
         mark = self._mark_packet
         service = _SERVICE.format(ip=self.layout.ip)
         nodeport = self._nodeport_match()
@@ -198,7 +194,7 @@ class Ruleset:
         }
 
     def _checks(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains of the other hooks: masquerade on the way out, source ranges, rejects and drops."""
+        """Return the chains of the other hooks: masquerade in postrouting, source ranges, rejects and drops."""
         ip = self.layout.ip
         service = _SERVICE.format(ip=ip)
         nodeport = self._nodeport_match()
@@ -231,7 +227,7 @@ class Ruleset:
 
     def _on_loopback(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that refuse and count packets to NodePorts on loopback; without TCP packets if the proxy
-        relays them."""
+        relays TCP."""
         if self._ours.loopback is Loopback.NOTHING:
             return {}
         relayed = ("meta l4proto tcp return",) if self._ours.loopback is Loopback.RELAYED else ()
@@ -253,9 +249,8 @@ class Ruleset:
 
         The kernel limits the rate of ICMP errors per client (icmp_ratelimit), so IPv4 TCP gets resets, unless the
         feature is off. IPv6 TCP gets ICMPv6 errors, as with the Go kube-proxy. If client and proxy share a host, such
-        an error can arrive while connect() holds the socket. Then this error is lost, and the client's next SYN, a
-        second later, gets another error (tcp_v6_err).
-        """
+        an error can arrive while connect() holds the socket. The error is then lost, and the client's next SYN, a
+        second later, gets another error (tcp_v6_err)."""
         resets = self.family is Family.IPV4 and REFUSAL_RESETS.value(self._world)
         return ("meta l4proto tcp reject with tcp reset", "reject") if resets else ("reject",)
 
@@ -265,8 +260,7 @@ class Ruleset:
         A random slot above the frontend's number of endpoints is not in the map; then the rule does not match, and the
         next rule picks again. The last rule picks from the class below, in which every frontend of this class uses all
         slots. A commit between two lookups can remove the picked slot as well; then the packet gets the first slot,
-        which always exists.
-        """
+        which always exists."""
         # nft derives the type of the port from the protocols. Checksums are computed after the port is restored.
         put_back = f"meta l4proto {{ {_TRANSPORTS} }} th dport set ct original proto-dst"
         found: dict[str, tuple[str, ...]] = {PUT_BACK: (put_back,)}
@@ -278,11 +272,8 @@ class Ruleset:
         return found
 
     def _pick(self, pool_set: SetId, size: int) -> dict[str, tuple[str, ...]]:
-        """Return two chains for one class: the chain that picks an endpoint, and the chain with the rule that it tries
-        several times.
-
-        For a new client with affinity, the pick leaves the endpoint's number in the packet, and then these chains end.
-        """
+        """Return two chains for one class: the chain that picks an endpoint, and the chain with the rule for each try.
+        For a new client with affinity, these chains write the endpoint's number into the packet, and then end."""
         chain, slot = pick_chain(pool_set, size), f"numgen random mod {size}"
         ip, sticky = self.layout.ip, pool_set == SetId.SESSION_SLOTS
         pick = f"{ip} daddr set {ip} daddr . {slot} map @{pool_set}" if sticky else self._dnat(pool_set, slot)
@@ -341,9 +332,8 @@ class Ruleset:
         return found
 
     def messages(self, names: Iterable[ChainName]) -> list[bytes]:
-        """Return the messages that create these chains and their sets. The kernel reports the first chain and the last
-        rule, for audit.grown.
-        """
+        """Return the messages that create these chains and their sets. The kernel reports the handles of the first
+        chain and the last rule, for audit.grown."""
         place = (self.family, TABLE)
         chains = {str(name): self._chain(self._chain_rules(name)) for name in sorted(names)}
         (first, *objects), rules = (
@@ -411,7 +401,6 @@ def pick_chain(pool_set: SetId, size: int = 0) -> str:
 
 
 def _base(name: ChainName) -> str:
-    """Return a chain's treatment, without the hash key of a Maglev chain."""
     return name.treatment.removesuffix(f"-{name.hashed}") if name.hashed else name.treatment
 
 

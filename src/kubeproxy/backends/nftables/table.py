@@ -20,10 +20,9 @@ from kubeproxy.model.addresses import Family
 class KernelTable(TableReader):
     """The table `kube-proxy` of one family, in the network namespace of the sockets.
 
-    All calls block for a short time and raise ApplyError. The sockets stay open for the life of a backend, because
-    whenever a netfilter socket is closed, the kernel delays the next transaction of any program by 10 to 30 ms
-    (nft_rcv_nl_event of Linux 6.18).
-    """
+    All calls block for a short time and raise ApplyError. The sockets stay open for the life of a backend, because the
+    close of a netfilter socket delays the next transaction of any program by 10 to 30 ms (nft_rcv_nl_event of Linux
+    6.18)."""
 
     def __init__(
         self,
@@ -55,10 +54,8 @@ class KernelTable(TableReader):
             each.close()
 
     def commit(self, messages: Sequence[bytes]) -> list[int]:
-        """Commit netlink messages as one transaction; return the handles of objects with `echoed` messages.
-
-        Raises NetlinkError with the errno of the kernel's refusal, ApplyError if another program owns the table.
-        """
+        """Commit netlink messages as one transaction; return the handles of objects with `echoed` messages. Raises
+        NetlinkError with the errno of the kernel's refusal, ApplyError if another program owns the table."""
         try:
             handles = self._transactions.commit(messages)
         except NetlinkError as error:
@@ -66,8 +63,8 @@ class KernelTable(TableReader):
             if header is None or not header.owner:
                 raise
             raise ApplyError(
-                f"the table {TABLE} of {self.family.label} belongs to another program (flags owner), the one with the"
-                f" netlink port or process id {header.owner}: end that program; then the kernel removes the table"
+                f"the table {TABLE} of {self.family.label} belongs to the program with the netlink port or process id"
+                f" {header.owner} (flags owner): end that program, so that the kernel removes the table"
             ) from error
         self._others.count_own()
         return handles
@@ -103,7 +100,7 @@ class KernelTable(TableReader):
         return self._others.paused(self.generation)
 
     def elements(self, name: str) -> Iterable[Element]:
-        """Return the elements of a set. Raises NetlinkError with code ENOENT when it is missing."""
+        """Return the elements of a set. Raises NetlinkError with code ENOENT if the set is missing."""
         return all_elements(self.family, TABLE, name, self._link)
 
     def pairs(self, name: str) -> Iterable[Pairs]:
@@ -112,7 +109,7 @@ class KernelTable(TableReader):
         return pairs(self.family, TABLE, name, self._link)
 
     def count(self, name: str) -> int | None:
-        """Return the number of elements of a set; None if the kernel does not count them (before Linux 6.16)."""
+        """Return the number of elements of a set; None if the kernel does not count elements (before Linux 6.16)."""
         return self._fetcher.count(self.family, TABLE, name)
 
     def counters(self, name: str, keys: Sequence[bytes]) -> Sequence[ElementCount]:

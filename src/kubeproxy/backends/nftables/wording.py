@@ -65,28 +65,27 @@ OF_NUMBERS: Final = (*SESSION_SETS, SetId.RANGE_ENDPOINTS, SetId.RANGE_CHAINS)
 _OF_ENDPOINTS: Final = (SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN, SetId.RANGE_ENDPOINTS)
 
 _NUMBERED: Final[dict[str, str]] = {
-    **dict.fromkeys(POOL_MAPS, "its session affinity has the number"),
+    **dict.fromkeys(POOL_MAPS, "session affinity uses the pool number"),
     **dict.fromkeys(RANGE_POOLS, "forwarded to the same port, by the pool number"),
-    SetId.FIREWALL_RANGES: "its source ranges have the number",
+    SetId.FIREWALL_RANGES: "the source ranges are list number",
     SetId.RANGE_ENDPOINTS: "of a range of ports, at",
-    SetId.FIREWALL_LISTS: "its source ranges have the number",
+    SetId.FIREWALL_LISTS: "the source ranges are list number",
     SetId.SESSION_SLOTS: "with session affinity, endpoint number",
 }
 
 _OWN_NUMBERS: Final[dict[str, str]] = {
-    **dict.fromkeys(POOL_MAPS, "its session affinity has a separate number"),
+    **dict.fromkeys(POOL_MAPS, "session affinity uses a separate pool number"),
     **dict.fromkeys(RANGE_POOLS, "forwarded to the same port"),
-    SetId.FIREWALL_RANGES: "its source ranges have a separate number",
-    SetId.FIREWALL_LISTS: "its source ranges have a separate number",
+    SetId.FIREWALL_RANGES: "the source ranges have a separate list number",
+    SetId.FIREWALL_LISTS: "the source ranges have a separate list number",
 }
-"""Texts about desired elements with the number of a pool or list as data. The numbers are not compared, and not in the
-text."""
+"""Texts about desired elements with the number of a pool or list as data. The texts contain no numbers, because numbers
+are not compared."""
 
 
 class ElementWords(TableWords):
     """See state.StateWords. `owners` are Services by frontend, and by the number of a list of source ranges, a pool or
-    an endpoint. `unplanned` are Services by the address of a surplus endpoint.
-    """
+    an endpoint. `unplanned` are Services by the address of a surplus endpoint."""
 
     def __init__(
         self, layout: Layout, owners: Mapping[bytes, ServiceName], unplanned: Mapping[bytes, ServiceName]
@@ -140,7 +139,8 @@ class ElementWords(TableWords):
             if isinstance(wanted, MaglevTable):
                 what = f"{wrong} of {len(wanted)} slots of the table of {front}"
                 return Wording(what, where, "the endpoints of Maglev", "others")
-            return Wording(f"{wrong} of {len(wanted)} slots of {front}", where, "as for its other frontends", "others")
+            slots = f"{wrong} of {len(wanted)} slots of {front}"
+            return Wording(slots, where, "the endpoints of the Service's other frontends", "other endpoints")
         destination = present if isinstance(present, bytes) else key[size:]
         what = f"{'local ' * place.startswith('local-')}endpoint {destination_text(destination[:-2])} of {front}"
         times = (_times(wanted), _times(present)) if wanted is not None and present is not None else ()
@@ -173,7 +173,6 @@ class ElementWords(TableWords):
         return front_text(key[:size], key[size], int.from_bytes(key[size + 4 : size + 6], "big"))
 
     def _meaning(self, set_id: str, key: bytes, data: bytes) -> str:
-        """Return the meaning of an element for its subject."""
         if set_id == SetId.FIREWALL_ALLOW:
             size, half = self._layout.family.address_size, len(key) // 2
             first, last = unpack(key[half - size : half]), unpack(key[-size:])

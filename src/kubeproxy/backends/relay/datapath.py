@@ -1,8 +1,8 @@
-"""The relay's thread: an asyncio loop, the sockets that it watches, and the limit of descriptors.
+"""The relay's thread: an asyncio loop, the watched sockets, and the limit of descriptors.
 
-It is independent of Services and protocols: see tcp.py and userspace/udp.py. A separate epoll watches the sockets, and
-the loop watches the epoll. So a socket is registered once, and its events create no callback, handle or task.
-"""
+The thread is independent of Services and protocols: see tcp.py and userspace/udp.py. A separate epoll watches the
+sockets, and the loop watches the epoll, so a socket is registered once, and its events create no callback, handle or
+task."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ log = logging.getLogger("kubeproxy.relay")
 T = TypeVar("T")
 
 SWITCH_INTERVAL: Final = 0.5e-3
-"""Python's switch interval in seconds: the time for which a busy engine thread may delay the relay's thread. With
-Python's default of 5 ms, one connection relays 900 requests a second while the engine is busy; with this value, 4,000.
-"""
+"""Python's switch interval in seconds: the time for which a busy engine thread may delay the relay's thread. While the
+engine is busy, one connection relays 4,000 requests a second with this value, and 900 with Python's default of 5 ms."""
 
 ROOM: Final = 256 << 10
 """The maximum number of bytes to move at a time, and to buffer for one direction if its receiver is slow."""
@@ -57,8 +56,7 @@ class DescriptorBudget:
     descriptor.
 
     A quarter is reserved for each kind that has listeners, so that many clients of one kind cannot exclude clients of
-    another. (The Go kube-proxy had no such limit; at the system's limit it accepted no connection.)
-    """
+    another. (The Go kube-proxy had no such limit; at the system's limit it accepted no connection.)"""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -67,12 +65,12 @@ class DescriptorBudget:
         self._listeners: Counter[str] = Counter()
 
     def listen(self, kind: str) -> None:
-        """Count a listener in."""
+        """Add a listener of a kind."""
         self._listeners[kind] += 1
         self.limit -= 1
 
     def unlisten(self, kind: str) -> None:
-        """Count a listener out."""
+        """Remove a listener of a kind."""
         self._listeners[kind] -= 1
         self.limit += 1
 
@@ -104,10 +102,8 @@ class DescriptorBudget:
 
 class DataPath:
     """The loop in its thread. `call` and `stop` are for other threads, the other methods for the loop's thread only.
-
     `open` returns a running data path. `udp_idle` is in seconds; `pipe` has the descriptors of the reading and the
-    writing end.
-    """
+    writing end."""
 
     def __init__(
         self,
@@ -157,7 +153,7 @@ class DataPath:
             raise ApplyError(f"the relay: {error.strerror}") from error
 
     def stop(self) -> None:
-        """Stop accepting, reset every connection, and end the thread. May be called again."""
+        """Stop accepting, reset every connection, and end the thread. A second call has no effect."""
         if self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -182,8 +178,7 @@ class DataPath:
         self._epoll.modify(fd, events)
 
     def release(self, sock: socket.socket) -> None:
-        """Close a socket, watched or not, at the end of the present round of events, because its descriptor must not be
-        reused before."""
+        """Close a socket after the present round of events, because its descriptor must not be reused before."""
         self._watched.pop(sock.fileno(), None)
         if self._dispatching:
             self._released.append(sock)
@@ -207,8 +202,7 @@ class DataPath:
         """Move the available bytes from one TCP socket to another, at most ROOM, without copying them.
 
         Returns two values: the number of bytes read (0 at the end of the stream), and the bytes for which the target
-        had no room. Raises OSError; BlockingIOError if no byte is available.
-        """
+        had no room. Raises OSError; BlockingIOError if no byte is available."""
         reading, writing = self._pipe
         came = os.splice(source, writing, ROOM, flags=os.SPLICE_F_NONBLOCK)
         left = came
@@ -255,16 +249,14 @@ def _read(fd: int, count: int) -> bytes:
 
 
 CLIENTS: Final = 1 << 16
-"""Maximum number of clients in a listener's affinity table; above it, the client with the longest idle time is
+"""Maximum number of clients in a listener's affinity table; beyond it, the client with the longest idle time is
 removed."""
 
 
 class Balancer:
-    """Picks the endpoint of the next connection: round robin over one pool, with affinity of clients.
-
-    Each round contains every endpoint once, in a new random order. With a fixed order, two clients that connect in turn
-    would each reach only every second endpoint.
-    """
+    """Picks the endpoint of the next connection: round robin over one pool, with affinity of clients. Each round
+    contains every endpoint once, in a new random order. With a fixed order, two clients that connect in turn would each
+    reach only every second endpoint."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

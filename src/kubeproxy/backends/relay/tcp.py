@@ -1,9 +1,9 @@
 """TCP relay: the listener of a service port, and its connections, each with one connection to an endpoint.
 
-Nothing blocks, and at most datapath.ROOM bytes are buffered for a direction: a slow reader slows down its sender. The
-end of a stream is relayed in each direction independently; a reset is relayed as a reset. Sockets send a reset when
-they are closed before both streams have ended. So if the proxy dies, a client can recognise an incomplete answer.
-"""
+Nothing blocks, and at most datapath.ROOM bytes are buffered for a direction, so a slow reader slows down its sender.
+The end of a stream is relayed in each direction independently; a reset is relayed as a reset. Sockets send a reset when
+they are closed before both streams have ended. If the proxy dies, a client can therefore recognise an incomplete
+answer."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class TcpListener:
         self.balancer.retarget(pool, affinity)
 
     def close(self) -> None:
-        """Stop accepting. Connections go on."""
+        """Stop accepting. Accepted connections continue."""
         self.path.descriptors.unlisten(_KIND)
         self.path.release(self.sock)
 
     def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event
-        """Accept what is there."""
+        """Accept the waiting connections."""
         for _ in range(_ACCEPTS):
             try:
                 sock, client = self.sock.accept()
@@ -105,7 +105,7 @@ class TcpListener:
 
 
 class _Side(Struct, eq=False):
-    """One of the two sockets of a relayed connection, and the state of the stream from it."""
+    """One of the two sockets of a relayed connection, and the state of the stream from this socket."""
 
     sock: socket.socket
     fd: int
@@ -133,7 +133,7 @@ class Connection(Struct, eq=False):
     # -- finding an endpoint ----------------------------------------------------------------------------------------
 
     def dial(self) -> None:
-        """Try the next endpoint; if none is left, end the client's connection."""
+        """Try the next endpoint; if no endpoint is left, end the client's connection."""
         while self._slow < len(DIAL_TIMEOUTS):
             endpoint = self._pick()
             if endpoint is None:

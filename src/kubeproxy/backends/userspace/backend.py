@@ -1,9 +1,8 @@
 """The userspace backend of one family: keeps listeners and rules consistent.
 
 A listener is opened before rules redirect connections to it, and closed after the last such rule is removed. Calls
-block briefly. Relayed connections end with the proxy. So a start adopts no rules: one transaction replaces the table
-with a table for the new listeners.
-"""
+block briefly. A start adopts no rules, because relayed connections end with the proxy: one transaction replaces the
+table with a table for the new listeners."""
 
 from __future__ import annotations
 
@@ -31,8 +30,6 @@ log = logging.getLogger("kubeproxy.userspace")
 
 
 class _Served(NamedTuple):
-    """A Service in the table: its elements, and the listeners that they redirect to."""
-
     elements: Elements
     listeners: Collection[ListenerName]
 
@@ -43,8 +40,8 @@ Addresses = Callable[[], Sequence[bytes]]
 _UNKNOWN: Final = Signature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
-"""Maximum number of Services per second whose listeners are opened again after a lack of descriptors; each takes a
-transaction."""
+"""Maximum number of Services per second whose listeners are opened again after a lack of descriptors, because each
+Service takes a transaction."""
 
 
 class UserspaceBackend:
@@ -105,10 +102,8 @@ class UserspaceBackend:
     # -- incremental ------------------------------------------------------------------------------------------------
 
     def sync(self, changes: Sequence[NamedPlans]) -> Iterator[int]:
-        """Program changed Services in one transaction; yield its size. Raises ApplyError.
-
-        Services without a port are tried again once a port is free.
-        """
+        """Program changed Services in one transaction; yield its size. Raises ApplyError. Services without a port are
+        tried again when a port is free."""
         freed, size = self._program(changes)
         yield size
         while freed and self._waiting:
@@ -138,7 +133,6 @@ class UserspaceBackend:
     def _opened(
         self, wanted: Iterable[NamedPlans], needed: Mapping[ServiceName, Mapping[ListenerName, Assignment]]
     ) -> dict[ServiceName, _Served]:
-        """Open the listeners that Services need; return the desired elements of each Service."""
         self._listeners.take({name: assignment for part in needed.values() for name, assignment in part.items()})
         return {
             name: _Served(
@@ -194,9 +188,7 @@ class UserspaceBackend:
     # -- changes by other programs -------------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Open listeners that could not be opened for lack of descriptors, if descriptors are free. (The relay's thread
-        ends idle UDP sessions.)
-        """
+        """Open listeners that could not be opened for lack of descriptors, if descriptors are free."""
         if not (self._waiting and self._listeners.recovered()):
             return
         again = list(islice(self._waiting.items(), AGAIN))
@@ -224,8 +216,6 @@ class UserspaceBackend:
         return seen
 
     def _changed_elements(self) -> str:
-        """Return the name of a set or map with other elements than the committed elements; '' for none. Reads all
-        elements."""
         total = merged(served.elements for served in self._served.values())
         for name in self._ruleset.shapes:
             found = dict(chain.from_iterable(pairs(self.family, TABLE, name)))

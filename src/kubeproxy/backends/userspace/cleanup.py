@@ -15,7 +15,7 @@ _WORDS: Final = {
     "filter-prerouting": "for incoming packets",
     "filter-output": "for packets of this node",
     "filter-input": "blocks direct access to a listener",
-    "firewall": "whether the source ranges let the client in",
+    "firewall": "checks the client against the source ranges",
 }
 _PREFIXES: Final = {"carry-": "picks the proxy's listener", "refuse-": "dropped or refused clients"}
 
@@ -27,7 +27,7 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no cha
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains of iptables
     """Return our tables in the kernel."""
-    closed = "they lead to closed ports of the proxy: new connections to Services are refused"
+    closed = "the rules lead to closed ports of the proxy: new connections to Services are refused"
     return [trace._replace(alone=closed) for trace in table_traces(sight, TABLE)]
 
 

@@ -1,8 +1,7 @@
 """Examination of userspace mode in a separate process: differences between table and plans, and missing listeners.
 
-The proxy picks the port of a listener at random. So the desired port of a listener is its most frequent port in the
-table.
-"""
+The desired port of a listener is its most frequent port in the table, because the proxy picks a listener's port at
+random."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 
 _SOCKETS: Final = "sockets"
-"""The key under which a state holds the ports of its listeners, 0 for a listener without a port."""
+"""The key under which a state contains the ports of its listeners, 0 for a listener without a port."""
 _MEANINGS: Final = {
     LISTENERS: "a listener",
     FIREWALL_IPS: "closed except to its source ranges",
@@ -53,9 +52,8 @@ _ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}
 
 
 class UserspaceExaminer(Examiner):
-    """See backends.state.Examiner. `nodeport_ips` are the addresses on which NodePorts answer, None for all. Reads the
-    listening sockets of the caller's network namespace.
-    """
+    """See backends.state.Examiner. Reads the listening sockets of the caller's network namespace. `nodeport_ips` are
+    the addresses on which NodePorts answer, None for all."""
 
     def __init__(self, view: TableView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
         super().__init__(view.family, view.close)
@@ -122,8 +120,6 @@ class UserspaceExaminer(Examiner):
 
 
 class _Words(TableWords):
-    """The texts about elements and listeners; `owners` are Services by the key of a frontend."""
-
     def __init__(self, ruleset: UserspaceRuleset, family: Family, owners: Mapping[bytes, ServiceName]) -> None:
         super().__init__(f"table {ruleset.name}")
         self._sets = ruleset.shapes
@@ -151,7 +147,6 @@ class _Words(TableWords):
 
 
 def _port_of(plan: ServicePlan, listener: ListenerName, found: Mapping[str, Entries]) -> int | None:
-    """Return the most frequent port of a listener in the elements."""
     votes: Counter[int] = Counter()
     for frontend in plan.frontends:
         for origin, action in zip(ORIGINS, plan.traffic(frontend), strict=True):
@@ -180,7 +175,6 @@ def _front_of(key: bytes, family: Family) -> bytes:
 
 
 def _meaning(set_id: str) -> str:
-    """Return a text about an element of a set."""
     if set_id in _MEANINGS:
         return _MEANINGS[set_id]
     origin, _, rest = set_id.partition("-")

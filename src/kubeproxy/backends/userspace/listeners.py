@@ -23,11 +23,11 @@ KINDS: Final[dict[int, socket.SocketKind]] = {
     socket.IPPROTO_UDP: socket.SOCK_DGRAM,
 }
 _FORMER: Final = 1024
-"""Maximum number of recorded ports of closed UDP listeners; above it the oldest are removed."""
+"""Maximum number of recorded ports of closed UDP listeners; beyond this number the oldest are removed."""
 
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
-_ANY: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - the input chain lets only redirected traffic in
+_ANY: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - the input chain admits only redirected traffic
 
 
 class PoolKind(StrEnum):
@@ -104,7 +104,7 @@ class Listeners:
         return {name: self.port(name) for name in (ListenerName(key, kind) for kind in PoolKind)}
 
     def take(self, wanted: dict[ListenerName, Assignment]) -> None:
-        """Open missing listeners, and set the assignments of all listeners; return after both."""
+        """Open missing listeners, and set the assignments of all listeners."""
         changed = {name: assignment for name, assignment in wanted.items() if self._assignments.get(name) != assignment}
         self._full.clear()
         for name in changed:
@@ -163,10 +163,8 @@ class Listeners:
         return udp.UdpListener(self._path, sock, name.key, self._sessions)
 
     def _bound(self, name: ListenerName) -> socket.socket:
-        """Return a listening socket. Raises OSError when no port is free.
-
-        A UDP listener gets its former port if it is free, because tracked flows of clients may still lead to this port.
-        """
+        """Return a listening socket. Raises OSError when no port is free. A UDP listener gets its former port if it is
+        free, because tracked flows of clients may still lead to this port."""
         key, former = name.key, self._former.pop(name, None)
         if former is not None:
             with suppress(OSError):

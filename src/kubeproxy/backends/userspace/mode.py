@@ -41,7 +41,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
 
 
 def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[UserspaceExaminer]:  # noqa: ARG001
-    # One socket for all requests: closing one delays the proxy's next transaction (nft_rcv_nl_event).
+    # One socket for all requests: closing a socket delays the proxy's next transaction (nft_rcv_nl_event).
     link = Netlink.open()
     return [_examiner(TableView(family, TABLE, {FIREWALL_ALLOW}, link), world) for family in families]
 
@@ -53,7 +53,6 @@ def _examiner(view: TableView, world: Globals) -> UserspaceExaminer:
 
 
 def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:  # noqa: ARG001
-    """See backends.mode.Weigh."""
     own = list(chain.from_iterable(of_family(wanted, family).values()))
     ports = {
         ListenerName(plan.key, kind): None if plan.key.protocol == socket.IPPROTO_SCTP else number % 0xFFFF + 1

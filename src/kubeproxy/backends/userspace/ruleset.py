@@ -6,8 +6,7 @@ registers.
 
 nat-prerouting   redirects incoming packets to a listener: from pods, other hosts, and this node by way of outside
 nat-output       redirects packets of this node, except the proxy's own connections, which carry the masquerade mark
-filter-*         source ranges, drops and rejects before the redirect; blocks direct access to a listener
-"""
+filter-*         source ranges, drops and rejects before the redirect; blocks direct access to a listener"""
 
 from __future__ import annotations
 
@@ -52,10 +51,11 @@ def shapes(family: Family) -> dict[str, SetSpec]:
 
 
 def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Elements:
-    """Return a plan's elements of the table, given the ports of its listeners. The data of a map is a listener's port
-    (2 bytes), the data of a plain set is b''; the key of an interval is its first and last value. A frontend without a
-    listener (no port left, SCTP) is rejected.
-    """
+    """Return a plan's elements of the table, given the ports of its listeners. A frontend without a listener (no port
+    left, SCTP) is rejected.
+
+    The data of a map is a listener's port (2 bytes), the data of a plain set is b''; the key of an interval is its
+    first and last value."""
     found: Elements = {}
     for frontend in plan.frontends:
         key = element_key(frontend)
@@ -118,12 +118,9 @@ _CARRIED: Final = "meta l4proto { tcp, udp }"
 
 
 class UserspaceRuleset:
-    """One family's table.
-
-    `landing` is the node's address to which connections from outside are redirected, because the incoming interface may
-    have no address, which is common for pods' interfaces. Without `landing`, the address of the incoming interface is
-    used.
-    """
+    """One family's table. Connections from outside are redirected to `landing`, an address of the node, because the
+    incoming interface may have no address, which is common for pods' interfaces. Without `landing`, the address of the
+    incoming interface is used."""
 
     def __init__(self, family: Family, world: Globals, landing: bytes | None) -> None:
         self._ip = "ip" if family is Family.IPV4 else "ip6"
@@ -139,7 +136,7 @@ class UserspaceRuleset:
         return f"{self._ip} {TABLE}"
 
     def creation(self) -> list[bytes]:
-        """Return the messages that create the table, without elements of Services, if it does not exist."""
+        """Return the messages that create the table, without elements of Services, if the table does not exist."""
         place, made = (self._family, TABLE), self.definition()
         found = [messages.table_message(*place), *messages.objects(*place, made)]
         inside = [plain_element(address) for address in self._ours.nodeport_ips or ()]

@@ -3,8 +3,7 @@ endpoint.
 
 A session ends after udpIdleTimeout without a datagram in any direction, but a session with more requests than answers
 lasts as long as the timeout of connection tracking. When an endpoint is removed, its clients get new sessions.
-Datagrams that do not fit into the system's buffers are lost.
-"""
+Datagrams that do not fit into the system's buffers are lost."""
 
 from __future__ import annotations
 
@@ -31,16 +30,15 @@ _SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h
 ROOM: Final = 1 << 20
 """Receive buffer of a listener in bytes, for about 2,700 small datagrams of all clients. The kernel doubles the size
 for its overhead. The default of 208 KB is full after 280 datagrams, which a busy DNS server receives within
-milliseconds.
-"""
+milliseconds."""
 
 UNANSWERED: Final = 30.0
-"""Seconds that a session waits for an answer. Later, after nf_conntrack_udp_timeout, an answer could not reach the
+"""Seconds for which a session expects an answer. Later, after nf_conntrack_udp_timeout, an answer could not reach the
 client."""
 
 MOST_UNANSWERED: Final = 4096
-"""Maximum number of sessions that wait longer than udpIdleTimeout, because each uses a port. Above this limit the
-oldest sessions end."""
+"""Maximum number of sessions that may be idle longer than udpIdleTimeout, because each session uses a port. Above this
+limit the oldest sessions end."""
 
 _NO_DESCRIPTOR: Final = (
     "%s: a datagram was dropped, as the limit of open files leaves room for %d sessions: raise it "
@@ -63,8 +61,8 @@ def prepare(sock: socket.socket, family: Family) -> None:
 
 
 def answering(control: Control) -> Control:
-    """Return the control message for the answer to a datagram, from the datagram's control message: the answer's
-    source is the datagram's destination address."""
+    """Return the control message for the answer to a datagram, from the datagram's control message: the answer's source
+    is the datagram's destination address."""
     for level, kind, info in control:
         if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
             return [(level, kind, bytes(4) + info[8:12] + bytes(4))]  # struct in_pktinfo: index, spec_dst, addr
@@ -88,7 +86,7 @@ class UdpListener:
         self._sessions = sessions
 
     def open(self) -> None:
-        """Begin to take datagrams."""
+        """Begin to accept datagrams."""
         self.path.watch(self.sock, self, EPOLLIN)
         self.path.descriptors.listen(_KIND)
 
@@ -99,7 +97,7 @@ class UdpListener:
             session.leave()
 
     def close(self) -> None:
-        """End, with all sessions."""
+        """Close the listener and all its sessions."""
         self.path.descriptors.unlisten(_KIND)
         for session in [*self.mine.values(), *self.left]:
             session.close()
@@ -159,7 +157,7 @@ class UdpListener:
 
 
 class Session(Struct, eq=False):
-    """One client's socket to its endpoint. `waits`: the client sent more requests than it got answers."""
+    """One client's socket to its endpoint."""
 
     _listener: UdpListener
     _sessions: Sessions
@@ -176,7 +174,7 @@ class Session(Struct, eq=False):
 
     @property
     def waits(self) -> bool:
-        """Return whether answers may be outstanding."""
+        """Return whether the client sent more requests than it got answers."""
         return self._owed > 0
 
     def send(self, datagram: memoryview) -> bool:
@@ -232,8 +230,8 @@ class Session(Struct, eq=False):
 
 
 class Sessions:
-    """All sessions, ordered by their last use; ends idle sessions. A session that waits for answers may be idle for a
-    longer time."""
+    """All sessions, ordered by their last use; ends idle sessions. A session with outstanding answers may be idle for
+    longer."""
 
     def __init__(self, path: DataPath) -> None:
         self._path = path
@@ -252,7 +250,7 @@ class Sessions:
             self._path.later(self._path.udp_idle / 2, self._look)
 
     def forget(self, session: Session) -> None:
-        """A session has ended."""
+        """Remove a session that has ended."""
         self._waiting.pop(session, None)
         self._answered.pop(session, None)
 

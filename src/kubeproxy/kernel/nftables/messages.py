@@ -266,7 +266,7 @@ def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
     release = os.uname().release
     if (0, 0) < kernel_version(release) < kernel:
         oldest = ".".join(map(str, kernel))
-        raise Unsupported(f"{mode} mode needs Linux {oldest} or later, this is {release}: {otherwise}")
+        raise Unsupported(f"{mode} mode needs Linux {oldest} or later, and this is {release}: {otherwise}")
     try:
         nfnetlink.table(socket.AF_INET, "kube-proxy")
     except nl.NetlinkError as error:

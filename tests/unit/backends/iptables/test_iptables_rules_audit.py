@@ -242,7 +242,7 @@ def test_a_chain_that_others_use_is_emptied_and_left(strict, caplog, uses_nft):
         list(made.resync(state))
         assert audited(made) == ""
     (told,) = [record.getMessage() for record in caplog.records if "Leaving" in record.message]
-    assert told.endswith(f"rules of another program lead to it chain={WEB} family=IPv4")
+    assert told.endswith(f"rules of another program jump to it chain={WEB} family=IPv4")
     made.tables.chains["nat", "OUTPUT"].pop()
     list(made.resync(state))
     assert ("nat", WEB) not in made.tables.chains

@@ -49,7 +49,7 @@ def test_nodeports_on_loopback_need_a_sysctl(config, written):
     ("node", "said"),
     [
         (ApplyError("iptables: no such file"), "apt-get install iptables"),
-        (Node(version=(1, 4, 21)), r"1\.6\.2 or later, this is 1\.4\.21"),
+        (Node(version=(1, 4, 21)), r"1\.6\.2 or later, and this is 1\.4\.21"),
         (Node(rules=None), "modprobe iptable_nat"),
         (Node(rules=ApplyError("iptables: Permission denied")), "CAP_NET_ADMIN"),
     ],

@@ -240,8 +240,8 @@ def test_a_frontend_with_another_number_than_the_first_of_its_pool(ground):
     for found in (everything(ground, plans), some(ground, plans)):
         (one,) = found
         assert (one.service, one.kind, one.what) == (A, Kind.DIFFERENT, "203.0.113.1:80/tcp")
-        assert one.wanted == "its session affinity has a separate number"
-        assert one.present == "its session affinity has the number 0.0.0.99"
+        assert one.wanted == "session affinity uses a separate pool number"
+        assert one.present == "session affinity uses the pool number 0.0.0.99"
 
 
 def test_elements_of_a_pool_with_affinity_are_named(ground):

@@ -42,7 +42,7 @@ def test_new_enough(node, release):
     [
         (
             {"release": "5.12.19"},
-            "5.13 or later, this is 5.12.19: use iptables mode, or upgrade; if nf_tables is backported, set KUBE_.*=1",
+            "or later, and this is 5.12.19: use iptables mode, or upgrade; if nf_tables is backported, set KUBE_.*=1",
         ),
         ({"release": "4.19.0-amd64"}, "nftables mode needs Linux 5.13 or later"),
         ({"answers": False}, "nf_tables does not answer .*modprobe nf_tables.*capability CAP_NET_ADMIN"),
