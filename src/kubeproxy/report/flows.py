@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from itertools import chain
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -19,6 +17,7 @@ from kubeproxy.engine.pacing import to_its_end
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.conntrack.tracked import target_of
 from kubeproxy.kernel.conntrack.udp_flows import Conntrack, Endpoints, Translation
+from kubeproxy.kernel.proc.processes import listening
 from kubeproxy.model.addresses import PORT_BYTES, Family
 from kubeproxy.model.plan import (
     Compiled,
@@ -78,13 +77,6 @@ class AnyPort(frozenset[bytes]):
 
     def __or__(self, others: AbstractSet[object]) -> AnyPort:
         return AnyPort(each for each in (*self, *others) if isinstance(each, bytes))
-
-
-def bound_ports() -> set[bytes]:
-    """Return the packed ports of all UDP sockets in the thread's network namespace."""
-    files = [Path(f"/proc/thread-self/net/{name}") for name in ("udp", "udp6")]
-    lines = chain.from_iterable(file.read_text().splitlines()[1:] for file in files if file.exists())
-    return {bytes.fromhex(line.split()[1][-4:]) for line in lines}
 
 
 class Key(NamedTuple):
@@ -414,7 +406,8 @@ class FlowCleaner:
         former: Callable[[bytes], bool] | None = None
         if FORMER in wanted:
             ours = NOTHING_LOST.union(*(found.serving for found in wanted.values()))
-            local, bound = self._local_addresses()[family], bound_ports()
+            local = self._local_addresses()[family]
+            bound = {PORT_BYTES[one.port] for each in Family for one in listening(each, UDP)}
 
             def former(server: bytes) -> bool:  # another program's redirection to its own socket is not stale
                 return server[:-2] in local and (server[-2:] in ours or server[-2:] not in bound)

@@ -11,7 +11,7 @@ from typing import Final
 
 from kubeproxy.backends.nftables.gone import endpoint_key
 from kubeproxy.backends.nftables.layout import TABLE, Layout
-from kubeproxy.kernel.netlink.protocol import Closing, Netlink, NetlinkError
+from kubeproxy.kernel.netlink.protocol import LastingLink, NetlinkError
 from kubeproxy.kernel.nftables.elements import pairs
 from kubeproxy.kernel.nftables.tables import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
@@ -62,28 +62,21 @@ def _endpoint(layout: Layout) -> str:
     return f"@{FAILING} {{ ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src }}"
 
 
-class SuspectReader(Closing):
-    """Reads the set of one family. The first call opens a socket, which stays open (see table.KernelTable)."""
+class SuspectReader(LastingLink):
+    """Reads the set of one family."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._link: Netlink | None = None
-
-    def close(self) -> None:
-        """Close the socket."""
-        if self._link is not None:
-            self._link.close()
 
     def read(self) -> set[bytes]:
-        """Return the endpoints in the set; none without a set. Raises NetlinkError."""
-        if self._link is None:
-            self._link = Netlink.open()
-        try:
-            found = {endpoint_key(key) for some in pairs(self._family, TABLE, FAILING, self._link) for key, _ in some}
-        except NetlinkError as error:
-            if error.code != errno.ENOENT:
-                raise
-            return set()
+        """Return the endpoints in the set, none if there is no set. Raises NetlinkError."""
+        with self.link() as link:
+            try:
+                found = {endpoint_key(key) for some in pairs(self._family, TABLE, FAILING, link) for key, _ in some}
+            except NetlinkError as error:
+                if error.code != errno.ENOENT:
+                    raise
+                return set()
         errors = {key for key in found if key[-3] in _ERRORS}
         return found - errors | {
             key[:-3] + bytes((protocol,)) + key[-2:] for key in errors for protocol in (IPPROTO_TCP, IPPROTO_UDP)

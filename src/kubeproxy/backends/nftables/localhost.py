@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -20,7 +21,7 @@ from kubeproxy.backends.nftables.render import repeated
 from kubeproxy.backends.relay import tcp
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.netlink.protocol import LastingLink
 from kubeproxy.kernel.nftables.tables import counter_packets
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServiceName, ServicePlan, ServicePortKey
@@ -182,30 +183,20 @@ def count_refusals(registry: MetricRegistry, families: Iterable[Family]) -> None
             refusals.labels(family.label, protocol).follow(partial(counters.packets, counter))
 
 
-class TableCounters:
-    """The counters of one family, read once for all series of a scrape. The socket stays open, because the close of a
-    netfilter socket delays the next transaction of any program by 10 to 30 ms (nft_rcv_nl_event)."""
+class TableCounters(LastingLink):
+    """The counters of one family, read once for all series of a scrape."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._link: Netlink | None = None
         self._packets: Mapping[str, int] = {}
         self._asked = set(COUNTERS)  # counters that the scrape has used since the last read
 
     def packets(self, counter: str) -> float:
         """Return the packets of a counter; 0 if the table is missing."""
         if counter in self._asked:
-            self._packets = self._read()
+            self._packets = {}
+            with suppress(ApplyError), self.link() as link:
+                self._packets = counter_packets(self._family, TABLE, link)
             self._asked.clear()
         self._asked.add(counter)
         return self._packets.get(counter, 0)
-
-    def _read(self) -> Mapping[str, int]:
-        try:
-            self._link = self._link or Netlink.open()
-            return counter_packets(self._family, TABLE, self._link)
-        except ApplyError:
-            if self._link is not None:
-                self._link.close()
-                self._link = None
-            return {}

@@ -6,8 +6,9 @@ network namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18 (C
 
 from __future__ import annotations
 
+import errno
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -19,6 +20,7 @@ from kubeproxy.kernel.netlink.protocol import (
     NLA_TYPE_MASK,
     NLMSG_DONE,
     Netlink,
+    NetlinkError,
     answers,
     attribute,
     nested,
@@ -158,6 +160,16 @@ def identity(entry: Tracked) -> bytes:
     ports = [attribute(_SOURCE_PORT + place, port) for place, (_, port) in enumerate(ends)]
     numbers = nested(_TUPLE_PROTOCOL, attribute(_PROTOCOL, entry.target[-3:-2]), *ports)
     return nested(TUPLE_ORIGINAL, nested(_TUPLE_IP, *addresses), numbers) + attribute(ID, entry.entry_id)
+
+
+def delete(link: Netlink, payloads: Sequence[bytes], what: str) -> int:
+    """Delete entries by packed identities; return the number of entries that existed. Raises NetlinkError."""
+    results = link.requests(DELETE, payloads, f"the deletion of {what}")
+    refused = [result for result in results if result[0] not in {0, errno.ENOENT}]
+    if refused:
+        code, text = refused[0]
+        raise NetlinkError(code, f"cannot delete {len(refused)} of {len(results)} {what}", text)
+    return sum(code == 0 for code, _ in results)
 
 
 def _dump(link: Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterator[Tracked]:

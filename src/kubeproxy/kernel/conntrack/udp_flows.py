@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
@@ -17,7 +16,7 @@ from msgspec import Struct
 from kubeproxy.errors import ApplyError, KubeProxyError
 from kubeproxy.kernel.conntrack import tracked
 from kubeproxy.kernel.conntrack.tracked import level
-from kubeproxy.kernel.netlink.protocol import Closing, Netlink, NetlinkError, attributes, netfilter_header
+from kubeproxy.kernel.netlink.protocol import LastingLink, NetlinkError, attributes, netfilter_header
 from kubeproxy.kernel.proc.sysctl import read_sysctl
 
 FamilyNumber = Literal[2, 10]  # AF_INET, AF_INET6 on Linux
@@ -112,32 +111,12 @@ def stale_flows(
     return stale
 
 
-class Conntrack(Closing):
-    """The connection tracking table of the caller's network namespace. Calls block: a dump takes milliseconds.
-
-    The first call opens the socket, which remains open, because after the close of a netfilter socket the next
-    nf_tables transaction of any program waits for 10 to 30 ms (nft_rcv_nl_event)."""
+class Conntrack(LastingLink):
+    """The connection tracking table of the caller's network namespace. Calls block: a dump takes milliseconds."""
 
     def __init__(self) -> None:
         self._filters = True
         self._deletes = True
-        self._netlink: Netlink | None = None
-
-    def close(self) -> None:
-        """Close the socket; the next call opens it again."""
-        if self._netlink is not None:
-            self._netlink.close()
-            self._netlink = None
-
-    @contextmanager
-    def _socket(self) -> Iterator[Netlink]:
-        if self._netlink is None:
-            self._netlink = Netlink.open()
-        try:
-            yield self._netlink
-        except BaseException:
-            self.close()
-            raise
 
     def udp_flows(
         self, family: FamilyNumber, frontends: Collection[bytes] | None = None, ports: Collection[bytes] = ()
@@ -165,14 +144,8 @@ class Conntrack(Closing):
             family: FamilyNumber = 2 if len(flow.target) == _IPV4_TARGET else 10
             by_family.setdefault(family, []).append(netfilter_header(family) + _identity(flow.entry))
         for payloads in by_family.values():
-            with self._socket() as netlink:
-                results = netlink.requests(tracked.DELETE, payloads, "the deletion of stale UDP flows")
-            refused = [result for result in results if result[0] not in {0, errno.ENOENT}]
-            if refused:
-                raise NetlinkError(
-                    refused[0][0], f"cannot delete {len(refused)} of {len(results)} stale UDP flows", refused[0][1]
-                )
-            deleted += sum(code == 0 for code, _ in results)
+            with self.link() as link:
+                deleted += tracked.delete(link, payloads, "stale UDP flows")
         return deleted
 
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
@@ -191,9 +164,9 @@ class Conntrack(Closing):
         if table.deletions(len(translations)) > min(table.dumps(frontends), table.everything()):
             return None
         payloads = [_exactly(translation) for translation in translations]
-        with self._socket() as netlink:
-            results = netlink.requests(tracked.DELETE, payloads, "the deletion of stale UDP flows")
-            deleted = max(0, table.entries - level(netlink).entries)
+        with self.link() as link:
+            results = link.requests(tracked.DELETE, payloads, "the deletion of stale UDP flows")
+            deleted = max(0, table.entries - level(link).entries)
         for code, text in results:
             if code in {errno.EINVAL, errno.EOPNOTSUPP}:  # a kernel that deletes by a whole tuple only
                 self._deletes = False
@@ -225,8 +198,8 @@ class Conntrack(Closing):
         return self.delete(stale_flows(stale, services, nodeports, node_addresses, former))
 
     def _table(self) -> TrackingTable:
-        with self._socket() as netlink:
-            entries = level(netlink).entries
+        with self.link() as link:
+            entries = level(link).entries
         try:
             buckets = int(read_sysctl(_BUCKETS))
         except (KubeProxyError, ValueError):
@@ -237,9 +210,9 @@ class Conntrack(Closing):
         self, family: FamilyNumber, payload: bytes, frontends: Collection[bytes] | None, ports: Collection[bytes]
     ) -> Iterator[UdpFlow]:
         read, udp = tracked.LAYOUTS[family].entries, bytes([_UDP])
-        with self._socket() as netlink:
+        with self.link() as link:
             try:
-                for data in netlink.dump(tracked.GET, payload, "UDP flows from connection tracking"):
+                for data in link.dump(tracked.GET, payload, "UDP flows from connection tracking"):
                     for ends in read(data, udp, frontends, ports):
                         if ends is None:
                             self._filters = False  # a kernel before 5.8 ignores CTA_FILTER

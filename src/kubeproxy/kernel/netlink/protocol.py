@@ -417,6 +417,30 @@ class Netlink(Closing):
                 return data
 
 
+class LastingLink(Closing):
+    """A netfilter socket that the first use opens. It remains open, because after the close of a netfilter socket the
+    next nf_tables transaction of any program waits for 10 to 30 ms (nft_rcv_nl_event)."""
+
+    _link: Netlink | None = None
+
+    def close(self) -> None:
+        """Close the socket; the next use opens it again."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    @contextmanager
+    def link(self) -> Iterator[Netlink]:
+        """Yield the socket. Close it after a failure, because further answers may be in its receive buffer."""
+        if self._link is None:
+            self._link = Netlink.open()
+        try:
+            yield self._link
+        except BaseException:
+            self.close()
+            raise
+
+
 def open_socket(protocol: int, receive_buffer: int = _RECEIVE_BUFFER) -> socket.socket:
     """Return a bound socket with extended acknowledgements, and a timeout of 30 s. Raises NetlinkError."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kubeproxy.backends.nftables import localhost
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.netlink import protocol
 from kubeproxy.model.addresses import Family
 
 
@@ -24,7 +25,7 @@ class Link:
 def test_a_scrape_reads_the_table_once(monkeypatch):
     monkeypatch.setattr(Link, "opened", 0)
     monkeypatch.setattr(Link, "closed", 0)
-    monkeypatch.setattr(localhost, "Netlink", Link)
+    monkeypatch.setattr(protocol, "Netlink", Link)
     answers = [{"localhost-udp": 1}, {"localhost-udp": 2, "localhost-tcp": 3}, ApplyError("no"), {"localhost-udp": 4}]
 
     def packets(family, table, link):
