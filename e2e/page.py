@@ -21,13 +21,15 @@ ENVIRONMENT: Final = {
 
 _HEAD: Final = """# Upstream's end-to-end tests
 
-Kubernetes' own tests of Services (`test/e2e/network`), run on a cluster of two nodes: kube-apiserver, kubelet and
-containerd, in network namespaces of one machine, with stand-ins for cluster DNS and for a cloud's load balancer. The
-Go kube-proxy of the same tree runs in the same environment. `python -m e2e page` wrote this page from recorded results.
+This page shows the results of Kubernetes' own tests of Services (`test/e2e/network`) on a cluster of two nodes. The
+cluster has kube-apiserver, kubelet and containerd, in network namespaces of one machine, with substitutes for cluster
+DNS and for a cloud's load balancer. The Go kube-proxy of the same source tree runs in the same environment. `python -m
+e2e page` wrote this page from recorded results.
 
 ## How to repeat it
 
-As root, on Debian 12 or later, with Go and a source tree of Kubernetes, or a folder of its programs:
+Run these commands as root, on Debian 12 or later, with Go and a source tree of Kubernetes, or with a folder of the
+programs of Kubernetes:
 
     make e2e KUBERNETES=/path/to/kubernetes                     # ours, nftables mode
     make e2e KUBERNETES=DIR PROXY=go MODE=iptables
@@ -36,13 +38,14 @@ As root, on Debian 12 or later, with Go and a source tree of Kubernetes, or a fo
     make e2e KUBERNETES=DIR WITH="--parallel 8 --minutes 10"    # tests side by side; end of a test that hangs
 
 - The command lists missing Debian packages, and builds missing programs of the source tree into `_output/e2e`.
-- **etcd** is that of the folder of programs, else that of `PATH`. It must be 3.4.31, 3.5.13 or later, or tests of
-  rolling updates fail, with a warning at the start: Debian 12 has 3.4.23. Take a release of etcd.
-- Each test runs in a process of its own. A test that hangs is ended; a test that fails runs again later, with no other
-  test in the cluster. The page shows the last try and mentions the first.
-- The result of each test is written at once. `RESUME=1` keeps the tests that passed, and runs the failed ones and those
-  without a result.
-- The cluster is removed at the end, also after an error or Ctrl-C. The last run's logs stay in `/var/tmp/kpe2e-logs`.
+- The command uses **etcd** from the folder of programs, otherwise from `PATH`. With an etcd before 3.4.31 or 3.5.13,
+  such as 3.4.23 of Debian 12, tests of rolling updates fail, with a warning at the start. Use a release of etcd.
+- Each test runs in a separate process. The command ends a test that hangs, and runs a failed test again later, with no
+  other test in the cluster. The page shows the last attempt and mentions the first attempt.
+- The command writes the result of each test at once. `RESUME=1` keeps the results of tests that passed, and runs the
+  failed tests and the tests without a result.
+- At its end the command removes the cluster, also after an error or Ctrl-C. The last run's logs remain in
+  `/var/tmp/kpe2e-logs`.
 """
 
 

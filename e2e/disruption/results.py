@@ -9,11 +9,10 @@ from typing import Final
 import msgspec
 
 from e2e.results import RESULTS, save
+from kubeproxy.wording import counted
 
 FOLDER: Final = RESULTS / "disruption"
 PAGE: Final = Path(__file__).parents[2] / "docs/disruption.md"
-LINES: Final = 4
-"""Failed clients of a row that the page shows."""
 
 
 class Count(msgspec.Struct, frozen=True):
@@ -56,7 +55,7 @@ def read(folder: Path = FOLDER) -> list[Record]:
 
 _HEAD: Final = """# Disruptions
 
-Clients send requests to Services of a real cluster all the time while parts of the cluster are replaced, killed or
+Clients continuously send requests to Services of a real cluster while parts of the cluster are replaced, killed or
 restarted. The cluster has kube-apiserver, and kubelet and containerd on two dual-stack nodes, as in
 [conformance.md](conformance.md). `python -m e2e page` wrote this page from recorded results. [migrate.md](migrate.md)
 describes how to replace the Go kube-proxy on your own cluster.
@@ -66,48 +65,45 @@ describes how to replace the Go kube-proxy on your own cluster.
     make disrupt KUBERNETES=DIR FOCUS=previous PREVIOUS=v0.1.0           # some rows; an earlier revision of ours
 
 - FOCUS is a regular expression over `baseline`, `go-nftables`, `go-iptables`, `previous`, `kill`, `apiserver`,
-  `kubelet`, `rollout`. A run with FOCUS leaves this page as it is; it writes into `/tmp/kpe2e-results`.
+  `kubelet`, `rollout`. A run with FOCUS writes into `/tmp/kpe2e-results` and does not change this page.
 - PREVIOUS is by default the last tag, or the revision 50 commits ago.
-- The exit code is 1 when a request failed. The cluster is removed at the end, also after an error or Ctrl-C.
+- The exit code is 1 if a request failed. At its end the command removes the cluster, also after an error or Ctrl-C.
 
-Each client sends ten requests a second, over IPv4 and IPv6: a client in a pod and one on its node use the cluster IP,
-and a client outside uses the NodePort of the other node.
+Each client sends ten requests a second, over IPv4 and IPv6. A client in a pod and a client on the pod's node use the
+cluster IP, and a client outside the cluster uses the NodePort of the other node.
 
-| kind | a request is | the request fails |
+| kind | content of a request | failure of a request |
 |---|---|---|
-| new TCP | a connection and a request | when it is refused, its first SYN is lost, or no answer comes within 0.9 s |
-| long TCP | a request on a connection that stays open | when the connection ends, or no answer comes within 5 s |
-| new UDP | a datagram from a new port | when no answer comes within 0.9 s |
-| long UDP | a datagram from a socket that stays open, as a resolver does | when no answer comes within 0.9 s |
+| new TCP | a connection and a request | the connection is refused, its SYN is lost, or no answer comes within 0.9 s |
+| long TCP | a request on a connection that stays open | the connection ends, or no answer comes within 5 s |
+| new UDP | a datagram from a new port | no answer comes within 0.9 s |
+| long UDP | a datagram from a socket that stays open, as a resolver sends it | no answer comes within 0.9 s |
 
-Four Services have the same four pods: a plain one, one with session affinity, one with weights and one with a
-Maglev table. A fifth Service has slow start. The rolling update replaces its pods, which are not ready for their last
-ten seconds, but answer. The fifth Service gets no long TCP connections, because they would end with its pods. Our proxy
-counts connections on both nodes, resets connections to gone endpoints on one node, and uses fast forwarding on the
-other node if the kernel has flowtables. No other program on the nodes has rules of NAT.
+Four Services have the same four pods: a Service without special fields, a Service with session affinity, a Service
+with weights and a Service with a Maglev table. A fifth Service has slow start. The rolling update replaces the pods of
+the fifth Service, which are not ready for their last ten seconds, but answer. The fifth Service gets no long TCP
+connections, because they would end with its pods. Our proxy counts connections on both nodes, resets connections to
+gone endpoints on one node, and uses fast forwarding on the other node if the kernel has flowtables. No other program
+on the nodes has NAT rules.
 
-Each cell has the number of failed requests, the number of all requests, and the longest time that any client was
-without an answer. This time includes the 100 ms between two requests. The row `nothing happens` shows the noise of
-the machine. A table may lack rows that were not run. `ours (COMMIT)` is our proxy at an earlier commit.
+Each cell shows the number of failed requests and of all requests, and the longest time that any client was without an
+answer. This time includes the 100 ms between two requests. The row `nothing happens` shows the noise of the machine.
+A table contains only the rows that were run. `ours (COMMIT)` is our proxy at an earlier commit. Below the tables are
+the numbers of clients with failed requests.
 
-Below a table, each row with failed requests has a list of clients. A line has the kind of requests, the place of the
-client, the Service with its address and port, and, after the colon, the number of failed requests, the time from the
-first of them to the end of the last (in seconds after the row began), and the error of the first.
-
-- The Go kube-proxy that starts in another mode removes the rules of the first mode before it writes its own. Until
-  then new connections fail, and open ones lose their NAT. [migrate.md](migrate.md#back) says how to change program
-  and mode in two steps. A change from one mode of the Go kube-proxy to its other mode makes as many requests fail.
+- The Go kube-proxy that starts in another mode removes the rules of the first mode before it writes its own rules. In
+  this time new connections fail, and established connections lose their NAT. [migrate.md](migrate.md#back) describes
+  how to change program and mode in two steps. A change of the Go kube-proxy's own mode makes as many requests fail.
 - In the rolling update our proxy lost one request of a long UDP flow in two of three runs (0 of 6,068, 1 of 5,586,
-  1 of 4,620), the Go kube-proxy none in one run (of 5,342). The endpoint stopped serving; 50 ms later the proxy
-  removed its flows, and the request was lost. Now the proxy waits 200 ms for answers under way: 0 of 8,793 requests
-  were lost in two runs, on a less busy machine.
-- Ours in iptables mode has no row for an absent API server, but a run with FOCUS at a load of 14 to 20: 0 of 86,479
-  requests failed in 170 s. An earlier run at a load of 26 to 60 is not recorded, as requests of all rows failed, of
-  `nothing happens` too, most of them in the same second for all clients. In its rolling update two long UDP flows
-  reached a removed endpoint for 10 and 20 s (27 requests), as the proxy's changes were late; whether by the load alone
-  is open. In the later run no flow did so.
-- Two answers of the Go kube-proxy's pods took longer than 0.9 s while a kubelet restarted. The load was 16 to 26 on
-  two cores, by other work.
+  1 of 4,620), because it removed the flows of an endpoint 50 ms after the endpoint stopped serving. Now the proxy waits
+  200 ms for answers under way: 0 of 8,793 requests were lost in two runs, on a less busy machine. The Go kube-proxy
+  lost no request in one run (of 5,342).
+- Our proxy in iptables mode has no row for an absent API server. In a run with FOCUS at a load of 14 to 20, 0 of 86,479
+  requests failed while the API server was absent for 170 s. In the rolling update of an earlier run, at a load of 26 to
+  60, two long UDP flows reached a removed endpoint for 10 and 20 s (27 requests), because the proxy's changes were
+  late. In that run requests of all rows failed, also without a disruption.
+- Two answers of the Go kube-proxy's pods took longer than 0.9 s while a kubelet restarted, at a load of 16 to 26 on two
+  cores.
 """
 
 
@@ -125,27 +121,20 @@ def _table(record: Record) -> Iterator[str]:
     kinds = list(record.rows[0].counts) if record.rows else []
     yield f"## {'Go kube-proxy' if record.proxy == 'go' else 'Ours'} in {record.mode} mode\n"
     known = (f"{name} {version}" for name, version in record.versions.items() if version)
-    yield f"{', '.join([record.date, f'commit {record.commit}', *known])}.\n"
+    yield f"The run of {record.date} used {', '.join([f'commit {record.commit}', *known])}.\n"
     yield f"| {' | '.join(['disruption', 'seconds', *kinds])} |"
     yield f"|---|---:|{'---:|' * len(kinds)}"
     for row in record.rows:
         yield f"| {' | '.join([row.title, str(row.seconds), *map(cell, row.counts.values())])} |"
-    for row in record.rows:
-        yield from _failures(row)
+    clients = [f"{counted(len(row.failures), 'client')} in *{row.title}*" for row in record.rows if row.failures]
+    if clients:
+        yield f"\nRequests failed for {', '.join(clients)}."
 
 
 def cell(count: Count) -> str:
     """Return a cell of the table; failures are bold."""
     failed = f"**{count.failed}**" if count.failed else "0"
-    return f"{failed} of {count.asked}, {count.gap} ms"
-
-
-def _failures(row: Row) -> Iterator[str]:
-    if row.failures:
-        yield f"\n{row.title}:\n"
-        yield from (f"- {line}" for line in row.failures[:LINES])
-        if len(row.failures) > LINES:
-            yield f"- and {len(row.failures) - LINES} clients more"
+    return f"{failed}/{count.asked}, {count.gap} ms"
 
 
 def failed(rows: Sequence[Row]) -> Mapping[str, int]:
