@@ -281,8 +281,8 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     row[2] = 3
     change: Json = changed(time.time(), name, "endpoints -1, 3 now", 1.25)
     await mock.send("now", mock.scene.now(time.time(), [change], [row], [1.25]))
-    await page.until("return document.querySelector('.picture svg').textContent.includes('out: it is not ready')")
-    await page.shows("table td", "no: it is not ready (conditions.ready)")
+    await page.until("return document.querySelector('.picture svg').textContent.includes('out: not ready')")
+    await page.shows("table td", "no: not ready (conditions.ready)")
     await page.shows(".feed", "endpoints -1, 3 now")
 
     await page.press("w", "Enter")
@@ -316,16 +316,14 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
     mock.details[name] = detail
     row[7] = time.time()
     await mock.send("now", mock.scene.now(time.time(), [], [row]))
-    await page.until("return document.querySelector('.picture svg').textContent.includes('out: it is drained')")
+    await page.until("return document.querySelector('.picture svg').textContent.includes('out: drained')")
     await page.shows("table td", "yes, weight 3")
     await page.shows(".picture title", "planned: 75 %")
 
     detail["ports"][0] |= {"drainedEndpoints": [], "ejectedEndpoints": {first: "connection refused, since 10:00"}}
     row[7] = time.time()
     await mock.send("now", mock.scene.now(time.time(), [], [row]))
-    await page.shows(
-        "table td", "no: it is ejected on this node: connection refused, since 10:00 (kube-proxy-py/eject)"
-    )
+    await page.shows("table td", "no: ejected on this node: connection refused, since 10:00 (kube-proxy-py/eject)")
 
     del mock.scene.rows[name], mock.details[name]
     await mock.send("now", mock.scene.now(time.time(), [], [], gone=[name]))

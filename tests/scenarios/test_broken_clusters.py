@@ -278,7 +278,7 @@ async def test_a_named_target_port_that_no_pod_has(nodes: ThreeNodes) -> None:
 async def test_no_ready_endpoint(nodes: ThreeNodes) -> None:
     nodes.live.service("unready", "a1/unready b1/unready")
     text = await nodes.until(1, ": refused, ", "why", "pod/a1", "svc/unready:tcp")
-    assert f"not to {ip(nodes, 'b1')}:3000: it is not ready (conditions.ready in EndpointSlice unready-ipv4)" in text
+    assert f"not to {ip(nodes, 'b1')}:3000: not ready (conditions.ready in EndpointSlice unready-ipv4)" in text
     assert "Fix: 2 endpoints are not ready: look at the readiness probes of the pods" in text
 
 

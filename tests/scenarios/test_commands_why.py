@@ -620,8 +620,8 @@ async def test_a_service_without_ready_endpoints_names_them(live: Live) -> None:
     await live.expect(live.front("down"), {"pod": "refused"})
     status, text = await live.ask("why", live.ips["pod"]["IPv4"], "default/down:80")
     assert status == 1
-    assert f"not to {live.ips['a1']['IPv4']}:3000: it is not ready (conditions.ready in EndpointSlice" in text
-    assert f"not to {live.ips['b1']['IPv4']}:3000: it is terminating and no longer serves" in text
+    assert f"not to {live.ips['a1']['IPv4']}:3000: not ready (conditions.ready in EndpointSlice" in text
+    assert f"not to {live.ips['b1']['IPv4']}:3000: terminating and no longer serving" in text
     assert "Fix: 1 endpoint is not ready" in text
     live.endpoints("down", "a1/unready b1/draining")
     await live.expect(live.front("down"), {"pod": "b1"})

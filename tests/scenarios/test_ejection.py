@@ -106,7 +106,7 @@ async def answers(live: Live, front: Front, where: str) -> None:
     assert status == 0, text
     family = "IPv4" if "." in where else "IPv6"
     _, text = await live.ask("why", live.ips["pod"][family], host_port(*front))
-    assert "it is ejected on this node: no answer within 0.3 s, since 20" in text, text
+    assert "ejected on this node: no answer within 0.3 s, since 20" in text, text
     assert "(metadata.annotations[kube-proxy-py/eject])" in text, "the annotation is the Service's, not the slice's"
     _, text = await live.ask("services", "default/web")
     assert f"{where}" in text.partition("ejected")[2], text

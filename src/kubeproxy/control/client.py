@@ -65,7 +65,7 @@ class Client:
             return 0
 
     def silence(self) -> str:
-        """Return the error of a proxy that accepts the connection and does not answer in time; else ''."""
+        """Return the error of a proxy that accepts the connection and does not answer in time; '' if it answers."""
         try:
             self.ask("/facts", _Answering)
         except (NoAnswerError, QuestionError) as error:

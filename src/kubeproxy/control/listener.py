@@ -1,7 +1,6 @@
-"""The file of the control socket, and the framing of streams over the socket.
-
-Only the owner can access the file, from its creation on. It replaces the file of an ended process, and its path may be
-longer than the kernel's limit for sockets."""
+"""The file of the control socket, and the framing of streams over the socket. Only the owner can access the file, from
+its creation on. The file replaces the file of an ended process, and its path may be longer than the kernel's limit for
+sockets."""
 
 from __future__ import annotations
 
@@ -26,10 +25,8 @@ def framed(parts: Iterable[bytes]) -> bytes:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a listening unix socket at `path`; create a missing folder, with access only for its owner.
-
-    Raises OSError; its text names another process that listens there.
-    """
+    """Return a listening unix socket at `path`; create a missing folder, with access only for its owner. Raises
+    OSError; the text names another process that listens at `path`."""
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _guard(path)
     _clear(path)
@@ -74,8 +71,7 @@ def discard(path: str) -> None:
 
 
 def _guard(path: str) -> None:
-    """Refuse a folder in which every user may create a socket, because root would trust the answers from such a
-    socket."""
+    """Refuse a folder in which every user may create a socket, because root would trust answers from it."""
     folder = Path(path).parent
     if folder.stat().st_mode & stat.S_IWOTH:
         reason = f"every user may create a socket in {folder}: use a folder that only its owner can write to"
@@ -97,8 +93,8 @@ def _clear(path: str) -> None:
 
 
 def server(path: str) -> int | None:
-    """Return the pid of the process that listens at `path`; None if no process listens. Raises OSError if this is
-    unknown, for example if the backlog is full, because this function does not block."""
+    """Return the pid of the process that listens at `path`; None if no process listens. Raises OSError if the process
+    is unknown, for example if the backlog is full, because this function does not block."""
     try:
         with connect(path, 0.0) as sock:
             data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -1,1 +1,1 @@
-"""The sync loop: turns events into transactions of the backends, and reports the events and the transactions."""
+"""The sync loop: converts events to transactions of the backends, and reports the events and the transactions."""

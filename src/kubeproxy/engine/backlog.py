@@ -1,6 +1,7 @@
 """Queues the changes of one address family that are not in the kernel yet, records the state of the family's rules, and
-inspects them: every second, each backend does its periodic work and checks the kernel for changes by other programs.
-Each family has its own retries, so that a family does not wait while the kernel refuses the other family's changes."""
+inspects the rules. Every second, each backend does its periodic work and checks the kernel for changes by other
+programs. Each family has its own retries, so that a family does not wait while the kernel refuses the other family's
+changes."""
 
 from __future__ import annotations
 
@@ -31,14 +32,13 @@ PART = 2000  # Services per step of `everything`: 2 ms
 LARGE = 10_000
 """A change with more endpoints times frontends is large: it is committed alone, in parts."""
 PART_SIZE = 6000
-"""The number of elements in a part of a large change, unless a single port has more; a part takes some 30 ms of CPU
-time."""
+"""The number of elements in a part of a large change (30 ms of CPU time), unless a single port has more elements."""
 PORT, FRONTEND = 8, 4  # the cost of comparing a port and a frontend, as a number of elements
 POOL = 16  # comparing this number of endpoints costs as much as one element
 MOST_TRIGGERS = 100  # the maximum number of stored trigger times per Service while the kernel refuses
 
 WORST_FIRST: Final = ("refused", "differs", "pending")
-"""The states of a family in which the kernel may lack plans, the worst first."""
+"""The states of a family in which the kernel may lack plans, the worst state first."""
 
 
 class FamilyStanding(Struct):
@@ -62,7 +62,7 @@ class FamilyStanding(Struct):
 
     @property
     def problem(self) -> str:
-        """A sentence about the refusal or the difference; '' if there is neither."""
+        """A sentence about the refusal or the difference; '' without both."""
         if self.refusal is not None:
             return f"the kernel refuses changes of {self.family.label}: {self.refusal}"
         return f"another program changed rules of {self.family.label}: {self.difference}" if self.difference else ""
@@ -83,9 +83,9 @@ Plans = dict[ServiceName, tuple[ServicePlan, ...]]
 
 
 class LatestPlans(Mapping[ServiceName, tuple[ServicePlan, ...]]):
-    """The plans of each Service; `take` computes them at the first access, on the accessing thread. Reading the kernel
-    takes a tenth of a second or more. In this time another kube-proxy may write newer plans, so plans computed before
-    the reading could restore an endpoint that the other proxy has removed."""
+    """The plans of each Service; `take` computes the plans at the first access, on the accessing thread. Reading the
+    kernel takes a tenth of a second or more. In this time another kube-proxy may write newer plans, so plans computed
+    before the reading could restore an endpoint that the other proxy has removed."""
 
     def __init__(self, take: Callable[[], Plans]) -> None:
         self._take = take
@@ -138,11 +138,10 @@ class Backlog:
         return structs.replace(self._standing, queued=len(self.changes))
 
     def portion(self) -> list[Change]:
-        """Return the next changes to commit: all small changes, or a part of a large change, in turns.
-
-        After a portion of small changes, one part of a large change is committed together with the small changes that
-        have arrived in the meantime. So neither kind waits for more than one commit of the other kind. If a frontend
-        moves from one Service to another, all changes are returned, because the move must be one transaction."""
+        """Return the next changes to commit: all small changes, or a part of a large change, in turns. After a portion
+        of small changes, one part of a large change is committed together with the small changes that have arrived in
+        the meantime, so neither kind waits for more than one commit of the other kind. If a frontend moves from one
+        Service to another, all changes are returned, because the move must be one transaction."""
         changes = list(self.changes.values())
         large = [change for change in changes if is_large(change, self.family)]
         if large and _hand_over((self._of(change.before), self._of(change.after)) for change in changes):
@@ -156,7 +155,7 @@ class Backlog:
         """Record that the kernel has these queued changes (or parts of them), and all earlier changes."""
         standing = self._standing
         standing.refusal = None
-        if not self.stale:  # if it is stale, a difference was found during this sync
+        if not self.stale:  # a stale backlog means that a difference was found during this sync
             standing.difference = None
             if standing.sound_since is None:  # then this was a full sync
                 standing.sound_since = standing.inspected_at = self._clock()
@@ -204,11 +203,9 @@ class Backlog:
 
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> Iterator[list[Change]]:
         """Yield, in parts, the changes since the last commit, and for each other Service a change without a difference.
-        Services without UDP ports are omitted.
-
-        A fresh change that was merged into an earlier change is also yielded alone, because the kernel may have
-        accepted the earlier change. A part covers a fixed number of Services (there may be 100,000), so it may be
-        empty."""
+        Services without UDP ports are omitted. A fresh change that was merged into an earlier change is also yielded
+        alone, because the kernel may have accepted the earlier change. A part covers a fixed number of Services (there
+        may be 100,000), so it may be empty."""
         parts = (change for change in fresh if self.changes.get(change.name) is not change)
         same = (Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes)
         found = chain(parts, self.changes.values(), same)
@@ -268,7 +265,6 @@ def first_part(change: Change, family: Family) -> Change:
 
 
 def _elements(*sides: ServicePlan | None) -> int:
-    """Estimate the cost of changing a port from one plan to another, as a number of elements."""
     plans = [plan for plan in sides if plan is not None]
     pools = [{*plan.cluster, *plan.local} for plan in plans]
     fresh = len(pools[0].symmetric_difference(pools[1] if len(pools) > 1 else ()))
@@ -329,7 +325,7 @@ class RepairPolicy(Struct):
         return Depth.THOROUGH if self._in_doubt else Depth.QUICK
 
     def should_repair(self, difference: ForeignChange | None) -> bool:
-        """Return whether to repair: a certain difference at once, an uncertain difference when it is found twice."""
+        """Return whether to repair: a certain difference immediately, an uncertain difference if found twice."""
         repair = difference is not None and (difference.certain or self._in_doubt)
         self._in_doubt = difference is not None and not repair
         return repair
@@ -373,7 +369,7 @@ class Inspector(Struct):
 
 
 def look_after(backend: Backend, depth: Depth) -> ForeignChange | None:
-    """Do a backend's periodic work and inspect its rules. If the kernel cannot be read, that counts as a difference."""
+    """Do a backend's periodic work and inspect its rules. An unreadable kernel counts as a difference."""
     try:
         backend.upkeep()
         return backend.inspect(depth)

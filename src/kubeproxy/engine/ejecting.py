@@ -1,7 +1,6 @@
 """Confirms the suspects that the kernel reports, by a connection from this node; ejects endpoints, and ends ejections.
-It also removes the unanswered connections to failing endpoints from connection tracking, so that a client's next SYN
-reaches another endpoint. See model/ejection.py and docs/failover.md.
-"""
+The ejector also removes the unanswered connections to failing endpoints from connection tracking, so that a client's
+next SYN reaches another endpoint. See model/ejection.py and docs/failover.md."""
 
 from __future__ import annotations
 
@@ -28,14 +27,13 @@ PERIOD: Final = 0.1  # seconds between two readings of the kernel's suspects
 IDLE: Final = 1.0  # seconds between two checks whether a Service ejects endpoints
 CONFIRMING: Final = (0.1, 0.1, 0.1)
 """Seconds to wait after each attempt to connect to a suspect. A suspect that accepts no attempt until the end of the
-last wait has failed. There are several attempts, because packets may be lost."""
-RETURNING: Final = (0.5, 0.5)  # the same for an ejected endpoint: longer, so that a slow endpoint may return
+last pause has failed. There are several attempts, because packets may be lost."""
+RETURNING: Final = (0.5, 0.5)  # for an ejected endpoint: longer, so that a slow endpoint may return
 REMOVALS: Final = 1.0
 """Seconds between removals of connections to the same endpoints: the kernel reads its whole table for a removal. If
-more than half of the endpoints fail, none is ejected, and a client's next SYN may reach an endpoint that answers.
-"""
-AT_ONCE: Final = 128  # maximum number of attempts at the same time
-RATE: Final = 50  # attempts a second beyond these, so that a flood of suspects costs little; their order is random
+more than half of the endpoints fail, none is ejected, and a client's next SYN may reach an endpoint that answers."""
+AT_ONCE: Final = 128  # maximum number of simultaneous attempts
+RATE: Final = 50  # further attempts per second, in random order, so that a flood of suspects costs little
 
 REFUSALS: Final = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EHOSTDOWN})
 """Errors of an attempt that show a failing endpoint. All others, such as a lack of ports, are errors of this node."""
@@ -91,13 +89,12 @@ class Ejector:
             log.debug("Cannot read the suspects error=%r", str(error))
 
     def _is_committed(self, key: bytes) -> bool:
-        """Return whether the kernel has the plans that follow from an endpoint's failure."""
         planner, queued = self._engine.planner, self._engine.queued
         return not any(planner.is_dirty(name) or name in queued for name in self._ejections.services(key))
 
     async def _try(self, key: bytes) -> None:
-        """Connect to an endpoint, and record the result. A suspect that answered a client in the meantime is none."""
-        now = time.monotonic()  # of the beginning, so that pauses do not become longer by the attempts
+        """Connect to an endpoint, and record the result. A suspect that meanwhile answered a client is no suspect."""
+        now = time.monotonic()  # the start, so that attempts do not prolong pauses
         reason = await attempt(key, RETURNING if key in self._ejections.failures else CONFIRMING)
         self._trying.discard(key)
         if reason and key not in self._ejections.failures:
@@ -112,12 +109,10 @@ class Ejector:
 
 
 async def attempt(key: bytes, pauses: Sequence[float]) -> str:
-    """Connect to an endpoint, again after each pause but the last; return the reason if it fails, '' otherwise.
-
-    A UDP endpoint gets an empty datagram, and fails only if an ICMP error arrives: it need not answer. After the last
-    pause the state of the socket in the kernel counts: on a busy machine, a connection may be made before this process
-    notices.
-    """
+    """Connect to an endpoint, again after each pause but the last; return the reason of a failure, '' for none. A UDP
+    endpoint gets an empty datagram, and fails only if an ICMP error arrives, because it need not answer. After the last
+    pause the state of the socket in the kernel decides: on a busy machine, a connection may be established before this
+    process reads the event."""
     address, is_udp = key[:-3], key[-3] == socket.IPPROTO_UDP
     family, loop, made = family_of(address), asyncio.get_running_loop(), list[socket.socket]()
     with ExitStack() as stack:

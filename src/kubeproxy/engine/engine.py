@@ -1,7 +1,6 @@
 """The sync loop: connects the pure model with the backends, decides when to sync, and reports to an observer. Nothing
-is written before all needed resources are listed, and the Node is known or the wait for it is over.
-docs/architecture.md defines the stages of an event: arrived, compiled, queued, committed, refused, settled.
-"""
+is written before all needed resources are listed, and the Node is known or its timeout is over. docs/architecture.md
+defines the stages of an event: arrived, compiled, queued, committed, refused, settled."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, prim
 
 log = logging.getLogger("kubeproxy.engine")
 
-NODE_WARNING, NODE_REPEAT = 5.0, 60.0  # seconds of waiting before the first warning, and between two warnings
+NODE_WARNING, NODE_REPEAT = 5.0, 60.0  # seconds before the first warning, and between two warnings
 
 CATCH_UP = 0.05
 """Seconds for which a full sync waits for events after it has read the kernel. During an upgrade, another kube-proxy on
@@ -94,7 +93,7 @@ class Engine:
         self.planner = Planner(build(settings, Surroundings()), Departures() if RESETS.value(settings) else None)
         self.ready = asyncio.Event()
         self.progress: Progress | None = None  # the running full sync
-        self.awaits = ""  # the reason why nothing is written although all resources are listed; '' if there is none
+        self.awaits = ""  # the reason why nothing is written although all resources are listed; '' for none
         self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's packed addresses when last read
         self._backends = backends
         self._families = [backend.family for backend in backends]
@@ -115,7 +114,7 @@ class Engine:
         self._disturbance_logs = TokenBucket(1 / 60, 1)
         self._started = time.monotonic()
         self._warns_at = self._started + NODE_WARNING
-        self._primary: Family | None = None  # the Node's primary family, once it is known
+        self._primary: Family | None = None  # the Node's primary family, if known
         self._surroundings_changed = True
         self._world: Globals | None = None  # the globals that the backends have
         self._queued = False
@@ -240,8 +239,7 @@ class Engine:
                 return
 
     def _may_begin(self) -> bool:
-        """Return whether the Node is known, or the wait for it is over. Raises Unsupported if the mode needs the
-        Node."""
+        """Return whether the Node is known, or its timeout is over. Raises Unsupported if the mode needs the Node."""
         node = self.planner.nodes.get(self.settings.node_name)
         needs_pod_cidrs = self.settings.local_mode == "NodeCIDR"
         has_addresses = primary_family(self.settings, node) is not None
@@ -267,7 +265,7 @@ class Engine:
         return True
 
     def _await_node(self, left: float) -> None:
-        """Wake the loop when the wait for the Node is over; until then, log the wait every NODE_REPEAT seconds."""
+        """Set the timer of the Node's timeout; until then, log the reason of the delay every NODE_REPEAT seconds."""
         now = time.monotonic()
         if now >= self._warns_at:
             self._warns_at = now + NODE_REPEAT
@@ -276,7 +274,7 @@ class Engine:
 
     def _check_family(self, node: Node | None) -> None:
         """Raise Unsupported if this proxy does not serve the family of the Node's first known address. For a Node
-        without an address this is IPv4, as in the Go kube-proxy."""
+        without an address the family is IPv4, as in the Go kube-proxy."""
         if self._primary is not None:
             return
         self._primary = primary_family(self.settings, node)
@@ -391,7 +389,6 @@ class Engine:
         self._poke()
 
     async def _commit(self, backend: Backend, backlog: Backlog, fresh: list[Change], world_changed: bool) -> bool:
-        """Commit one family's changes, or do a full sync; return whether the kernel accepted them."""
         family, began = backend.family, time.monotonic()
         full, backlog.stale = backlog.stale, False  # reset before the sync, because it may be set during the sync
         compiled = self.planner.compiled
@@ -435,8 +432,7 @@ class Engine:
     def _log_refusal(self, family: Family, error: ApplyError, *, repeated: bool) -> None:
         """Log a refusal. If another program may be the cause, log at most once a minute, unless the next two full syncs
         are refused, too. If two proxies run in the same mode, nearly every change of one is refused, because the other
-        has already written it.
-        """
+        has already written it."""
         if repeated or not isinstance(error, ChangedByOthersError):
             log.error("Sync failed family=%s error=%r", family.label, str(error))
             return
@@ -452,7 +448,7 @@ class Engine:
 
         def take() -> Plans:
             asyncio.run_coroutine_threadsafe(self._catch_up(backlog.family, fresh), loop).result()
-            # During a sync only this code changes the compiled plans. For 44,000 Services it takes 0.1 s.
+            # During a sync only this code changes the compiled plans. A call takes 0.1 s for 44,000 Services.
             return backlog.all_plans(self.planner.compiled)
 
         return take

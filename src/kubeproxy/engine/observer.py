@@ -1,6 +1,6 @@
 """The interface through which the engine reports its work, in the terms of docs/architecture.md. An event arrives; a
-change is compiled, and queued for each family. In each family it is committed (the kernel has it) or refused. It is
-settled when every family that is not refused has committed it."""
+change is compiled, and queued for each family. In each family the change is committed (the kernel has it) or refused.
+The change is settled when every family that is not refused has committed it."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ class ServiceProblem(NamedTuple):
 
 
 Notice = ServiceProblem | Rejected | ForeignChange
-"""A problem for an operator: an unusable field, object or entry, or a change by another program that is being
-repaired."""
+"""A problem for an operator: an unusable field, object or entry, or a change by another program under repair."""
 
 
 class Observer(Protocol):
-    """Receives the engine's reports on the event loop's thread. Its methods must return at once and not raise."""
+    """Receives the engine's reports on the event loop's thread. Its methods must return immediately and not raise."""
 
     def queued(self, families: Sequence[Family]) -> None:
         """Events arrived that the next commits of these families will include."""
@@ -61,7 +60,7 @@ class Observer(Protocol):
         """Every family that is not refused has committed these changes. Each change settles once."""
 
     def refused(self, family: Family, error: ApplyError) -> None:
-        """The kernel refused the queued changes of a family; they are tried again."""
+        """The kernel refused the queued changes of a family; the engine retries them."""
 
     def noticed(self, notice: Notice) -> None:
         """A problem was found."""
@@ -71,7 +70,7 @@ class Observer(Protocol):
 
 
 class Audience(Protocol):
-    """Receives reports while a page is open. Its methods are called in the same way as those of Observer."""
+    """Receives reports while a page is open. The engine calls the methods like those of Observer."""
 
     def arrived(self, events: Sequence[Event]) -> None:
         """A source has delivered these events; the engine has not received them yet."""

@@ -1,5 +1,5 @@
 """Limits rates (delays that double after failures, a token bucket), and runs long work without blocking the event loop:
-in turns of 10 ms, for example for lists of events, or in a thread."""
+in turns of"""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Clock = Callable[[], float]  # returns seconds of a monotonic clock
 
 
 class Backoff(Struct):
-    """Delays in seconds between failed attempts: the first is `first`, and each failure doubles it, up to `slowest`. A
-    random part of up to `spread` times the delay keeps nodes from retrying at the same time. After `healthy` seconds
-    without a failure the next delay is `first` again. `jitter` returns numbers in [0, 1). `failures` is the number of
-    consecutive failures."""
+    """Delays in seconds between failed attempts: the first is `first`, and each failure doubles the delay, up to
+    `slowest`. A random part of up to `spread` times the delay keeps nodes from retrying at the same time. After
+    `healthy` seconds without a failure the next delay is `first` again. `jitter` returns numbers in [0, 1). `failures`
+    is the number of consecutive failures."""
 
     first: float
     slowest: float
@@ -73,7 +73,7 @@ class TokenBucket:
         return True
 
     def reserve(self) -> float:
-        """Take a token in advance; return the seconds until it is available."""
+        """Take a token in advance; return the seconds until the token is available."""
         self._refill()
         self._tokens -= 1
         return max(0.0, -self._tokens / self._rate)
@@ -114,8 +114,8 @@ async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def exhaust(transactions: Iterator[int]) -> None:
-    """Run an iterator of transactions in a thread, because another program may hold the kernel's locks for seconds. If
-    the caller is cancelled, it waits for the running transaction; a generator is then closed."""
+    """Run an iterator of transactions in a thread, because another program may hold the kernel's locks for seconds. A
+    cancelled caller waits for the running transaction; a generator is then closed."""
     stopped = threading.Event()
 
     def commit() -> None:
@@ -131,8 +131,8 @@ async def exhaust(transactions: Iterator[int]) -> None:
 
 
 async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in a thread; return its result. If the caller is cancelled, it waits for the end of the call,
-    because a thread cannot be stopped, and its sockets and other resources are closed when the caller ends."""
+    """Call a function in a thread; return its result. A cancelled caller waits for the end of the call, because a
+    thread cannot be stopped, and its sockets and other resources are closed when the caller ends."""
     return await _in_thread(partial(work, *args, **kwargs), lambda: None)
 
 

@@ -1,7 +1,6 @@
-"""The features that the Go kube-proxy lacks, each declared once. Pure; the model imports this module.
-
-The flags, the settings, the check of the mode and the warning about flags without effect are derived from these
-declarations: see CONTRIBUTING.md "A new feature". Fast to import, because the table of flags imports this module."""
+"""The features that the Go kube-proxy lacks, each declared once. Pure; the model imports this module. The flags, the
+settings, the check of the mode and the warning about flags without effect are derived from these declarations: see
+CONTRIBUTING.md "A new feature". Fast to import, because the table of flags imports this module."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ T = TypeVar("T")
 
 
 class Features(NamedTuple):
-    """A node's features: the values that are set, by flag; the mode ("" supports all features); `strict` turns all
-    off."""
+    """A node's features: the values that are set, by flag; the mode ("" supports all features); `strict` disables all."""
 
     values: Mapping[str, Any] = {}
     mode: str = ""
@@ -44,11 +42,8 @@ class Feature(NamedTuple, Generic[T]):
     `kind` and `default` are as in config.flags.Flag; `usage` is the flag's help. `modes` are the modes that support the
     feature; None means all. In other modes the feature has the value `off`, and the proxy reports that the flag has no
     effect. `unset` is the value if the flag is not given. `annotations` are the names of the annotations that the
-    feature reads.
-
-    `mistake` returns the reason to refuse a value of the flag, given all flags, or "". `read` parses the text into the
-    value.
-    """
+    feature reads. `mistake` returns the reason to refuse a value of the flag, given all flags, or "". `read` parses the
+    text into the value."""
 
     flag: str
     kind: Literal["bool", "int32", "string"]
@@ -77,7 +72,7 @@ class Feature(NamedTuple, Generic[T]):
 
     def on(self, node: P, value: T) -> P:
         """Return a copy of a node's settings or globals in which this feature has the value `value`."""
-        from msgspec import structs  # noqa: PLC0415 - not for --help
+        from msgspec import structs  # noqa: PLC0415 - --help does not need it
 
         features: Features = getattr(node, "features")  # noqa: B009 - of HasFeatures
         values = {**features.values, self.flag: value}
@@ -155,9 +150,7 @@ RESETS: Final = Feature[bool](
 
 class Forwarding(NamedTuple):
     """The protocols of connections that bypass all rules (none: the feature is off), and after how many client packets.
-
-    See docs/beyond.md "Fast forwarding".
-    """
+    See docs/beyond.md "Fast forwarding"."""
 
     after: int = 0
     protocols: tuple[int, ...] = ()
@@ -256,7 +249,7 @@ CILIUM: Final = Feature[bool](
 # Ejection: endpoints that do not answer this node get no new connections (model/ejection.py).
 
 Ejecting = Literal["never", "requested", "always"]
-"""The Services whose failing endpoints are ejected: none, those with the annotation `on`, or all without `off`."""
+"""The Services whose failing endpoints are ejected: none, Services with the annotation `on`, or all without `off`."""
 
 EJECTION: Final = Feature[Ejecting](
     flag="eject-failing-endpoints",
@@ -272,7 +265,7 @@ EJECTION: Final = Feature[Ejecting](
     read=lambda on: "always" if on else "requested",
 )
 
-# Ranges of ports: an annotation adds them to a Service's addresses (model/port_ranges.py).
+# Ranges of ports: an annotation adds ranges to a Service's addresses (model/port_ranges.py).
 
 PORT_RANGES: Final = Feature[int](
     flag="port-ranges",

@@ -1,2 +1,1 @@
-"""The model of Services: Kubernetes objects, and the plans that follow from them. Pure: no clock, sockets, subprocesses
-or logging."""
+"""The model of Services: Kubernetes objects, and the plans that follow from them. Pure: no clock, socket or logging."""

@@ -16,7 +16,7 @@ PROTOCOLS: dict[str, int] = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UD
 PROTOCOL_NAMES: dict[int, str] = {number: name for name, number in PROTOCOLS.items()}
 
 PORT_BYTES: list[bytes] = [port.to_bytes(2, "big") for port in range(65536)]
-"""All ports in network byte order, as a table, because packing a port is the most frequent step of a full sync."""
+"""All ports in network byte order, in a table for speed: a full sync packs more ports than anything else."""
 
 
 class Family(IntEnum):
@@ -40,9 +40,9 @@ FAMILIES: dict[str, Family] = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
 
 def pack(text: str) -> bytes | None:
-    """Return the packed form of an address (4 or 16 bytes); None if it is invalid or has a zone. Like ParseIPSloppy
-    (k8s.io/utils/net), with which the Go kube-proxy reads stored objects, it ignores leading zeros, and converts an
-    IPv4-mapped IPv6 address to IPv4."""
+    """Return the packed form of an address (4 or 16 bytes); None if the address is invalid or has a zone. Like
+    ParseIPSloppy (k8s.io/utils/net), with which the Go kube-proxy reads stored objects, `pack` ignores leading zeros,
+    and converts an IPv4-mapped IPv6 address to IPv4."""
     try:
         address = inet_pton(_INET6 if ":" in text else _INET, text)
     except (OSError, ValueError):
@@ -55,7 +55,6 @@ _LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
 
 
 def _without_zeros(text: str) -> bytes:
-    """Parse an address whose octets may have leading zeros; return its packed form, or b'' if it is invalid."""
     try:
         return inet_pton(_INET6 if ":" in text else _INET, _LEADING_ZEROS.sub("", text))
     except (OSError, ValueError):
@@ -104,8 +103,7 @@ def host_port(host: str, port: int | str) -> str:
 
 
 def split_host_port(text: str) -> tuple[str, str] | None:
-    """Split "host:port" or "[host]:port" into host and port; None if the port is missing, or if there are too many
-    colons."""
+    """Split "host:port" or "[host]:port" into host and port; None without a port, or with too many colons."""
     host, colon, port = text.rpartition(":")
     if not colon or "]" in port:
         return None
@@ -125,8 +123,7 @@ def _port_text(port: bytes) -> str:
 
 
 def destination_texts(destinations: Iterable[bytes]) -> dict[str, str]:
-    """Return the addresses of packed destinations of one family, by the text of the destination
-    (`destination_text`)."""
+    """Return the addresses of packed destinations of one family, by the text of a destination (`destination_text`)."""
     texts: dict[str, str] = {}
     for destination in destinations:
         address, port = destination[:-2], _port_text(destination[-2:])
@@ -143,9 +140,10 @@ Range = tuple[bytes, bytes]  # the first and the last packed address of a range
 
 
 def parse_network(text: str) -> Range | None:
-    """Parse a CIDR into its network, with host bits cleared; None if it is invalid, for example has a netmask. Like
-    ParseCIDRSloppy (k8s.io/utils/net), with which the Go kube-proxy reads stored objects, it ignores blanks around the
-    CIDR, parses addresses like `pack`, and converts an IPv4-mapped network of at least 96 bits to IPv4."""
+    """Parse a CIDR into its network, with host bits cleared; None if the CIDR is invalid, for example has a netmask.
+    Like ParseCIDRSloppy (k8s.io/utils/net), with which the Go kube-proxy reads stored objects, `parse_network` ignores
+    blanks around the CIDR, parses addresses like `pack`, and converts an IPv4-mapped network of at least 96 bits to
+    IPv4."""
     address, slash, length = text.strip().rpartition("/")
     bits = (length.lstrip("0") or "0") if length.isascii() and length.isdigit() else ""
     if not slash or not bits or len(bits) > 3:
@@ -169,8 +167,8 @@ def parse_networks(texts: Iterable[str], family: Family) -> tuple[Range, ...]:
 
 
 def parse_cidr(text: str) -> Range | None:
-    """Parse a CIDR in a configuration like Go's net.ParseCIDR; None if it is invalid. Unlike `parse_network`, it
-    refuses blanks and IPv4-mapped networks of less than 96 bits."""
+    """Parse a CIDR in a configuration like Go's net.ParseCIDR; None if the CIDR is invalid. Unlike `parse_network`,
+    `parse_cidr` refuses blanks and IPv4-mapped networks of less than 96 bits."""
     network, address = parse_network(text), pack(text.partition("/")[0])
     valid = network is not None and address is not None and len(address) == len(network[0]) and text == text.strip()
     return network if valid else None

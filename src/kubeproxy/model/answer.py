@@ -64,7 +64,7 @@ class Packet(NamedTuple):
     protocol: int
     port: int
     interface: str = ""  # the incoming interface, which identifies pods in some clusters; '' if unknown
-    source_port: int = 0  # the endpoint may depend on it; 0 if unknown
+    source_port: int = 0  # the endpoint may depend on the source port; 0 if unknown
 
 
 class Outcome(Enum):
@@ -100,8 +100,7 @@ class AnswerStep(Struct, frozen=True):
 
 
 class Choice(NamedTuple):
-    """An eligible endpoint: packed address and port, probability, and whether it sees the node's address as the
-    source."""
+    """An eligible endpoint: packed address and port, probability, and whether the node's address is the source."""
 
     destination: bytes
     share: float
@@ -118,13 +117,13 @@ class Answer(Struct, frozen=True):
     frontend: Frontend | None = None
     choices: tuple[Choice, ...] = ()
     affinity: int = 0  # seconds of session affinity, 0 for none
-    local_endpoints: int = 0  # the number in a health check's answer, whose status is 503 if the number is 0, else 200
+    local_endpoints: int = 0  # ready endpoints on this node in a health check's answer
     absent: tuple[Absent, ...] = ()  # the ineligible endpoints with their reasons
     policy: Policy = Policy.CLUSTER  # the policy of the pool from which the endpoint is picked
     keeps_outside: bool = False
-    """The endpoints see the address of an outside client, only because the family has no configured pod network.
-    Replies of endpoints on other nodes then bypass this node, unless these nodes route to the client through this
-    node."""
+    """Whether the endpoints see the address of an outside client, only because the family has no configured pod
+    network. Replies of endpoints on other nodes then bypass this node, unless these nodes route to the client through
+    this node."""
 
 
 def answer(
@@ -142,8 +141,6 @@ def answer(
 
 
 class _Question:
-    """Determines the outcome of one packet on a node."""
-
     def __init__(
         self, planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits, index: Index
     ) -> None:
@@ -158,7 +155,7 @@ class _Question:
         self._tail = bytes((packet.protocol,)) + packet.port.to_bytes(2, "big")
 
     def owner(self) -> tuple[ServicePlan, Frontend] | None:
-        """Return the packet's frontend and its plan; an address of a Service takes precedence over a NodePort, and both
+        """Return the packet's frontend and its plan. An address of a Service takes precedence over a NodePort, and both
         over a range of ports."""
         key = self._packet.destination + self._tail
         own = self._frontend(key) or (self._frontend(self._tail) if self._answers_nodeports() else None)
@@ -235,8 +232,8 @@ class _Question:
         return Answer(Outcome.HEALTH, steps, notice, local_endpoints=count)
 
     def _health_check(self) -> tuple[str, int] | None:
-        """Return the Service with this health check port, and the number of its ready endpoints on this node; None if
-        no Service has the port."""
+        """Return the Service with this health check port, and the number of its ready endpoints on this node; None for
+        another port."""
         for name in self._index.by_health_port.get(self._packet.port, ()) if self._packet.protocol == _TCP else ():
             check = self._planner.compiled[name].health
             count = check.local_endpoints(self._family) if check is not None else None
@@ -275,8 +272,7 @@ class _Question:
         return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
 
     def _other_address(self) -> AnswerStep | None:
-        """Return the reason why a NodePort or health check port does not answer at this address; None for other
-        ports."""
+        """Return the reason why a NodePort or health check port does not answer at an address; None for others."""
         owned, checked, destination = self._frontend(self._tail), self._health_check(), self._packet.destination
         if owned is not None:
             kind, field, answering = f"NodePort of {_named(owned[0])}", "spec.ports[].nodePort", self._ours.nodeport_ips
@@ -287,7 +283,7 @@ class _Question:
         if destination not in self._local and not is_loopback(destination):
             text = f"{self._where()}: no Service has this address and port; on an address of a Node it is a {kind}"
             return AnswerStep(False, text, field)
-        everywhere = "all but loopback" if owned is not None else "all of this node"
+        everywhere = "all addresses except loopback" if owned is not None else "all addresses of this node"
         where = everywhere if answering is None else ", ".join(map(unpack, answering)) or "no address"
         text = f"{self._where()}: a {kind}, but not on this address: they answer on {where}"
         return AnswerStep(False, text, _NODEPORTS)
@@ -299,7 +295,7 @@ class _Question:
         if isinstance(frontend, PortRange):
             kind, field = f"{kind}, ports {frontend.ports_text},", FIELD
         others = ", ".join(self._planner.claimants(plan, frontend)[:_CLAIMANTS])
-        lost = f"; {others} claims it too, and does not get it" * bool(others)
+        lost = f"; {others} claims this address too, and does not get it" * bool(others)
         steps = [
             AnswerStep(True, f"{self._where()} is the {kind} of {_named(plan)}{lost}", field),
             AnswerStep(True, f"the client is {side.value}: {recognised}", unrecognised),
@@ -320,7 +316,7 @@ class _Question:
             steps.append(AnswerStep(False, _NONE_HERE, field))
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         pool = plan.local if action.picks_local else plan.cluster
-        nearby = "those of this node" if action.picks_local else "all that are eligible"
+        nearby = "this node's endpoints" if action.picks_local else "all eligible endpoints"
         endpoints = counted(len(pool), "endpoint")
         steps.append(AnswerStep(True, f"policy {plan.policy(frontend).name.title()}: {endpoints}, {nearby}", field))
         policy = Policy.LOCAL if action.picks_local else Policy.CLUSTER
@@ -352,7 +348,8 @@ class _Question:
         return action
 
     def _refuses_node(self, frontend: Frontend) -> bool:
-        """Return whether a connection from this node is refused; to the node's own addresses it is always refused."""
+        """Return whether a connection from this node is refused. To the node's own addresses, such a connection is
+        always refused."""
         on_node = frontend.kind is FrontendKind.NODEPORT or frontend.address in self._local
         return self._habits.refuses_node or on_node
 
@@ -403,13 +400,13 @@ class _Question:
         return Side.OUTSIDE, f"{source} is neither a pod's nor this node's", ""
 
     def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[AnswerStep]) -> bool:
-        """If there are source ranges, add a step about them; return whether they exclude the client."""
+        """If there are source ranges, add a step about them; return whether the ranges exclude the client."""
         allowed = plan.sources(frontend)
         service = self._planner.services.get((plan.key.namespace, plan.key.name))
         if allowed is None:
             others = service.spec.load_balancer_source_ranges if service is not None else None
             if others and frontend.kind is FrontendKind.LOADBALANCER:
-                text = f"no source range is {self._family.label}: all {self._family.label} clients are let in"
+                text = f"no source range is {self._family.label}: all {self._family.label} clients are admitted"
                 steps.append(AnswerStep(True, text, "spec.loadBalancerSourceRanges"))
             return False
         sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
@@ -467,14 +464,13 @@ class _Question:
         return f"{where}/{PROTOCOL_NAMES.get(packet.protocol, packet.protocol)}"
 
 
-_CLAIMANTS = 3  # the maximum number of an address's other claimants in a text
+_CLAIMANTS = 3  # the maximum number of other claimants in a text
 _NO_ENDPOINT = "no endpoint anywhere takes new connections"
 _NONE_HERE = "policy Local, and none of the Service's endpoints is on this node"
 
 
 def _unavailable(plan: ServicePlan) -> tuple[str, str]:
-    """Return the reason why a NodePort has no eligible endpoint on this node, and the field of the cause ('' if
-    none)."""
+    """Return why a NodePort has no eligible endpoint on this node, and the field of the cause ('' if none)."""
     return (_NONE_HERE, "spec.externalTrafficPolicy") if plan.usable else (_NO_ENDPOINT, "")
 
 

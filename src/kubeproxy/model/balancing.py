@@ -31,10 +31,9 @@ _ALGORITHMS: Final = _CILIUM_ALGORITHMS | {f"maglev-{size}": size for size in SI
 
 LONGEST_START: Final = 3600  # the maximum number of seconds of a slow start
 LONGEST_WEIGHTS: Final = 1 << 14
-"""The maximum length of an annotation with weights (enough for a few hundred Nodes), because every node parses each
-change."""
+"""The maximum length of an annotation with weights, enough for a few hundred Nodes: every node parses each change."""
 
-ZONE: Final = "zone:"  # the prefix of a zone's name in an annotation with weights; names of Nodes contain no colon
+ZONE: Final = "zone:"  # the prefix of a zone's name in an annotation with weights; no Node's name has a colon
 NO_ROOM: Final = (
     "older Services use all entries of this node, or of this namespace, for weights and tables (--balancing-entries);"
     " connections are shared evenly"
@@ -45,8 +44,7 @@ GROWN: Growth = {}  # no endpoint is new
 
 
 class BalanceRequests(Struct, frozen=True, gc=False):
-    """The requests in a Service's annotations: weights by Node and by zone, seconds of slow start, Maglev table
-    size."""
+    """The requests in a Service's annotations: weights by Node and zone, seconds of slow start, Maglev table size."""
 
     nodes: Mapping[str, int] = {}
     zones: Mapping[str, int] = {}
@@ -68,12 +66,12 @@ def asks(annotations: Annotations | None) -> bool:
 
 
 def weighs_zones(annotations: Annotations | None) -> bool:
-    """Return whether a Service's annotations contain weights by zone; then the zones of its endpoints are needed."""
+    """Return whether a Service's annotations contain weights by zone, which need the zones of endpoints."""
     return annotations is not None and annotations.weights is not None and ZONE in annotations.weights
 
 
 def balance_requests(annotations: Annotations | None, problems: list[Problem]) -> BalanceRequests:
-    """Return the requests in a Service's annotations. An invalid annotation is reported as a problem, and ignored."""
+    """Return the requests in a Service's annotations. An invalid annotation is ignored, and reported as a problem."""
     if annotations is None:
         return NO_REQUESTS
     nodes: Mapping[str, int] = {}
@@ -114,8 +112,6 @@ def slow_start(annotations: Annotations | None, problems: list[Problem]) -> int:
 
 
 class _ByPlace(NamedTuple):
-    """The weights by Node and by zone in an annotation, and the problem with it."""
-
     nodes: dict[str, int]
     zones: dict[str, int]
     problems: Sequence[Problem] = ()
@@ -123,7 +119,7 @@ class _ByPlace(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _by_place(text: str) -> _ByPlace:
-    """Parse weights such as `node-a=0,zone:eu-1=50`; if a weight is invalid, return no weights."""
+    """Parse weights such as `node-a=0,zone:eu-1=50`; return no weights if one weight is invalid."""
     if len(text) > LONGEST_WEIGHTS:
         return _unreadable(f"{len(text)} characters are more than {LONGEST_WEIGHTS}: weigh by zone, or by slices")
     found = _ByPlace({}, {})
@@ -146,8 +142,8 @@ def _unreadable(reason: str) -> _ByPlace:
 
 def entries(plans: Iterable[ServicePlan]) -> int:
     """Return the number of entries that a Service's plans need for weights and Maglev tables, over all frontends. For
-    weights this is the number for exact shares; backends may round. A Maglev table's size does not depend on its
-    endpoints."""
+    weights the number gives exact shares; backends may round. A Maglev table's size does not depend on its endpoints.
+    """
     total = 0
     for plan in plans:
         if (balance := plan.balance) is None:
@@ -182,11 +178,9 @@ def balanced(
     room: int,
     problems: list[Problem],
 ) -> ServicePlan:
-    """Return a plan without drained endpoints in its pools. If shares are not equal, the plan has a balance.
-    `room` is the result of `room_for`; 0 if the node has no entries left for the Service.
-
-    If all endpoints of a pool have weight 0, they get equal shares, just as terminating endpoints are used if there are
-    no others: draining moves connections, but never refuses them."""
+    """Return a plan without drained endpoints in its pools. If shares are not equal, the plan has a balance. `room` is
+    the result of `room_for`; 0 if the node has no entries left for the Service. If all endpoints of a pool have weight
+    0, they get equal shares, because draining moves connections but never refuses them."""
     weights = _weights(slices, (plan.key.port_name, plan.key.protocol), asked)
     if growth:
         _grow(weights, plan, growth)
@@ -197,12 +191,12 @@ def balanced(
     drained = {d for pool, kept in ((plan.cluster, far), (plan.local, near)) for d in pool if d not in kept.members}
     field = WEIGHTS if asked.nodes or asked.zones else WEIGHT
     if far.all_drained or near.all_drained:
-        where = "on this node" if not far.all_drained else "that may serve it"
-        reason = f"all endpoints {where} have weight 0; they take connections evenly, as there are no others"
+        where = "on this node" if not far.all_drained else "of this service port"
+        reason = f"all endpoints {where} have weight 0; they share connections evenly"
         _say(problems, field, reason)
     hashing = _hashing(plan, asked.table, room, problems) if asked.table else None
     if hashing is not None and len(far.pool) > hashing.size:
-        _say(problems, ALGORITHM, f"a table of {hashing.size} slots has none for some of {len(far.pool)} endpoints")
+        _say(problems, ALGORITHM, f"a table of {hashing.size} slots has no slot for some of {len(far.pool)} endpoints")
     if hashing is not None and plan.port_ranges:
         _say(problems, FIELD, "consistent hashing and ranges of ports exclude each other; no range is served")
         plan = structs.replace(plan, port_ranges=())
@@ -225,7 +219,7 @@ def _hashing(plan: ServicePlan, table: int, room: int, problems: list[Problem]) 
     if size < table:
         instead = f"{size} are used" if size else "endpoints are picked at random"
         _say(problems, ALGORITHM, f"{table} slots for each of so many ports and addresses are too many; {instead}")
-    # With session affinity, hash only the client's address: this is affinity without state.
+    # With session affinity, hash only the client's address, which keeps a client's endpoint without state.
     return Hashing(HashKey.CLIENT if plan.affinity else HashKey.FLOW, size) if size else None
 
 
@@ -261,8 +255,7 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
 
 
 def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceRequests) -> dict[bytes, int]:
-    """Return a port's (name, protocol) destinations with weights below FULL. Of several weights, the smallest
-    counts."""
+    """Return a port's (name, protocol) destinations with weights below FULL. The smallest of several weights counts."""
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones
     for piece in slices:
@@ -290,7 +283,7 @@ def _grow(weights: dict[bytes, int], plan: ServicePlan, growth: Growth) -> None:
 
 
 STEPS: Final = 10  # the number of steps in which a new endpoint's share grows
-_SURELY: Final = 0.001  # seconds added to the time of a step, so that a rounded timer does not fire before it
+_SURELY: Final = 0.001  # seconds added to the time of a step, so that a rounded timer does not fire too early
 
 
 class _Ages(Struct):
@@ -303,7 +296,6 @@ class _Ages(Struct):
 
 class SlowStart:
     """Tracks Services with a slow start: their new endpoints, and the present percentage of these endpoints' weights.
-
     The share of a new endpoint grows in steps. All new endpoints of a Service reach a step at the same time, so that a
     step causes at most one change per Service. Endpoints that exist when the proxy first sees a Service are not new, so
     a restart of the proxy causes no slow start. `now` is in seconds of a monotonic clock."""
@@ -344,7 +336,7 @@ class SlowStart:
             self._growing.discard(name)
 
     def forget(self, name: ServiceName) -> None:
-        """Stop tracking a Service, because it is deleted or has no slow start."""
+        """Stop tracking a Service that is deleted or has no slow start."""
         if self._ages:
             self._ages.pop(name, None)
             self._growing.discard(name)

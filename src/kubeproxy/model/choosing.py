@@ -1,7 +1,6 @@
 """Finds the eligible endpoints of a connection with their probabilities, and the other endpoints with the reasons.
-Pure. Only answers to questions (answer.py) use this module. Plans do not contain the reasons, because these follow from
-slices and pools.
-"""
+Pure. Only answers to questions (answer.py) use this module. Plans do not contain the reasons, which follow from slices
+and pools."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def shares_at(
     plan: ServicePlan, frontend: Frontend, port: bytes, policy: Policy, client: ClientAddress
 ) -> Iterable[tuple[bytes, float]]:
     """Return the endpoints that may get a client's connection to a port of a frontend, with their probabilities. In a
-    range of ports the endpoints have this port, so several ports of one address are one endpoint.
-    """
+    range of ports the endpoints have this port, so several ports of one address are one endpoint."""
     found = shares(plan, plan.local if policy is Policy.LOCAL else plan.cluster, policy, client)
     if not isinstance(frontend, PortRange):
         return found
@@ -67,7 +65,7 @@ def sharing_text(plan: ServicePlan, policy: Policy, client: ClientAddress) -> It
     """Yield texts about unequal shares."""
     weights = plan.weights(policy)
     if weights:
-        yield f"they have weights from {min(weights)} to {max(weights)}, which determine their shares"
+        yield f"the endpoints have weights from {min(weights)} to {max(weights)}, which determine the shares"
     if plan.balance is None:
         return
     if plan.balance.drained:
@@ -77,7 +75,7 @@ def sharing_text(plan: ServicePlan, policy: Policy, client: ClientAddress) -> It
 
 
 def _slot(hashing: Hashing, client: ClientAddress) -> int | None:
-    """Return a client's slot in a Maglev table; None if its address, or its port if that is hashed, is unknown."""
+    """Return a client's slot in a Maglev table; None if the hashed address or port is unknown."""
     return maglev.slot_of(hashing, client.address, client.port) if client.address is not None else None
 
 
@@ -85,7 +83,7 @@ def _hashed(hashing: Hashing, client: ClientAddress) -> str:
     decides = "address decides" if hashing.key is HashKey.CLIENT else "address and port decide"
     slot = _slot(hashing, client)
     where = f"which is slot {slot} of {hashing.size}" if slot is not None else f"by a table of {hashing.size} slots"
-    return f"Maglev: the client's {decides}, on every node alike, {where}"
+    return f"Maglev: the client's {decides}, in the same way on every node, {where}"
 
 
 class Absent(NamedTuple):
@@ -113,9 +111,8 @@ def absent(
     asked: BalanceRequests = NO_REQUESTS,
 ) -> Iterator[Absent]:
     """Yield the endpoints in a service port's slices that are not in its pool on this node. `local_only`: the policy is
-    Local. `drained` are endpoints with weight 0; the weight comes from their slices or from the Service's annotations
-    `asked`. `ejected` has the reasons for ejected endpoints.
-    """
+    Local. `drained` are endpoints with weight 0, which comes from their slices or from the Service's annotations
+    `asked`. `ejected` has the reasons for ejected endpoints."""
     for name, piece in slices.items():
         if piece.family is not key.family:
             continue
@@ -133,7 +130,7 @@ def absent(
                 if destination in drained:
                     yield Absent(destination, name, *_weightless(piece, endpoint, asked))
                 elif destination in ejected:
-                    yield Absent(destination, name, f"it is ejected on this node: {ejected[destination]}", EJECT)
+                    yield Absent(destination, name, f"ejected on this node: {ejected[destination]}", EJECT)
                 else:
                     yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
 
@@ -158,7 +155,7 @@ def lacking(slices: Iterable[Slice], key: ServicePortKey) -> str:
 
 def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
     """Yield the deleted endpoints (keys as in gone.Departed) with a port's family and protocol."""
-    reason = "it is deleted: it was terminating when it left the slices; connections to it are reset"
+    reason = "deleted after it terminated; connections to this endpoint are reset"
     for one in gone:
         address, protocol = one[:-3], one[-3]
         if len(address) == key.family.address_size and protocol == key.protocol:
@@ -167,26 +164,26 @@ def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
 
 def _weightless(piece: Slice, endpoint: Endpoint, asked: BalanceRequests) -> tuple[str, str]:
     if piece.weight == 0:
-        return "its weight is 0: it is drained, and keeps its established connections", WEIGHT
+        return "the endpoint's weight is 0: drained, but established connections continue", WEIGHT
     zone = piece.zones.get(endpoint.address, "") if piece.zones else ""
     by_zone = asked.nodes.get(endpoint.node) != 0 and asked.zones.get(zone) == 0
     where = f"zone {zone}" if by_zone else endpoint.node or "no node"
-    return f"the weight of {where} is 0: it is drained, and keeps its established connections", WEIGHTS
+    return f"the weight of {where} is 0: drained, but established connections continue", WEIGHTS
 
 
 def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tuple[str, str]:
     """Return the reason why an endpoint of a slice is not eligible, and the field of the cause."""
     if not endpoint.ready:
         if not endpoint.terminating:
-            return "it is not ready", "conditions.ready"
+            return "not ready", "conditions.ready"
         if not endpoint.serving:
-            return "it is terminating and no longer serves", "conditions.serving"
+            return "terminating and no longer serving", "conditions.serving"
     if local_only and endpoint.node != node:
         if not endpoint.node:
-            return "its slice names no node for it, and the policy is Local", UNPLACED
+            return "its slice names no node, and the policy is Local", UNPLACED
         return f"it is on {endpoint.node}, and the policy is Local", "nodeName"
     if not endpoint.ready:
-        return "it is terminating, and other endpoints are ready", "conditions.terminating"
+        return "terminating, while other endpoints are ready", "conditions.terminating"
     return _hint(endpoint, node, zone)
 
 

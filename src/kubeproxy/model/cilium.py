@@ -1,6 +1,5 @@
-"""Annotations of Cilium that determine the addresses of a Service, and its clients. Pure. They take
-effect only with the flag --cilium-annotations: see docs/beyond.md "Annotations of Cilium".
-"""
+"""Annotations of Cilium that determine the addresses of a Service, and its clients. Pure. They take effect only with
+the flag --cilium-annotations: see docs/beyond.md "Annotations of Cilium"."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _DENIES: Final = {"allow": False, "deny": True}
 
 
 def served_kinds(annotations: Annotations, world: Globals, problems: list[Problem]) -> Kinds | None:
-    """Return the kinds of frontends that an annotation leaves to a Service, None for all kinds."""
+    """Return the kinds of frontends that an annotation permits for a Service, None for all kinds."""
     text = annotations.cilium_type
     return _read(text, CILIUM_TYPE, _KINDS, world, problems) if text is not None else None
 

@@ -1,7 +1,7 @@
 """Resolves conflicts between Services on a node: about addresses with ports, and about entries for weights and Maglev
-tables. Pure. A claimed address belongs to the Service to which the API server allocated it, else to the oldest Service.
-So users with the right to write externalIPs cannot take addresses of other Services (CVE-2020-8554). In the Go
-kube-proxy the owner is random."""
+tables. Pure. A claimed address belongs to the Service to which the API server allocated the address, else to the oldest
+Service. Therefore users with the right to write externalIPs cannot take addresses of other Services (CVE-2020-8554). In
+the Go kube-proxy the owner is random."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLUSTER_IP = FrontendKind.CLUSTER  # looked up once, as in model.compile
 
 
 class Right(IntEnum):
-    """The reason why a Service may claim a frontend. Of several claimants, the one with the smallest value wins."""
+    """The reason why a Service may claim a frontend. Of several claimants, the smallest value wins."""
 
     ALLOCATED = 0  # allocated by the API server: cluster IPs, NodePorts
     WRITTEN = 1  # written by a client of the API: external IPs, addresses of load balancers
@@ -30,7 +30,7 @@ class Right(IntEnum):
 class Claimant(Struct, frozen=True, order=True, gc=False):
     """A Service that claims frontends. The smallest claimant of a frontend is its owner."""
 
-    right: Right  # the reason why it may claim them
+    right: Right  # the reason for the claim
     created: str  # in RFC 3339, so that older Services sort first
     namespace: str
     name: str
@@ -50,12 +50,10 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
 
 class Claims:
-    """The owners of one family's frontends, by Frontend.key. `written` are the keys claimed with the right WRITTEN.
-    Claiming a contested key takes logarithmic time in the number of its claimants.
-
-    A range of ports competes with the ranges and ports of other Services that overlap it. It takes effect if no
-    smaller claimant has an overlapping range or port. `place` is a frontend's address and protocol, its key without the
-    port."""
+    """The owners of one family's frontends, by Frontend.key. `written` are the keys claimed with the right WRITTEN. A
+    range of ports competes with overlapping ranges and ports of other Services: it takes effect if no smaller claimant
+    has an overlapping range or port. `place` is a frontend's address and protocol, its key without the port. A claim of
+    a contested key takes logarithmic time in the number of claimants."""
 
     def __init__(self) -> None:
         self.written: dict[ServiceName, tuple[bytes, ...]] = {}
@@ -144,15 +142,15 @@ class Claims:
         return self._owner.get(key)
 
     def asking(self, key: bytes) -> Iterable[ServiceName]:
-        """Return all Services that claim a key, or ranges at a place: if the owner changes, so do the plans or problems
-        of each."""
+        """Return all Services that claim a key, or ranges at a place. A change of the owner changes the plans or
+        problems of each."""
         if key in self._ranges:
             return {claimant.service for claimant, _ in self._ranges[key]}
         owner = self._owner.get(key)
         return [claimant.service for claimant in self._contested.get(key, () if owner is None else (owner,))]
 
     def _release(self, key: bytes, claimant: Claimant) -> bool:
-        """Withdraw a claim; return whether this changed the key's owner."""
+        """Withdraw a claim; return whether the key's owner changed."""
         waiting = self._contested.get(key)
         if waiting is None:
             if self._owner.get(key) == claimant:
@@ -179,7 +177,7 @@ class Claims:
 
 def _of(service: Claimant | None, span: PortRange) -> Claimant:
     """Return a Service as the claimant of one of its ranges."""
-    assert service is not None  # noqa: S101 - it has the range
+    assert service is not None  # noqa: S101 - a Service with a range is not None
     return service.writing if span.kind in WRITTEN else service
 
 
@@ -193,7 +191,7 @@ def claimed_keys(
 
 
 def lost_to(claims: Claims, frontend: Frontend, claimant: Claimant, nodeport_addresses: Collection[bytes]) -> str:
-    """Return the reason why another Service owns a frontend; '' if the claimant owns it."""
+    """Return the reason why another Service owns a frontend; '' if the claimant owns the frontend."""
     written = frontend.kind in WRITTEN
     owner = claims.owner(frontend.key)
     if owner is not None and owner != (claimant.writing if written else claimant):
@@ -209,8 +207,8 @@ def lost_to(claims: Claims, frontend: Frontend, claimant: Claimant, nodeport_add
 
 
 def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
-    """Return a Service's frontends of one family, in two groups: keys that the API server allocated, and frontends that
-    users wrote."""
+    """Return a Service's frontends of one family in two groups: keys that the API server allocated, and frontends of
+    users."""
     if not plans or (len(plans) == 1 and plans[0].key.family is not family):
         return (), ()
     if len(plans) == 1 and len(plans[0].frontends) == 1 and plans[0].frontends[0].kind is _CLUSTER_IP:
@@ -244,7 +242,7 @@ TURN: Final = ROOM  # the number of entries to change in one sync, which takes a
 
 
 class _Asker(NamedTuple):
-    """A Service that requests entries. The smallest value gets its entries first."""
+    """A Service that requests entries. The Service with the smallest value gets its entries first."""
 
     created: str  # RFC 3339 timestamps sort by age as text
     name: ServiceName
@@ -252,11 +250,9 @@ class _Asker(NamedTuple):
 
 class NodeBudget:
     """Grants entries for weights and Maglev tables to Services, in the order of age and then name. A Service gets its
-    entries if older Services leave enough.
-
-    A Service of two kilobytes may request 65,536 elements of the kernel on every node, and a namespace may have a
-    thousand such Services. See docs/balancing.md "What a node gives". Nodes with the same Services grant the same
-    entries, also after a restart."""
+    entries if older Services leave enough entries. A Service of two kilobytes may request 65,536 elements of the kernel
+    on every node, and a namespace may have a thousand such Services. See docs/balancing.md "What a node gives". Nodes
+    with the same Services grant the same entries, also after a restart."""
 
     def __init__(self, entries: int) -> None:
         self._entries = entries
@@ -294,8 +290,8 @@ class NodeBudget:
         return name not in self._denied
 
     def costs(self, names: KeysView[ServiceName]) -> dict[ServiceName, int]:
-        """Return the number of entries granted to each of these Services, oldest first. Services without entries are
-        omitted."""
+        """Return the number of entries granted to each of these Services, oldest first, without Services that have no
+        entries."""
         found = sorted(self._asked[name] for name in names & self._asked.keys() if self.has(name))
         return {asker.name: entries for asker, entries in found}
 
@@ -322,7 +318,7 @@ class NodeBudget:
 
 
 IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube-system", "kube-dns")})
-"""The Services that a full sync programs first: nothing else in a cluster works without them."""
+"""The Services that a full sync programs first, because the rest of a cluster depends on them."""
 
 
 def important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:
@@ -332,8 +328,8 @@ def important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:
 
 
 class FairOrder:
-    """Orders costly changes so that namespaces take turns: no namespace waits for all changes of another namespace.
-    Waiting changes come before new changes. A namespace without waiting changes keeps its position."""
+    """Orders costly changes so that no namespace waits for all changes of another namespace. Waiting changes come
+    before new changes. A namespace without waiting changes keeps its position."""
 
     def __init__(self) -> None:
         self._waiting: list[ServiceName] = []
@@ -341,8 +337,7 @@ class FairOrder:
         self._turn = 0
 
     def deferred(self, costs: Mapping[ServiceName, int]) -> Iterable[ServiceName]:
-        """Return, in order, the Services whose changes must wait; `costs` is the number of entries per changed
-        Service."""
+        """Return, in order, the Services whose changes must wait; `costs` are the entries per changed Service."""
         if sum(costs.values()) <= TURN:
             self._waiting.clear()
             self._served.clear()

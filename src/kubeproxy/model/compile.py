@@ -39,7 +39,7 @@ from kubeproxy.model.plan import (
 from kubeproxy.model.port_ranges import ProtocolRange, requested_ranges, with_ranges
 from kubeproxy.model.spec import ServiceFacts, SpecPort, read_spec
 
-# These constants are for code that runs for every Service: access to a member of an enum is slow in Python 3.11.
+# Code that runs for every Service uses these constants, because access to a member of an enum is slow in Python 3.11.
 _CLUSTER_IP = FrontendKind.CLUSTER
 _EVERYWHERE, _HERE = Policy.CLUSTER, Policy.LOCAL
 
@@ -56,8 +56,8 @@ def compiling(
     most: int = ROOM,
 ) -> Generator[tuple[()], None, Compiled]:
     """Compile a Service and its slices (of all families, in any order) in steps; the result is the generator's return
-    value. `growth`: new endpoints' present percentages of their weights. `failures`: the failing endpoints, which it
-    ejects; None if the Service ejects none. `most`: the maximum number of entries for weights and Maglev tables per
+    value. `growth` is the present percentage of its weight for each new endpoint. `failures` are the failing endpoints
+    to eject; None if the Service ejects none. `most` is the maximum number of entries for weights and Maglev tables per
     family; 0 for equal shares."""
     if skipped(service, world):
         return NOTHING
@@ -104,26 +104,26 @@ def is_slow(service: Service, slices: int) -> bool:
 
 
 def skipped(service: Service, world: Globals) -> str:
-    """Return the reason why this proxy does not serve a Service, '' when it does."""
+    """Return the reason why this proxy does not serve a Service; '' for a Service that it serves."""
     spec, labels = service.spec, service.metadata.labels
     first = spec.cluster_ips[0] if spec.cluster_ips else spec.cluster_ip
     proxy = labels.service_proxy_name if labels is not None else None
-    if proxy is not None or world.features.values:  # nearly never
+    if proxy is not None or world.features.values:  # rare
         name = PROXY_NAME.value(world) or None
         if proxy != name:
             return of_another_proxy(proxy)
     if spec.type == "ExternalName":
-        return "its type is ExternalName: a name in DNS, no rules are needed"
+        return "its type is ExternalName, which needs DNS and no rules"
     if first == "None":
-        return "headless (spec.clusterIP is None): DNS returns its endpoints, no rules are needed"
-    return "" if first else "spec.clusterIP is empty: it has no address yet"
+        return "headless (spec.clusterIP is None): DNS returns the endpoints, and no rules are needed"
+    return "" if first else "spec.clusterIP is empty: the Service has no address yet"
 
 
 def of_another_proxy(name: str | None) -> str:
     """Return the reason of a Service with another proxy's label, None for no label (KEP-2447)."""
     if name is None:
-        return f"another proxy serves it: it lacks the label {PROXY_LABEL} (--service-proxy-name)"
-    return f"another proxy serves it, by its label {PROXY_LABEL}: {name[:64]!r}"
+        return f"another proxy serves this Service, which lacks the label {PROXY_LABEL} (--service-proxy-name)"
+    return f"another proxy serves this Service, by the label {PROXY_LABEL}: {name[:64]!r}"
 
 
 def _plan(
@@ -169,11 +169,10 @@ def _plan(
 
 
 def _sparing(plan: ServicePlan, api_servers: Collection[bytes], problems: list[Problem]) -> ServicePlan:
-    """Return a plan without frontends that would cut this node's proxy off from the API server.
-
-    External IPs are written by users, so they are never served at the API server's address. A load balancer's address
-    is written by the cluster's controllers, and connections to it may lead to the API server, so its frontend is
-    omitted only while it would refuse or drop the node's own connections."""
+    """Return a plan without frontends that would cut this node's proxy off from the API server. An external IP is
+    written by a user, so it is never served at the API server's address. A load balancer's address is written by the
+    cluster's controllers, and connections to it may lead to the API server. Its frontend is therefore omitted only
+    while the frontend would refuse or drop the node's own connections."""
     if (plan.key.namespace, plan.key.name) == _API_SERVER:
         return plan
     lost = []
@@ -200,8 +199,8 @@ def _asked(
     if not its_own and not [piece for piece in slices if piece.weight is not None]:
         return None
     if not BALANCING.value(world):
-        ignored = "its requests for shares are ignored" if its_own else "the weights of its EndpointSlices are ignored"
-        reason = f"{ignored}: the proxy on this node shares connections evenly, by its mode or its flags"
+        ignored = "the Service's requests for shares" if its_own else "the weights of the Service's EndpointSlices"
+        reason = f"{ignored} are ignored: the proxy on this node shares connections evenly, by its mode or its flags"
         problems.append(Problem("metadata.annotations", reason))
         return None
     return balance_requests(annotations, problems)
@@ -218,8 +217,8 @@ def _ranges(service: Service, facts: ServiceFacts, world: Globals, problems: lis
 
 def _allowed(facts: ServiceFacts, family: Family, world: Globals) -> tuple[Range, ...] | None:
     """Return the source ranges for the load balancer addresses; None without such addresses or without a restriction.
-    If the node's address is in the ranges, the load balancer addresses are added, because the kernel selects one as the
-    source address if a cloud's agent has added it to an interface (allowFromNode in the Go kube-proxy)."""
+    If the node's address is in the ranges, the load balancer addresses are added (allowFromNode in the Go kube-proxy):
+    a cloud's agent may add such an address to an interface, and the kernel then selects it as the source address."""
     ranges, balancers = facts.source_ranges.get(family), facts.balancer_ips.get(family, ())
     if ranges is None or not balancers:
         return None
@@ -253,8 +252,6 @@ def _frontends(facts: ServiceFacts, port: SpecPort, family: Family, cluster_ip: 
 
 
 class _Stock(NamedTuple):
-    """Three facts: the cluster pool has endpoints, the local pool has endpoints, some endpoint is usable."""
-
     cluster: bool
     local: bool
     usable: bool
@@ -296,7 +293,7 @@ def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
 
 
 def _health(port: int, slices: Sequence[Slice], plans: Sequence[ServicePlan], world: Globals) -> HealthCheck | None:
-    """Return the health check of a LoadBalancer with externalTrafficPolicy Local. It counts the addresses of ready
+    """Return the health check of a LoadBalancer with externalTrafficPolicy Local, with the number of addresses of ready
     endpoints on this node, over all ports of a family's slices."""
     if not port or not plans:
         return None

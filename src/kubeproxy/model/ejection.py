@@ -1,8 +1,6 @@
-"""Ejection of failing endpoints: an endpoint that does not answer this node gets no new connections from it until it
-answers again. Pure: the kernel's suspects, the results of attempts to connect, and the times are arguments.
-
-An endpoint's key is its packed address, protocol (1 byte) and port (2 bytes), as in gone.Departed.
-See docs/failover.md.
+"""Ejection of failing endpoints: an endpoint that does not answer this node gets no new connections from this node
+until it answers again. Pure: the kernel's suspects, the results of attempts to connect, and the times are arguments. An
+endpoint's key is its packed address, protocol (1 byte) and port (2 bytes), as in gone.Departed. See docs/failover.md.
 """
 
 from __future__ import annotations
@@ -26,20 +24,18 @@ LONGEST: Final = 300.0
 """Seconds after which an endpoint returns without an answer: a network policy may allow only its clients to connect."""
 REST: Final = 0.25
 """Seconds for which an endpoint is not suspected again after it accepted an attempt to connect. The time doubles with
-each further such attempt, up to LONGEST_REST."""
+each further attempt that the endpoint accepts, up to LONGEST_REST."""
 LONGEST_REST: Final = 1.0  # seconds; shorter than TCP's first retransmission, so it delays no ejection
-RELAPSE: Final = 60.0  # seconds after a return in which the next failure continues with the pause of the last one
+RELAPSE: Final = 60.0  # seconds after a return in which the next failure continues with the last pause
 
 _PROTOCOLS: Final = frozenset({IPPROTO_TCP, IPPROTO_UDP})
 """The protocols of endpoints that are ejected: the proxy cannot confirm that an SCTP endpoint fails."""
 
 
 class Failure(NamedTuple):
-    """A failing endpoint: the reason, the pause between attempts to connect, and times.
-
-    `since` and `began` are the time of the first failed attempt: `since` in seconds since the epoch, `began` in seconds
-    of a monotonic clock. `due` is the time of the next attempt, in seconds of the same monotonic clock.
-    """
+    """A failing endpoint: the reason, the pause between attempts to connect, and times. `since` and `began` are the
+    time of the first failed attempt: `since` in seconds since the epoch, `began` in seconds of a monotonic clock. `due`
+    is the time of the next attempt, in seconds of the same monotonic clock."""
 
     since: float
     reason: str
@@ -58,10 +54,8 @@ Failures = Mapping[bytes, Failure]
 
 
 def ejecting(chosen: Selection, failures: Failures, protocol: int) -> tuple[Selection, Pool]:
-    """Return a selection without failing endpoints, and the endpoints that are in none of its pools for this reason.
-
-    UDP flows to these end, as if they were deleted; TCP connections continue.
-    """
+    """Return a selection without failing endpoints, and the endpoints that are therefore in none of its pools. UDP
+    flows to such endpoints end, as if the endpoints were deleted; TCP connections continue."""
     failing = frozenset([key[:-3] + key[-2:] for key in failures if key[-3] == protocol])
     if not failing:
         return chosen, ()
@@ -74,7 +68,7 @@ def ejecting(chosen: Selection, failures: Failures, protocol: int) -> tuple[Sele
 
 
 def _remaining(pool: Pool, failing: Collection[bytes]) -> Pool:
-    """Return a pool without failing endpoints; the whole pool if these are more than half of it."""
+    """Return a pool without failing endpoints; the whole pool if more than half of it fails."""
     kept = tuple([destination for destination in pool if destination not in failing])
     return kept if 2 * len(kept) >= len(pool) else pool
 
@@ -123,11 +117,9 @@ class _Answered(NamedTuple):
 
 
 class Ejections:
-    """The failing endpoints of Services that eject them. `now` is in seconds of a monotonic clock.
-
-    The endpoints of a Service are those that the API allows for its pools. If the API removes an endpoint from the
-    pools, its ejection is forgotten: the API takes precedence.
-    """
+    """The failing endpoints of Services that eject them. `now` is in seconds of a monotonic clock. The endpoints of a
+    Service are those that the API allows for its pools. If the API removes an endpoint from the pools, its ejection is
+    removed: the API takes precedence."""
 
     def __init__(self, setting: Ejecting) -> None:
         self.failures: dict[bytes, Failure] = {}
@@ -160,7 +152,7 @@ class Ejections:
         return self._services.get(key, ())
 
     def replace(self, name: ServiceName, before: Iterable[ServicePlan], after: Iterable[ServicePlan]) -> None:
-        """Replace the plans of a Service; forget endpoints that no Service has."""
+        """Replace the plans of a Service; remove endpoints that no Service has."""
         if not (self._services or self.in_use):
             return
         had, has = _keys(before), _keys(after)
@@ -176,7 +168,8 @@ class Ejections:
             self._answered.pop(key, None)
 
     def due(self, suspects: Iterable[bytes], now: float) -> list[bytes]:
-        """Return the endpoints to which the proxy should connect: failing ones after their pause, and new suspects."""
+        """Return the endpoints to which the proxy should connect: failing endpoints after their pause, and new
+        suspects."""
         for key in [key for key, one in self._answered.items() if max(one.rests + one.rest, one.relapses) <= now]:
             del self._answered[key]
         resting = {key for key, answered in self._answered.items() if answered.rests > now}

@@ -69,12 +69,12 @@ class Slice(Struct, frozen=True, gc=False):
 
 
 class PackedSlice(Struct, frozen=True, gc=False):
-    """An EndpointSlice from a list, packed right after it is decoded, because a decoded slice needs ten times the
+    """An EndpointSlice from a list, packed immediately after decoding, because a decoded slice needs ten times the
     memory."""
 
     metadata: objects.ObjectMeta
     address_type: str
-    piece: Slice | None  # None if it belongs to no Service, or if its address type cannot be programmed
+    piece: Slice | None  # None if the slice belongs to no Service, or its address type cannot be programmed
 
 
 def packed(source: objects.EndpointSlice) -> PackedSlice:
@@ -130,7 +130,7 @@ def read_number(text: str, most: int = FULL) -> int | None:
 
 
 def _slice_weight(annotations: objects.Annotations) -> tuple[int | None, tuple[Problem, ...]]:
-    """Return the weight in our annotation, else in Cilium's annotation, and problems with it."""
+    """Return the weight in our annotation, else in Cilium's annotation, and the problems of the annotation."""
     text, field = annotations.weight, annotation_field("weight")
     if text is None:
         text, field = annotations.cilium_weight or "", "metadata.annotations[service.cilium.io/weight]"
@@ -150,8 +150,8 @@ def _plain(
     entries: Sequence[objects.SliceEndpoint], ports: Sequence[SlicePort], family: Family
 ) -> tuple[tuple[tuple[bytes, ...], ...], tuple[str, ...]] | None:
     """Return the destinations of each port, and the nodes, both in the order of the addresses; None if an address is
-    missing, repeated, or in an unusual form. For speed, comprehensions create no object per endpoint: the first list
-    may contain 100,000 endpoints."""
+    missing, repeated, or in an unusual form. Comprehensions create no object per endpoint, because the first list may
+    contain 100,000 endpoints."""
     number = PORT_BYTES[ports[0].port]
     try:
         first = [inet_pton(family, e.addresses[0]) + number for e in entries]  # type: ignore[index]
@@ -187,7 +187,6 @@ def _one_by_one(entries: Sequence[objects.SliceEndpoint], family: Family) -> tup
 
 
 def _ports(entries: Sequence[objects.EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
-    """Return the usable ports, and the problems of the other ports."""
     if len(entries) == 1:  # the usual case; many slices have equal ports
         return _one_port(entries[0].name, entries[0].protocol, entries[0].port)
     problems: list[Problem] = []
@@ -208,7 +207,7 @@ def _read_ports(entries: Iterable[objects.EndpointPort], problems: list[Problem]
         if protocol is None:
             problems.append(Problem(f"ports[{i}].protocol", f"{(entry.protocol or '')[:64]!r} is not TCP, UDP or SCTP"))
         elif not entry.port:
-            continue  # nil means "all ports", to which no proxy can forward; the Go kube-proxy ignores it, too
+            continue  # nil means "all ports", to which no proxy can forward; ignored as in Go
         elif not 0 < entry.port < 65536:
             problems.append(Problem(f"ports[{i}].port", f"{entry.port} is not between 1 and 65535"))
         else:
@@ -289,8 +288,8 @@ def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: b
 
 
 def _merge(matched: Sequence[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
-    """Return the endpoints by destination. Of two with the same destination, prefer the one that does not terminate,
-    then the local one."""
+    """Return the endpoints by destination. Of endpoints with one destination, prefer an endpoint that does not
+    terminate, and then a local endpoint."""
     merged: dict[bytes, Endpoint] = {}
     for piece, number in matched:
         port = PORT_BYTES[piece.ports[number].port]
@@ -328,8 +327,7 @@ def _select_any(merged: dict[bytes, Endpoint], view: Viewpoint, uses_cluster: bo
 def _topology(ready: Iterable[Endpoint], view: Viewpoint) -> Callable[[Endpoint], bool]:
     """Return the filter that applies hints: by node if every endpoint has node hints and a hint names this node; else,
     by zone under the same conditions. Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433 (topology aware
-    hints).
-    """
+    hints)."""
     endpoints = list(ready)
     if endpoints and all(e.nodes for e in endpoints) and any(view.node in e.nodes for e in endpoints):
         return lambda e: view.node in e.nodes

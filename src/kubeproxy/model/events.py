@@ -26,7 +26,7 @@ from kubeproxy.model.objects import (
 
 
 class Replaced(Struct, frozen=True):
-    """A list of all existing objects of a resource; known objects that it does not contain are deleted."""
+    """A list of all existing objects of a resource; known objects that are missing from the list are deleted."""
 
     resource: Resource
     objects: Sequence[Object | PackedSlice]  # EndpointSlices may be packed
@@ -74,8 +74,7 @@ class Rejected(Struct, frozen=True):
 Event = Replaced | Upserted | ZonedSlice | Deleted | Rejected
 
 Sink = Callable[[Sequence[Event]], None]
-"""A function that receives the events of one read, on the event loop's thread. It must return quickly and never
-raise."""
+"""A function that receives the events of one read, on the event loop's thread, returns quickly and never raises."""
 
 
 _NO_LABELS: Final = Labels()
@@ -84,7 +83,7 @@ _NO_STATUS: Final = ServiceStatus(LoadBalancerStatus())
 
 def kept(found: Object) -> Object | PackedSlice:
     """Return an object of a long list in a form that needs less memory: a packed slice, or an equal Service that shares
-    its parts. Otherwise 10,000 Services would need twice the memory, and their slices ten times; Python would not
+    its parts. In the decoded form 10,000 Services need twice the memory, and their slices ten times; Python would not
     return most of this memory to the system."""
     if isinstance(found, EndpointSlice):
         return packed(found)

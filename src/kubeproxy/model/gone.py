@@ -1,6 +1,6 @@
 """Tracks gone endpoints: endpoints that were terminating when they left their slices. Pure. An endpoint that leaves its
-slices in another state (its label changed, or it is not ready) may still serve its connections. No object contains the
-last state of an endpoint that left, so the tracker stores it."""
+slices in another state (its label changed, or it is not ready) may still serve its connections. The tracker stores the
+last state of each endpoint, because no object contains the state of an endpoint that left."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import ServiceName
 
 UPDATED: Final = 0.5
-"""Seconds until an endpoint that an update removed from its slice counts as deleted: the update of another slice, to
-which it may move, can arrive later."""
+"""Seconds until an endpoint that an update removed from its slice counts as deleted: the update of another slice that
+contains the endpoint can arrive later."""
 
 DELETED: Final = 5.0
 """Seconds from the deletion of a slice until its endpoints count as deleted: a deleted namespace's slices, Services and
@@ -25,7 +25,7 @@ SECONDS: Final = 3600
 """Seconds for which connections to a gone endpoint are reset. A TCP client that sends gives up after a quarter of an
 hour (tcp_retries2), but an idle client may send data or a keepalive only later."""
 
-MOST: Final = 1 << 16  # the maximum number of gone endpoints; if there are more, the oldest are removed
+MOST: Final = 1 << 16  # the maximum number of gone endpoints; beyond it the oldest are removed
 
 
 class Departed(NamedTuple):
@@ -102,8 +102,8 @@ class Departures:
             self._fresh[address] = _Missing(service, serves, UPDATED if after is not None else DELETED)
 
     def look(self, now: float, services: Container[ServiceName]) -> Departed:
-        """Return the changes since the last look. `now` is in seconds; `services` are the existing Services. If slices
-        are deleted together with their Service, this does not prove that the endpoints are deleted."""
+        """Return the changes since the last call. `now` is in seconds; `services` are the existing Services. The
+        deletion of slices together with their Service does not prove that the endpoints are deleted."""
         for missing in self._fresh.values():
             missing.due = now + missing.grace
             self.due = missing.due if self.due is None else min(self.due, missing.due)

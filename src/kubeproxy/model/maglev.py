@@ -14,11 +14,10 @@ from typing import Final
 from kubeproxy.model.plan import Hashing, HashKey, Pool, Weights
 
 SEED: Final = 0x6B75_6265
-"""The seed of the kernel's hash. It is the same on all nodes and in all releases, because another seed would move
-clients to other endpoints."""
+"""The seed of the kernel's hash, the same on all nodes and in all releases, because another seed would move clients."""
 
 SIZES: Final = (251, 1021, 4093)
-"""The sizes of Maglev tables. They are primes, so that a permutation with any stride contains all slots."""
+"""The sizes of Maglev tables, which are primes, so that a permutation with any stride contains all slots."""
 
 DEFAULT_SIZE: Final = 1021
 
@@ -29,9 +28,9 @@ _FINAL: Final = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 
 
 
 def fill(pool: Pool, weights: Weights, size: int) -> Pool:
-    """Return the destination of each slot. `weights` are as in plan.Balance; `size` is a prime. The destinations take
-    turns; in its turn, a destination gets the next free slot of its permutation. A smaller weight means fewer turns.
-    The table depends on the set of destinations, not on their order."""
+    """Return the destination of each slot. `weights` are as in plan.Balance; `size` is a prime. In each turn, the
+    destination gets the next free slot of its permutation. A smaller weight means fewer turns. The table depends on the
+    set of destinations, not on their order."""
     if not pool:
         return ()
     members = sorted(zip(pool, weights or (1,) * len(pool), strict=True))

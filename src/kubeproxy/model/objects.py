@@ -1,6 +1,6 @@
-"""Kubernetes objects, with only the fields that the proxy uses. Defaults are the API's zero values; only JSON types are
-validated. Real answers contain null lists and maps (a bookmark's object), so every list and map may be None. Source:
-core/v1, discovery.k8s.io/v1 and networking.k8s.io/v1 of Kubernetes 1.36."""
+"""Kubernetes objects, with only the fields that the proxy uses. Source: core/v1, discovery.k8s.io/v1 and
+networking.k8s.io/v1 of Kubernetes 1.36. Defaults are the API's zero values; only JSON types are validated. Real answers
+contain null lists and maps (a bookmark's object), so every list and map may be None."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class SliceEndpoint(ApiStruct, frozen=True):
 
 
 class EndpointPort(ApiStruct, frozen=True):
-    """One entry of an EndpointSlice's ports. If `port` is None, it means all ports, to which no proxy can forward."""
+    """One entry of an EndpointSlice's ports. `port` None means all ports, to which no proxy can forward."""
 
     port: Int32 | None = None
     name: str | None = None

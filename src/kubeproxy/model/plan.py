@@ -102,8 +102,7 @@ class Frontend(Struct, frozen=True, gc=False):
 
 class PortRange(Frontend, frozen=True, gc=False):
     """A range of ports at an address of a Service, which leads to the same port of an endpoint; the key has the first
-    port.
-    """
+    port."""
 
     last: int
 
@@ -114,7 +113,7 @@ class PortRange(Frontend, frozen=True, gc=False):
 
     @property
     def handover_key(self) -> bytes:
-        """Address and protocol: the kernel refuses a range that overlaps another."""
+        """Address and protocol, because the kernel refuses a range that overlaps another range."""
         return self.key[:-2]
 
 
@@ -172,7 +171,7 @@ class HashKey(IntEnum):
     """The part of a connection that is hashed."""
 
     FLOW = 0  # the client's address and port
-    CLIENT = 1  # its address
+    CLIENT = 1  # the client's address
 
 
 class Hashing(NamedTuple):
@@ -213,7 +212,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
     health_port: int = 0  # the healthCheckNodePort, 0 for none
     balance: Balance | None = None  # None for equal shares
     ejected: Pool | None = None  # endpoints in no pool because they fail; None if the Service ejects none
-    port_ranges: tuple[PortRange, ...] = ()  # of the Service: only its first plan in a family has them
+    port_ranges: tuple[PortRange, ...] = ()  # only the Service's first plan in a family has ranges
 
     @property
     def usable(self) -> bool:
@@ -236,7 +235,8 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return self.frontends + self.port_ranges
 
     def without(self, lost: Collection[Frontend]) -> ServicePlan:
-        """Return the plan without some frontends and ranges; source ranges stay with a load balancer address only."""
+        """Return the plan without some frontends and ranges; only plans with a load balancer address keep source
+        ranges."""
         kept = tuple([each for each in self.frontends if each not in lost])
         ranges = tuple([each for each in self.port_ranges if each not in lost])
         balanced = any(each.kind is FrontendKind.LOADBALANCER for each in kept + ranges)
@@ -244,8 +244,8 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return structs.replace(self, frontends=kept, port_ranges=ranges, source_ranges=sources)
 
     def at_port(self, frontend: Frontend, port: bytes) -> ServicePlan:
-        """Return the plan for one port of a frontend. For a range of ports, the endpoints of this plan have
-        this port too."""
+        """Return the plan for one port of a frontend. For a range of ports, the endpoints of this plan have this port
+        too."""
         if not isinstance(frontend, PortRange):
             return self
         pools = (tuple([one[:-2] + port for one in pool]) for pool in (self.cluster, self.local, self.serving))
@@ -339,7 +339,7 @@ class Detector(Struct, frozen=True):
         return kinds[self.kind]
 
     def holds(self, source: bytes, interface: str) -> bool:
-        """Return whether a packet comes from a pod. `interface` is its incoming interface; '' if unknown."""
+        """Return whether a packet comes from a pod. `interface` is the packet's incoming interface; '' if unknown."""
         if self.kind == "network":
             network = parse_network(self.value)
             return network is not None and within(source, (network,))
@@ -352,7 +352,7 @@ class Loopback(Enum):
     """The treatment of NodePorts on loopback addresses."""
 
     NOTHING = "nothing"
-    SERVED = "served"  # the rules for all local addresses serve them
+    SERVED = "served"  # by the rules for all local addresses
     REFUSED = "refused"  # and counted
     RELAYED = "relayed"  # the proxy itself relays TCP; other protocols are refused and counted
 
@@ -424,10 +424,10 @@ class Affinity(Enum):
 class Habits(NamedTuple):
     """The properties of a mode that clients can notice and in which modes differ."""
 
-    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)  # at these, ports without a Service are refused
+    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)  # with refused ports without a Service
     drops_unowned: bool = True  # packets to addresses in ServiceCIDRs without a Service are dropped
     refuses_node: bool = True  # this node's own connections to external addresses without endpoints are refused
-    refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)  # for this node's packets; others: output
+    refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)  # this node's packets; others: output
     ranges_first: bool = True  # source ranges apply also if a Service has no endpoints
     resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # TCP is refused by a reset, not by an ICMP error
     loopback: tuple[Family, ...] = ()  # NodePorts answer on loopback whenever they answer on all local addresses

@@ -1,6 +1,6 @@
-"""Stores the objects of the cluster and the plans of this node: applies events, and returns changed plans. Pure. It is
-level-triggered: an event marks its Service as dirty, and `take` compiles dirty Services. The order and grouping of
-events do not matter, because plans depend only on the last state of each object."""
+"""Stores the objects of the cluster and the plans of this node: applies events, and returns changed plans. Pure. The
+planner is level-triggered: an event marks a Service as dirty, and `take` compiles dirty Services. The order and
+grouping of events do not matter, because plans depend only on the last state of each object."""
 
 from __future__ import annotations
 
@@ -84,9 +84,8 @@ class Counts(Struct):
 
 class Planner:
     """Stores the objects, reduced to the used fields, and the last plans of each Service. `departures` tracks gone
-    endpoints; without resets it is None. Three other states depend on the past: the addresses of a deleted Node
-    remain (see `remembering`), the shares of new endpoints grow with time (slow start), and failing endpoints are
-    ejected."""
+    endpoints, and is None without resets. Three other states depend on the past: the addresses of a deleted Node remain
+    (see `remembering`), the shares of new endpoints grow with time (slow start), and failing endpoints are ejected."""
 
     def __init__(self, world: Globals, departures: Departures | None = None) -> None:
         self.world = world
@@ -195,19 +194,17 @@ class Planner:
                 self._dirty.update(dict.fromkeys(claims.written))
 
     def tick(self, now: float) -> None:
-        """Set the time in seconds of a monotonic clock. A Service becomes dirty when its slow start reaches a new
-        step."""
+        """Set the time in seconds of a monotonic clock. A Service becomes dirty at each step of its slow start."""
         self._dirty.update(dict.fromkeys(self._slow_start.advance(now)))
 
     @property
     def due(self) -> float | None:
-        """The time at which `tick` and `look` of the departures must be called next; None if no plan changes with
-        time."""
+        """The next time for `tick` and for `look` of the departures; None if no plan changes with time."""
         moments = self._slow_start.next_step(), self.departures.due if self.departures is not None else None
         return min((moment for moment in moments if moment is not None), default=None)
 
     def mark(self, names: Iterable[ServiceName]) -> None:
-        """Make Services dirty, because endpoints fail or answer again."""
+        """Mark Services as dirty, because endpoints fail or answer again."""
         self._dirty.update(dict.fromkeys(names))
 
     def mark_all(self) -> None:
@@ -264,8 +261,8 @@ class Planner:
         yield changes
 
     def _begun(self) -> dict[ServiceName, None]:
-        """Return the dirty Services except deferred ones. Deleted Services are included, since another Service may need
-        their addresses."""
+        """Return the dirty Services except deferred Services. Deleted Services are included, since another Service may
+        need their addresses."""
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         self.deferred = []
@@ -290,8 +287,8 @@ class Planner:
         return None
 
     def _started(self, dirty: dict[ServiceName, None]) -> Iterator[tuple[()]]:
-        """Compile dirty Services in steps. All slow Services together get SLOW_STEPS steps, except in the
-        first compilation. The rest moves from `dirty` to `unfinished`, and these Services take turns."""
+        """Compile dirty Services in steps. All slow Services together get SLOW_STEPS steps, except in the first
+        compilation. The other slow Services move from `dirty` to `unfinished`, and take turns."""
         left = SLOW_STEPS if self.compiled else sys.maxsize
         # Services that have changed in the meantime are compiled again afterwards.
         self._dirty.update(dict.fromkeys(self.unfinished.keys() & dirty.keys()))
@@ -347,7 +344,6 @@ class Planner:
                 self._moved[claims] |= claims.replace_ranges(before, after, had, has)
 
     def _meaning(self, name: ServiceName, service: Service) -> Generator[tuple[()], None, Compiled]:
-        """Compile a Service; update its slow start and its request for entries."""
         slices = self.slices.get(name)
         pieces, starting = slices.values() if slices is not None else (), self._slow_start
         failures = self.ejections.of(service)
@@ -379,7 +375,7 @@ class Planner:
             claims, hidden = self._claims[plan.key.family], nodeport_addresses(self.world, plan.key.family)
             lost = {f: why for f in plan.all_frontends if (why := lost_to(claims, f, claimant, hidden))}
             if lost:
-                plan = plan.without(lost)  # noqa: PLW2901 - reduced
+                plan = plan.without(lost)  # noqa: PLW2901
                 problems += [not_programmed(f, why) for f, why in lost.items()]
             plans.append(plan)
         if not problems:
@@ -440,7 +436,6 @@ class Planner:
             self._triggers.setdefault(owner, []).append(Trigger(parsed.family, parsed.triggered))
 
     def _place(self, found: PlacedSlice) -> None:
-        """Set the zones of a slice's endpoints, if the slice still has the same version."""
         name = (found.metadata.namespace or "", found.metadata.name)
         owner = self._service_of.get(name)
         known = self.slices[owner][name[1]] if owner is not None else None

@@ -1,6 +1,5 @@
-"""Ranges of ports: the annotation of a Service that adds them to its addresses, and the frontends that follow from it.
-Pure. A range leads to the same port of an endpoint of the Service's first port. See docs/port-ranges.md.
-"""
+"""Ranges of ports: the annotation that adds ranges to a Service's addresses, and the frontends that follow from it.
+Pure. A range leads to the same port of an endpoint of the Service's first port. See docs/port-ranges.md."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def not_programmed(frontend: Frontend, reason: str) -> Problem:
 
 
 class ProtocolRange(NamedTuple):
-    """The ports of a protocol, from the first to the last one."""
+    """The ports of a protocol, from the first to the last port."""
 
     protocol: int
     first: int
@@ -51,7 +50,7 @@ class _ServicePort(Protocol):
 def requested_ranges(
     annotations: Annotations, ports: Iterable[_ServicePort], world: Globals, problems: list[Problem]
 ) -> Sequence[ProtocolRange]:
-    """Return the valid ranges of a Service's annotation, given its ports; each other range is a problem."""
+    """Return the valid ranges of a Service's annotation, given its ports; each invalid range is a problem."""
     text = annotations.port_ranges
     if text is None:
         return ()
@@ -81,7 +80,7 @@ def requested_ranges(
 
 
 def parse_range(entry: str) -> ProtocolRange | str:
-    """Return the range of a text such as 10000-20000/udp, or the reason why there is none."""
+    """Return the range of a text such as 10000-20000/udp, or the reason why the text is no range."""
     match = _ENTRY.fullmatch(entry)
     protocol = PROTOCOLS.get(match[3].upper()) if match is not None else None
     if match is None or protocol is None:
@@ -93,7 +92,7 @@ def parse_range(entry: str) -> ProtocolRange | str:
 
 
 def with_ranges(plans: Sequence[ServicePlan], ranges: Sequence[ProtocolRange]) -> Sequence[ServicePlan]:
-    """Return a Service's plans of one family, the first with these ranges at each of its addresses; NodePorts have no
+    """Return a Service's plans of one family, the first with these ranges at each of its addresses. NodePorts have no
     ranges."""
     if not plans or not ranges:
         return plans

@@ -1,6 +1,5 @@
 """Reads the spec and status of a Service once for all its ports and families, and names invalid fields. Pure. Source:
-docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/serviceport.go.
-"""
+docs/reference.md "Service semantics"; kube-proxy v1.36 pkg/proxy/serviceport.go."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from kubeproxy.model.plan import (
     Problem,
 )
 
-# These constants are for code that runs for every Service: access to a member of an enum is slow in Python 3.11.
+# Code that runs for every Service uses these constants, because access to a member of an enum is slow in Python 3.11.
 
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
 
@@ -65,7 +64,7 @@ def read_spec(service: Service, world: Globals, problems: list[Problem]) -> Serv
     ingress = service.status.load_balancer.ingress if service.status and service.status.load_balancer else None
     balancer_ips = [i.ip for i in ingress if i.ip and i.ip_mode in (None, "", "VIP")] if ingress else ()
     outside = spec.external_ips if world.external_ips == "served" else None
-    # Positional arguments are faster, and this code runs for every Service. The same applies to plans below.
+    # Positional arguments are faster, and this code runs for every Service.
     return ServiceFacts(
         (meta.namespace or "", meta.name),
         _ports(spec.ports or (), problems),

@@ -1,6 +1,5 @@
 """Derives the globals from the configuration, the Node, the ServiceCIDRs and the local addresses. Source:
-docs/reference.md "Start" 4 to 6 and 9; kube-proxy v1.36 cmd/kube-proxy/app/server_linux.go and pkg/proxy/util.
-"""
+docs/reference.md "Start" 4 to 6 and 9; kube-proxy v1.36 cmd/kube-proxy/app/server_linux.go and pkg/proxy/util."""
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
-    """Return the family of bindAddress, else the family of the Node's first address; None if there is neither."""
+    """Return the family of bindAddress, else the family of the Node's first address; None without both."""
     if settings.bind_address:
         return family_of(settings.bind_address)
     listed = listed_addresses(node)
@@ -118,7 +117,7 @@ def listed_addresses(node: Node | None) -> list[tuple[NodeAddress, bytes]]:
 
 
 def eligible(node: Node | None) -> bool:
-    """Return whether load balancers may send traffic to a Node: it exists, and nothing announces its deletion."""
+    """Return whether load balancers may send traffic to a Node: the Node exists, and nothing announces its deletion."""
     if node is None or node.metadata.deletion_timestamp:
         return False
     taints = (node.spec.taints if node.spec else None) or ()
@@ -134,16 +133,14 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 
 def used_pod_networks(node: Node | None, family: Family, own: Collection[bytes]) -> list[Range]:
-    """Return the podCIDRs of a Node that contain one of its addresses (`own`); some pod networks do not use
-    podCIDRs."""
+    """Return the podCIDRs of a Node that contain one of its addresses (`own`). Some pod networks use no podCIDRs."""
     return [one for one in parse_networks(pod_cidrs(node), family) if any(within(each, [one]) for each in own)]
 
 
 def remembering(before: Node | None, node: Node) -> Node:
     """Return `node` with pod networks, and addresses of a family, from `before` if `node` has none. NodePorts must
     continue to work while a Node is deleted or registered again; the Go kube-proxy reads these values only at its
-    start. Changed values take effect.
-    """
+    start. Changed values take effect."""
     families = {family_of(address) for _, address in listed_addresses(node)}
     lost = [entry for entry, address in listed_addresses(before) if family_of(address) not in families]
     if lost:
@@ -201,7 +198,7 @@ def _nodeport_ips(
         return None
     local = set(around.local_addresses.get(family, ()))
     chosen = [a for a in local if within(a, ranges)]
-    if primary:  # omit an address on no interface: a device before the node translates it, so no packet to it arrives
+    if primary:  # no packet arrives for an address on no interface, which another device translates
         chosen += [a for a in own if a in local or not local]
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))
@@ -211,8 +208,7 @@ def _health_check_only(
     settings: Settings, answering: tuple[bytes, ...] | None, around: Surroundings, family: Family
 ) -> tuple[bytes, ...]:
     """Return the loopback addresses on which health check ports, but no NodePorts, are served. For health checks the Go
-    kube-proxy treats loopback like other addresses (GetNodeIPs in pkg/proxy/util/nodeport_addresses.go).
-    """
+    kube-proxy treats loopback like other addresses (GetNodeIPs in pkg/proxy/util/nodeport_addresses.go)."""
     if answering is None:  # health checks are served on every address
         return ()
     ranges = parse_networks(settings.nodeport_addresses, family)
@@ -227,7 +223,8 @@ def compiled_from(world: Globals) -> tuple[object, ...]:
 
 
 def nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
-    """Return the addresses at which a NodePort precedes an external address; if NodePorts answer on all, the Node's."""
+    """Return the addresses at which a NodePort precedes an external address; if NodePorts answer on all, the Node's
+    addresses."""
     ours = world.of(family)
     if ours is None:
         return ()

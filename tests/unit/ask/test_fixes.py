@@ -123,7 +123,7 @@ def test_source_ranges_of_the_other_family_alone_are_noted(ranges, noted):
     there = snapshot(planner_of(world(), open_to_all, ends))
     why = explain(there, packet(there, "2001:db8::50", "[2001:db8::9]:80")).why
     assert why.outcome == "forwarded"
-    assert any("no source range is IPv6: all IPv6 clients are let in" in one.text for one in why.steps) is noted
+    assert any("no source range is IPv6: all IPv6 clients are admitted" in one.text for one in why.steps) is noted
 
 
 LOCAL = {"type": "NodePort", "external_traffic_policy": "Local", "internal_traffic_policy": "Local"}

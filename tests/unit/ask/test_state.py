@@ -367,15 +367,15 @@ def test_the_last_accepted_state_is_shown_in_addition_to_the_desired_one():
 
 
 IGNORED = {
-    "ExternalName": ({"type": "ExternalName"}, "its type is ExternalName: a name in DNS, no rules are needed"),
+    "ExternalName": ({"type": "ExternalName"}, "its type is ExternalName, which needs DNS and no rules"),
     "headless": (
         {"cluster_ip": "None"},
-        "headless (spec.clusterIP is None): DNS returns its endpoints, no rules are needed",
+        "headless (spec.clusterIP is None): DNS returns the endpoints, and no rules are needed",
     ),
-    "no address": ({"cluster_ip": ""}, "spec.clusterIP is empty: it has no address yet"),
+    "no address": ({"cluster_ip": ""}, "spec.clusterIP is empty: the Service has no address yet"),
     "another proxy's": (
         {"labels": Labels(service_proxy_name="cilium")},
-        "another proxy serves it, by its label service.kubernetes.io/service-proxy-name: 'cilium'",
+        "another proxy serves this Service, by the label service.kubernetes.io/service-proxy-name: 'cilium'",
     ),
     "no port": (
         {"ports": [ServicePort(port=0)]},
@@ -400,7 +400,7 @@ def test_another_proxys_service_is_known_by_its_slices():
         "name": "web",
         "state": "ignored",
         "slices": {"web-x": "1"},
-        "reason": "another proxy serves it, by its label service.kubernetes.io/service-proxy-name: 'cilium'",
+        "reason": "another proxy serves this Service, by the label service.kubernetes.io/service-proxy-name: 'cilium'",
     }
     assert kit.ask("namespace=default&name=deleted")[0] == 404
 

@@ -50,7 +50,7 @@ def test_the_path_of_a_connection_is_reported_step_by_step():
     assert told(made) == (
         "ok 10.96.0.10:80/TCP is the cluster IP of default/web, port http [spec.clusterIPs]\n"
         "ok the client is a pod: 10.244.7.7 is recognised by the pod network 10.244.0.0/16 []\n"
-        "ok policy Cluster: 2 endpoints, all that are eligible [spec.internalTrafficPolicy]"
+        "ok policy Cluster: 2 endpoints, all eligible endpoints [spec.internalTrafficPolicy]"
     )
     assert (made.outcome, made.notice, made.affinity) == (Outcome.FORWARDED, Notice.ENDPOINT, 0)
     assert [(c.destination, c.share, c.masqueraded) for c in made.choices] == [
@@ -64,8 +64,8 @@ def test_other_claimants_of_an_address_are_named():
     older = service("older", "10.96.0.11", ports=ports, external_ips=["198.51.100.7"], created="2020-01-01T00:00:00Z")
     newer = service("newer", "10.96.0.12", ports=ports, external_ips=["198.51.100.7"], created="2021-01-01T00:00:00Z")
     assert told(ask(planner(newer, older), "198.51.100.7")).startswith(
-        "ok 198.51.100.7:80/TCP is the external IP of default/older, port http; default/newer claims it too, and does "
-        "not get it [spec.externalIPs]\n"
+        "ok 198.51.100.7:80/TCP is the external IP of default/older, port http; default/newer claims this address too, "
+        "and does not get it [spec.externalIPs]\n"
     )
 
 
@@ -133,11 +133,11 @@ def test_policy_local_without_an_endpoint_here():
 @pytest.mark.parametrize(
     ("entry", "reason", "field"),
     [
-        (endpoint("10.244.1.9", ready=False), "it is not ready", "conditions.ready"),
-        (draining("10.244.1.9"), "it is terminating, and other endpoints are ready", "conditions.terminating"),
+        (endpoint("10.244.1.9", ready=False), "not ready", "conditions.ready"),
+        (draining("10.244.1.9"), "terminating, while other endpoints are ready", "conditions.terminating"),
         (
             endpoint("10.244.1.9", ready=False, serving=False, terminating=True),
-            "it is terminating and no longer serves",
+            "terminating and no longer serving",
             "conditions.serving",
         ),
     ],

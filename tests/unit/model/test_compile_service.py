@@ -68,11 +68,11 @@ def test_skipped_services_mean_nothing(case):
     ("label", "name", "reason"),
     [
         (None, "", ""),
-        ("", "", "by its label"),
-        ("a", "", "by its label"),
+        ("", "", "by the label"),
+        ("a", "", "by the label"),
         ("a", "a", ""),
-        ("b", "a", "by its label service.kubernetes.io/service-proxy-name: 'b'"),
-        (None, "a", "it lacks the label service.kubernetes.io/service-proxy-name"),
+        ("b", "a", "by the label service.kubernetes.io/service-proxy-name: 'b'"),
+        (None, "a", "which lacks the label service.kubernetes.io/service-proxy-name"),
     ],
 )
 def test_the_label_of_the_proxy_decides_which_one_serves(label, name, reason):

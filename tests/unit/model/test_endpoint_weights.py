@@ -86,7 +86,7 @@ def test_if_all_endpoints_are_drained_shares_are_equal_and_an_event_reports_it()
     (plan,) = found.plans
     assert (plan.cluster, plan.balance) == (EVERY[:2], None)
     (problem,) = found.problems
-    assert "all endpoints that may serve it have weight 0" in problem.reason
+    assert "all endpoints of this service port have weight 0" in problem.reason
 
 
 def test_each_pool_is_drained_on_its_own():
@@ -173,9 +173,9 @@ def test_a_mode_with_equal_shares_reports_it_once():
     globals_ = BALANCING.on(world(families=[Family.IPV4, Family.IPV6]), 0)
     slices = parsed(ONE, name="a", weight="0"), parsed(TWO, name="b")
     (problem,) = compiled(*slices, globals_=globals_, weights="nonsense").problems
-    assert "its requests for shares are ignored" in problem.reason
+    assert "the Service's requests for shares are ignored" in problem.reason
     (problem,) = compile_service(service(), slices, globals_).problems
-    assert "the weights of its EndpointSlices are ignored" in problem.reason
+    assert "the weights of the Service's EndpointSlices are ignored" in problem.reason
     assert compile_service(service(), slices, globals_).plans[0].cluster == EVERY[:2]
 
 

@@ -162,7 +162,7 @@ def test_with_session_affinity_the_address_alone_decides_and_nothing_is_remember
 def test_more_endpoints_than_slots_are_an_event():
     pods = [endpoint(f"10.244.{n >> 8}.{n & 255}") for n in range(1, 300)]
     (problem,) = compiled(*pods, algorithm="maglev-251").problems
-    assert problem.reason == "a table of 251 slots has none for some of 299 endpoints"
+    assert problem.reason == "a table of 251 slots has no slot for some of 299 endpoints"
 
 
 @pytest.mark.parametrize("affinity", [None, "ClientIP"])

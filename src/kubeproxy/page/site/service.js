@@ -245,8 +245,8 @@ function targetsOf(found, port) {
   }
   const list = [...targets.values()], others = list.some((one) => one.in && one.ready);
   for (const one of list) {
-    const out = ejected[one.address] ? { why: `it is ejected on this node: ${ejected[one.address]}`, field: 'kube-proxy-py/eject' } : null;
-    if (!one.in) Object.assign(one, drained.has(one.address) ? { why: 'it is drained', field: 'weight 0' } : out || one.lacks || reasonOut(one, others));
+    const out = ejected[one.address] ? { why: `ejected on this node: ${ejected[one.address]}`, field: 'kube-proxy-py/eject' } : null;
+    if (!one.in) Object.assign(one, drained.has(one.address) ? { why: 'drained', field: 'weight 0' } : out || one.lacks || reasonOut(one, others));
     else Object.assign(one, { want: wanted.get(one.address), weight: (port.weights || {})[one.address] });
   }
   const rank = (one) => (one.in ? (one.local ? 0 : 1) : 2);
@@ -267,11 +267,11 @@ function wantedShares(port) {
 
 /** Why an endpoint gets no new connections, and the field of its EndpointSlice that says so. */
 function reasonOut(one, others) {
-  if (one.terminating && one.serving && others) return { why: 'it is terminating, and others are ready', field: 'conditions.terminating' };
-  if (one.terminating) return { why: 'it is terminating', field: 'conditions.serving' };
-  if (one.ready === false) return { why: 'it is not ready', field: 'conditions.ready' };
+  if (one.terminating && one.serving && others) return { why: 'terminating, while other endpoints are ready', field: 'conditions.terminating' };
+  if (one.terminating) return { why: 'terminating', field: 'conditions.serving' };
+  if (one.ready === false) return { why: 'not ready', field: 'conditions.ready' };
   const meant = [...(one.forZones || []).map((zone) => `zone ${zone}`), ...(one.forNodes || [])];
-  return meant.length ? { why: `its hints name ${meant.join(', ')}`, field: 'hints' } : { why: 'it is left out', field: '' };
+  return meant.length ? { why: `its hints name ${meant.join(', ')}`, field: 'hints' } : { why: 'left out', field: '' };
 }
 
 const hintsOf = (one) => [...(one.forZones || []), ...(one.forNodes || [])].join(', ');
