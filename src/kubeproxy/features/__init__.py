@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Features(NamedTuple):
-    """A node's features: the values that are set, by flag; the mode ("" supports all features); `strict` disables all."""
+    """A node's features: the set values, by flag; the mode ("" supports all features); `strict` disables all."""
 
     values: Mapping[str, Any] = {}
     mode: str = ""
