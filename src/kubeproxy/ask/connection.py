@@ -202,6 +202,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     ends = (replace(one, returns=one.returns and one.address not in astray) for one in why.endpoints)
     why = replace(why, endpoints=tuple(_seen(tuple(ends), packet)))
     probes = present.all_of(why.endpoints, packet.protocol) if packet.protocol in probed else ()
+    is_heard = bool(explained.client_node and probed and packet.source and present.is_heard(packet.source))
     findings = [*(pin[1:] if pin else present.affinity(why, kept)), *returns.unreturned(why, astray, node)]
     way = node
     if asked.running:
@@ -218,8 +219,9 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         reached = {one.address for one in probes if not (one.failed or one.unanswered)}
         away = probing.away(why, explained)
         pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
-        if explained.client_node and packet.source is not None:  # answers have another route than requests
-            pods[f"{why.source} on {explained.client_node}"] = packet.source
+        if explained.client_node and (client := packet.source) and not is_heard:  # answers have another route
+            pods[f"{why.source} on {explained.client_node}"] = client
+            around.look("reverse path filter", lambda: routes.on_uplink(way, client))
         around.look("default route", lambda: routes.by_default(way, pods))
         misnamed = list(_misnamed(node, facts, why))
         why = replace(why, fixes=() if misnamed else why.fixes)
@@ -240,6 +242,7 @@ def unrouted(asked: Source, explained: Explained) -> str:
         way = _way(node, why, explained)
         report.look("routes", lambda: routes.refused(way, lambda: checkup.NodeRules(way).others))
         report.look("forwarding", lambda: unforwarded(way) if "forward" in way.hooks else ())
+        report.look("hairpin mode", lambda: _hairpin(way, why))
     sure = [one for one in report.findings if one.harm != NOTHING]
     return "; ".join(f"{one.text}. Fix: {one.fix}" for one in sure or report.findings)
 

@@ -325,16 +325,8 @@ def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     """Return an error text if the next hop to a destination does not answer ARP or IPv6 neighbour discovery, else '';
     and whether the destination itself is that next hop, on the interface of its network. Raises NetlinkError."""
     route, family = _route(destination), family_of(destination)
-    size = _NEIGHBOUR_HEAD.size
     hop, index = route.get(_GATEWAY, destination), int.from_bytes(route.get(_OUT, b""), "little")
-    try:
-        with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
-            asked = _NEIGHBOUR_HEAD.pack(family, index, 0, 0, 0) + nl.attribute(_NEIGHBOUR, hop)
-            places = netlink.ask(_GET_NEIGHBOUR, asked, "a neighbour", size)
-    except nl.NetlinkError as error:
-        if error.code in {errno.ENOENT, errno.EINVAL, errno.ENODEV}:  # no entry, or no interface
-            return "", False
-        raise
+    size, places = _NEIGHBOUR_HEAD.size, _neighbours(hop, index)
     states = [_NEIGHBOUR_HEAD.unpack_from(data, start - size)[2] for data, start, _ in places]
     state = next((_UNANSWERED[one] for one in states if one in _UNANSWERED), "")
     protocol = "ARP" if family is Family.IPV4 else "neighbour discovery"
@@ -346,6 +338,40 @@ def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     if not near or not out or out in near:
         return text, True
     return f"{text} on {out}, although it is in the network of {', '.join(sorted(near))}", False
+
+
+def _neighbours(address: bytes, index: int) -> list[tuple[bytes, int, int]]:
+    """Return (buffer, start, end) of the attributes of the entry of an address on an interface. Raises NetlinkError."""
+    asked = _NEIGHBOUR_HEAD.pack(family_of(address), index, 0, 0, 0) + nl.attribute(_NEIGHBOUR, address)
+    try:
+        with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
+            return netlink.ask(_GET_NEIGHBOUR, asked, "a neighbour", _NEIGHBOUR_HEAD.size)
+    except nl.NetlinkError as error:
+        if error.code in {errno.ENOENT, errno.EINVAL, errno.ENODEV}:  # no entry, or no interface
+            return []
+        raise
+
+
+@nl.understood("a neighbour")
+def bridge_port(bridge: str, address: bytes) -> str:
+    """Return the port of a bridge behind which the neighbour with an address is; '' if unknown. Raises NetlinkError."""
+    hardware = [nl.parts(*place).get(_HARDWARE, b"") for place in _neighbours(address, _number(bridge))]
+    try:
+        table = (SYS / bridge / "brforward").read_bytes()
+        found = [
+            table[at : at + _FORWARDED] for at in range(0, len(table), _FORWARDED) if table[at : at + 6] in hardware
+        ]
+        ports = {one[6] | one[12] << 8 for one in found}
+        names = sorted((SYS / bridge / "brif").iterdir())
+        return next((one.name for one in names if int((one / "port_no").read_text("ascii"), 16) in ports), "")
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+_HARDWARE: Final = 2  # NDA_LLADDR
+_FORWARDED: Final = 16
+"""The size of struct __fdb_entry (linux/if_bridge.h): a MAC address, the low byte of the port's number in byte 6, and
+its high byte in byte 12."""
 
 
 @nl.understood("a route")

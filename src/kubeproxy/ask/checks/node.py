@@ -377,7 +377,9 @@ def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: 
     used = [(way_out(bytes(len(client)), client), family_of(client))] if client is not None else _pod_interfaces(node)
     for bridge in bridges():
         if any((bridge.name, family) in used for family in bridge.filtered):
-            yield from settings.hairpin(bridge.name, hairpin_ports(bridge.name), share, harm)
+            ports = hairpin_ports(bridge.name)
+            port = route.bridge_port(bridge.name, client) if client is not None else ""
+            yield from settings.hairpin(bridge.name, {port: ports[port]} if port in ports else ports, share, harm)
 
 
 def _pod_interfaces(node: CheckedNode) -> list[tuple[str, Family]]:

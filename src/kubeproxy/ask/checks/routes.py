@@ -108,6 +108,16 @@ def by_default(node: CheckedNode, away: Mapping[str, bytes]) -> Iterator[Diagnos
         yield Diagnosis(Severity.NOTE, "routes", what, why)
 
 
+def on_uplink(node: CheckedNode, client: bytes) -> Iterator[Diagnosis]:
+    """Check whether the kernel drops packets of a pod of another node that arrive on this Node's uplink, because its
+    route to the pod uses another uplink. Raises NetlinkError."""
+    out, own = way_out(bytes(len(client)), client), local_addresses(family_of(client))
+    uplinks = {bypassed(address, out, own) for _, part in node.parts for address in part.node_ips} - {""}
+    for packet in (RoutedPacket(client, end[0], name) for end in sorted(node.targets)[:1] for name in uplinks):
+        if refusal(packet) in _SILENT:
+            yield replace(_astray(packet, unpack(client), NOTHING), severity=Severity.UNKNOWN, about="arrival")
+
+
 def misled(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check whether answers to a client that is a pod of this node leave by an uplink instead of the interface of the
     pod's network. Answers of endpoints on that interface do not pass the uplink. Raises NetlinkError."""

@@ -149,7 +149,7 @@ def hairpin(bridge: str, ports: Mapping[str, bool], share: float, harm: Harm = N
     yield Diagnosis(
         severity=Severity.NOTE if not sure else Severity.BROKEN if share else Severity.DEGRADED,
         about="hairpin",
-        what=f"hairpin mode is off for {'all ports' if sure else _some(off)} of the bridge {bridge}",
+        what=f"hairpin mode is off for {'all ports' if sure and len(off) > 1 else _some(off)} of the bridge {bridge}",
         why=(f"{share:.1%} of the connections" if share else "connections of a pod to a Service that leads to itself")
         + " come back to the pod that opens them, and time out"
         + ("" if sure else " if that is the port of the pod"),

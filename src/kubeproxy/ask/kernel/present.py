@@ -39,6 +39,7 @@ from kubeproxy.model.addresses import (
     destination_text,
     family_of,
     place_of_text,
+    place_text,
     unpack,
 )
 from kubeproxy.model.answer import Packet
@@ -415,6 +416,19 @@ def _attempt(protocol: int, address: str) -> Probe:
         why, seconds = f"no answer, as {silent}" * bool(silent), time.monotonic() - began
         return Probe(address, PROTOCOL_NAMES[protocol], seconds, why, absent=absent, unanswered=not why)
     return Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began)
+
+
+def is_heard(client: bytes) -> bool:
+    """Send an empty datagram to a client on another node; return whether an answer or a refusal arrives. Without them,
+    wait until the kernel has had time to find the next hop, so that a check of its entry has a result."""
+    made = _attempt(_UDP, place_text(client, _DISCARD))
+    if made.failed and not made.refused:
+        time.sleep(TIMEOUT - _UDP_TIMEOUT)
+    return not (made.failed or made.unanswered) or made.refused
+
+
+_DISCARD: Final = 9
+"""A port on which normally no program listens."""
 
 
 def _silent(address: str) -> tuple[str, bool]:
