@@ -1,4 +1,4 @@
-"""`make test` runs scenarios of every mode and family, and CONTRIBUTING.md lists the files whose tests it omits."""
+"""`make test` runs scenarios of every mode and family."""
 
 import os
 import re
@@ -36,15 +36,3 @@ def test_ipvs_mode_runs_in_guests(quick: list[str]) -> None:
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 def test_each_family_has_scenarios(quick: list[str], family: str) -> None:
     assert sum(family in name for name in quick) >= SCENARIOS
-
-
-def test_files_with_slow_tests_are_listed() -> None:
-    marked = {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if re.search(r"pytest\.mark\.(slow|quick)\b", path.read_text()) and path.name != "test_quick_set.py"
-    }
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    section = text.partition("## Tests that only `make test-all` runs")[2].partition("\n## ")[0]
-    listed = [line.partition(": ")[0] for line in section.splitlines() if line.startswith("  - ")]
-    assert set(re.findall(r"`(tests/\S+\.py)`", " ".join(listed))) == marked
