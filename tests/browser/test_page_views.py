@@ -428,7 +428,7 @@ async def test_a_lost_proxy_is_reported_and_reconnected(page: Browser, proxy: Ma
 
 async def test_a_page_above_the_limit_gets_the_reason(page: Browser, proxy: Make) -> None:
     mock = await proxy(5)
-    said = "8 pages are open already: close one of them"
+    said = "8 pages are already open: close a page"
     mock.refuse = {"/ui/api/events": (503, said), "/ui/api/facts": (503, said)}
     await page.open(mock.url)
     await page.shows("#lost", said)

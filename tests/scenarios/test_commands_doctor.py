@@ -282,7 +282,7 @@ async def test_an_api_server_that_is_gone_and_no_proxy_at_all(bare: Live) -> Non
     await bare.start()
     await healthy(bare)
     await bare.cluster.server.refuse()
-    await named(bare, "api", "the API server cannot be reached at", "is reachable from this node")
+    await named(bare, "api", "the API server cannot be reached at", "reachable from this node")
     await bare.proxy.stop()
     status, found, unknown = await findings(bare)
     assert "leftovers" in found  # its rules remain
@@ -331,5 +331,5 @@ async def test_without_a_proxy_nothing_is_promised(bare: Live, tmp_path: Path) -
     assert (status, text.startswith("Error: this machine is no node: no kubelet runs here, ")) == (2, True), text
     status, found, unknown = await findings(bare, "--config", str(config))
     assert (status, set(found)) == (1, {"kernel"}), found
-    assert "no rules of one are in the kernel" in found["kernel"]["what"]
+    assert "the kernel has no rules of a kube-proxy" in found["kernel"]["what"]
     assert "no kube-proxy answers" in unknown[0]

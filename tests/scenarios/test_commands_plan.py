@@ -83,11 +83,11 @@ async def test_another_mode(live: Live) -> None:
     assert any("with this node's address" in one["after"] for one in seen["shifts"])
     assert any("session affinity starts again" in text for text in seen["remarks"])
     assert any(
-        line.startswith("removed by the proxy at its next start, once the new rules are in place")
+        line.startswith("leftovers that the proxy removes at its next start, once the new rules are in place")
         for line in seen["node"]
     )
     assert any(line.startswith("written for ") and " elements" in line for line in seen["node"])
-    assert seen["connections"].startswith("established connections go on")
+    assert seen["connections"].startswith("established connections continue")
     status, text = await live.ask("plan", "--proxy-mode", "userspace")
     assert (status, "What clients notice:" in text, "  -  mode: " in text) == (1, True, True)
     status, seen = await outlook(live, "--proxy-mode", "ipvs", "--feature-gates", "KubeProxyIPVS=true")

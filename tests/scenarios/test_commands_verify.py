@@ -199,7 +199,7 @@ async def test_an_endpoint_that_another_program_removed(live: Live) -> None:
             live,
             lambda: remove_endpoint(live, front, "a1"),
             "default/robbed: missing: ",
-            "Fix: the proxy repairs them",
+            "Fix: the proxy repairs differences",
             words=words,
         )
         if live.mode.name != "userspace":
@@ -212,7 +212,7 @@ async def test_an_endpoint_that_another_program_removed(live: Live) -> None:
     text = await differs(live, lambda: remove_endpoint(live, front, "a1"), heading, "(read now)", words=where)
     if live.mode.name != "userspace":
         assert "x  1 of 2 endpoints is in the kernel (read now)" in text
-    assert "Fix: the proxy repairs them" in text
+    assert "Fix: the proxy repairs differences" in text
     live.delete("robbed")
     await equal(live)  # in iptables mode other Services lose this endpoint as well
 

@@ -549,7 +549,7 @@ async def test_a_client_with_affinity_is_shown_its_endpoint(client: str, live: L
         assert f"ok session affinity keeps this client at {place} (read now)" in text
         assert text.count(":3000") == 3  # in the probe, too
     else:
-        assert "a client that session affinity keeps at one of these endpoints gets that one alone" in text
+        assert "a client that session affinity binds to an endpoint gets only this endpoint" in text
 
 
 async def test_a_flow_of_the_clients_port_keeps_its_endpoint(live: Live) -> None:

@@ -86,7 +86,7 @@ def late(facts: Facts) -> str:
     relayed = ", but those that it relays end" if modes.named(facts.mode).flows_end is FlowsEnd.PROXY else ""
     return (
         "if `kube-proxy changes` shows that the object cannot be used, correct the object; else restart the proxy, "
-        f"which reads all objects again: its rules stay in the kernel, and established connections go on{relayed}"
+        f"which reads all objects again: its rules stay in the kernel, and established connections continue{relayed}"
     )
 
 

@@ -112,7 +112,9 @@ class Desk:
     def changes(self, after: int, since: float) -> Past:
         """Return the journal's changes and problems after an entry's number and after a time. Raises QuestionError."""
         if self.snapshot.journal is None:
-            raise QuestionError("only a running proxy has seen changes: ask it, without --manifests and --kubeconfig")
+            raise QuestionError(
+                "only a running proxy stores changes: run the command without --manifests and --kubeconfig"
+            )
         return self.snapshot.journal.past(after, since)
 
     def services(self, names: Iterable[ServiceName] = ()) -> Iterator[ProgrammedService]:

@@ -9,7 +9,7 @@ from kubeproxy.ask.why import Missing, Why
 from kubeproxy.model.balancing import WEIGHTS
 from kubeproxy.model.ejection import EJECT
 
-REPAIR = "the proxy repairs them by itself within its sync period; `kube-proxy verify` again shows it"
+REPAIR = "the proxy repairs differences within its sync period; `kube-proxy verify` again shows it"
 
 _SHOWN = 10  # endpoints in the text
 Marked = tuple[Severity, str]  # A line below a heading, printed after the mark of its severity
@@ -45,7 +45,9 @@ def _endpoints(why: Why) -> Iterator[Marked]:
         source = ", terminating and serving: used as no endpoint is ready" * one.terminating
         source += ", sees this node as the client" * one.masqueraded
         lost = (
-            "it is the client itself" if one.is_unnamed(why.source) else "its answer does not return through this node"
+            "the endpoint is the client itself"
+            if one.is_unnamed(why.source)
+            else "its answer does not return through this node"
         )
         source += f", not masqueraded: {lost}" * (not one.returns)
         yield Severity.NOTE if one.returns else Severity.BROKEN, f"{one.share:.1%} to {one.address}{where}{source}"

@@ -31,7 +31,10 @@ from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, prim
 from kubeproxy.setup import host, modes
 from kubeproxy.wording import counted
 
-REMOVED: Final = "removed by the proxy at its next start, once the new rules are in place, and not by hand before"
+REMOVED: Final = (
+    "leftovers that the proxy removes at its next start, once the new rules are in place; do not remove them by hand "
+    "before"
+)
 STAYS: Final = (
     "not removed by the proxy, as this variant of iptables is not installed; install it, and restart the proxy"
 )

@@ -350,7 +350,7 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
     kinds = {frontend.kind for plan in plans for frontend in plan.frontends}
     for kind in sorted(kinds & _KINDS.keys()):
         if (refused := kind in new.refuses_ports) is not (kind in old.refuses_ports):
-            sense = "are refused" if refused else "are not refused any more: they go where their route leads"
+            sense = "are refused" if refused else "are no longer refused, and follow their route"
             yield f"connections to {_KINDS[kind]} on ports that no Service has {sense}"
     if old.drops_unowned is not new.drops_unowned:
         sense = "is dropped" if new.drops_unowned else "is not dropped any more"
@@ -387,8 +387,8 @@ def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:
     if not before.outlives_mode and (not same_mode or before.carries):
         return "established connections end with the old proxy, which relays them, or with its virtual servers"
     if not same_mode and not after.outlives_mode:
-        return "established connections go on; later ones will end when the mode is changed again"
-    return "established connections go on"
+        return "established connections continue; later connections end at the next change of the mode"
+    return "established connections continue"
 
 
 def _services(plans: Iterable[ServicePlan]) -> str:

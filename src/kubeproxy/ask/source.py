@@ -85,15 +85,15 @@ def knowing(asked: Source) -> Facts:
     facts = asked.facts()
     if facts.awaits:
         raise NoAnswerError(
-            f"the proxy is not ready: it waits for {facts.awaits}, and has written nothing; rules that were there when "
-            "it started stay as they are. Fix: see `kube-proxy doctor`"
+            f"the proxy is not ready: it waits for {facts.awaits}, and has written nothing; rules from before the "
+            f"proxy's start remain. Fix: see `kube-proxy doctor`"
         )
     if facts.listed:
         return facts
     finding = next(contact.reached(facts.reach), None) if facts.reach is not None else None
     unlisted = (
-        "the proxy never had a list of all Services and EndpointSlices, so it can say nothing of them; rules that were "
-        "there when it started stay as they are"
+        "the proxy never had a list of all Services and EndpointSlices, and cannot answer questions about them; "
+        "rules from before the proxy's start remain"
     )
     if finding is None:
         raise NoAnswerError(f"{unlisted}: it has just started, ask again")
@@ -109,7 +109,9 @@ def source(arguments: argparse.Namespace) -> Source:
     """Return the source that the arguments select. Raises KubeProxyError."""
     if arguments.manifests or arguments.kubeconfig:
         if getattr(arguments, "watch", False):
-            raise ConfigError("--watch: it needs a running proxy; --manifests and --kubeconfig are read only once")
+            raise ConfigError(
+                "--watch: the flag needs a running proxy, because --manifests and --kubeconfig are read only once"
+            )
         from kubeproxy.ask.offline import desk  # noqa: PLC0415 - a query of a running proxy does not need these modules
 
         return desk(arguments)

@@ -129,7 +129,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 WIDEN_CLUSTER_CIDR = (
-    "have clusterCIDR contain the networks of all nodes' pods; see first what that changes here: `kube-proxy plan "
+    "set clusterCIDR to the networks of all nodes' pods; this command first shows the effect on this node: "
+    "`kube-proxy plan "
     "--cluster-cidr NETWORKS`"
 )
 
@@ -138,13 +139,16 @@ def unmasqueraded(local_mode: str, family: Family, counted: str = "") -> tuple[s
     """Return the reason and the fix if this node does not masquerade connections of outside clients to cluster IPs of a
     family. The reason is that this node recognises pods by their network, and has no network of this family."""
     if counted:
-        fix = "have clusterCIDR contain the networks of pods alone; see first what that changes here: "
+        fix = "set clusterCIDR to the networks of pods only; this command first shows the effect on this node: "
         reason = f"clusterCIDR contains the Node's own address {counted}, so clients outside count as pods"
         return reason, f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`"
     if local_mode == "NodeCIDR":
         fix = f"have the controller manager allocate {family.label} podCIDRs (--cluster-cidr), or use clusterCIDR"
         return f"the podCIDRs of this Node have no {family.label} network (detectLocalMode is NodeCIDR)", fix
-    fix = f"add the {family.label} network of all nodes' pods to clusterCIDR; see first what that changes here: "
+    fix = (
+        f"add the {family.label} network of all nodes' pods to clusterCIDR; this command first shows the effect "
+        "on this node: "
+    )
     return f"clusterCIDR has no {family.label} network", f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`"
 
 
@@ -367,7 +371,7 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
         yield WIDEN_CLUSTER_CIDR
     if blocking & POLICIES and not (unplaced or unrecognised):
         field = "internal" if made.frontend.kind is FrontendKind.CLUSTER else "external"
-        yield f"have an endpoint on this node (a DaemonSet, say), or set spec.{field}TrafficPolicy to Cluster"
+        yield f"run an endpoint on this node (for example by a DaemonSet), or set spec.{field}TrafficPolicy to Cluster"
     if not made.plan.usable:
         yield from _endpoint_fixes(made)
 
@@ -389,7 +393,7 @@ def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
 def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) -> Iterator[str]:
     port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
     if "spec.ports" in blocking:
-        yield f"use a port that it has (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
+        yield f"use a port of the Service (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
     if PORT_RANGES in blocking:
         yield "change the annotation so that its ranges contain no port that another Service has at this address"
     if LOCALHOST_NODEPORTS in blocking:

@@ -333,4 +333,4 @@ def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAn
         answer = msgspec.json.decode(text, type=kind)
         return answer, list(answer.facts())
     except (msgspec.MsgspecError, RecursionError, KeyError, UnicodeDecodeError) as error:
-        raise NoAnswerError(f"this plugin does not know the form of its answer: {error}") from None
+        raise NoAnswerError(f"this plugin cannot decode the node's answer: {error}") from None

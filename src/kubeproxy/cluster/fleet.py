@@ -201,7 +201,7 @@ def _explained(reason: str, where: Container) -> str:
         return f"{user}: give your user the right to create pods/exec in namespace {where.namespace} ({can})"
     if _NOT_RUNNING.search(reason):
         log = f"`kubectl -n {where.namespace} logs {where.pod} -c {where.name} --previous`"
-        return f"its kube-proxy does not run ({reason}), and the rules that it wrote still decide: see {log}"
+        return f"its kube-proxy does not run ({reason}), and the kube-proxy's rules are still in effect: see {log}"
     if head.startswith("no kube-proxy answers at "):
         return f"{head}: `kubectl kubeproxy doctor` has the reason; the rules of a stopped proxy still decide"
     if head.startswith("the proxy at ") and "did not answer within" in head:

@@ -97,7 +97,7 @@ def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:
         return "", ""
     endpoint = first.kept.endpoint
     where = next((one.node for one in why.endpoints if one.address == endpoint), "")
-    unknown = f"; the node of {endpoint} is unknown, so no other node was asked"
+    unknown = f"; the node of {endpoint} is unknown, so only this node was asked"
     return (where, "") if where not in {"", node} else ("", unknown * (not where))
 
 

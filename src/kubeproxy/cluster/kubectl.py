@@ -85,7 +85,7 @@ class Kubectl:
         try:
             return msgspec.json.decode(printed.text, type=kind)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise NoAnswerError(f"kubectl get {resource}: its answer cannot be read: {error}") from None
+            raise NoAnswerError(f"kubectl get {resource}: the answer cannot be read: {error}") from None
 
     def execute(self, where: Container, words: Sequence[str]) -> Printed:
         """Run kube-proxy with these arguments in a container. Raises NoAnswerError if there is no result."""

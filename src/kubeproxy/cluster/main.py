@@ -137,11 +137,14 @@ def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: 
     entry = source.node or ("" if source.addresses == (NODE,) else target.node)
     chosen = given.node or ([entry] if entry else [])
     if not chosen and source.addresses == (NODE,):
-        raise QuestionError("node stands for one node: give its name, as node/NAME, or by --node")
+        raise QuestionError("the word node needs the name of a node: give node/NAME, or the name by --node")
     if given.command == "trace" and len(chosen) != 1:
         raise QuestionError(f"trace follows the packets of {given.client} from one node: give its name by --node")
     if not chosen:
-        _warn(f"{given.client} is on no known node: all are asked; --node names the one that it connects to")
+        _warn(
+            f"{given.client} is on no known node, so all nodes are asked; --node selects the node to which the "
+            f"client connects"
+        )
     arguments = question(source, target)
     fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
     answers = [one for one in fleet.answers.values() if isinstance(one, WhyAnswer)]

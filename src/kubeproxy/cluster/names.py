@@ -88,7 +88,7 @@ class Names:
             return End((unpack(packed),), port=f":{number}" if number else "", node=self._node_of(packed))
         kind, namespace, name, port = _parts(text, "pod")
         if port:
-            raise QuestionError(f"{text}: a client's port can only be given with its address")
+            raise QuestionError(f"{text}: a client's port is only possible with the client's address")
         if kind == "service":
             raise QuestionError(f"{text}: a Service is no client; expected pod/NAME, node/NAME or an address")
         if kind == NODE:

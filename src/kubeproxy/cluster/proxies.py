@@ -110,7 +110,7 @@ def survey(kubectl: Kubectl, namespace: str, selector: str) -> Survey:
     try:
         listed = kubectl.get(Items[Node], "nodes").items
     except NoAnswerError as error:
-        problem = f"nodes could not be listed, so those without a kube-proxy are unknown: {error}"
+        problem = f"nodes could not be listed, so nodes without a kube-proxy are unknown: {error}"
     found: dict[str, ListedPod] = {}
     for pod in sorted(pods.items, key=_preference):
         if _container(pod, selector) and pod.spec.node_name:

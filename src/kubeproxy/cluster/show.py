@@ -50,7 +50,7 @@ def one(
     for fix in dict.fromkeys(fixes):
         output.say(f"Fix: {fix}")
     if answer.next:
-        output.say(f"Next: which rules its packets meet on both nodes: {shlex.join(trace)}")
+        output.say(f"Next: the rules that the packets pass on both nodes: {shlex.join(trace)}")
 
 
 def traces(followed: Followed, heading: str, fixes: Sequence[str], known: Mapping[str, str]) -> None:

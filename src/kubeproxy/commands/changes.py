@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="only the last 90s or 1h30m",
     )
-    parser.add_argument("-f", "--follow", action="store_true", help="then show changes and problems as they happen")
+    parser.add_argument("-f", "--follow", action="store_true", help="then print changes and problems as they happen")
     parser.add_argument("--seconds", type=seconds, metavar="N", help="seconds to follow (default: until Ctrl-C)")
 
 

@@ -30,7 +30,7 @@ from kubeproxy.kernel.conntrack.tracked import entries, level, refusals
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink
 from kubeproxy.model.addresses import Family
 
-_UNLISTED = "nothing is listed yet: the proxy has no Services, so all entries are counted under clients of no Service"
+_UNLISTED = "the proxy has no Services yet, so all entries are counted by client"
 _NUMBER = re.compile(r"\d+")
 _SHOWN = 10  # rows of a table in the text
 

@@ -186,7 +186,11 @@ def _follow(where: Ground, names: Sequence[ServiceName], served: ServedPorts, gi
 
 
 def _say_rate(one_in: int) -> None:
-    text = f"one connection in {one_in} is followed from now on" if one_in > 1 else "all connections are followed again"
+    text = (
+        f"from now on the command follows one connection in {one_in}"
+        if one_in > 1
+        else "all connections are followed again"
+    )
     output.marked(output.NOTE, text)
 
 

@@ -31,7 +31,7 @@ def show_packets(
         for line in _lines(one):
             output.say(line)
     if more := sum(map(len, list(ways.values())[_SHOWN:])):
-        output.marked(output.NOTE, f"more packets went other ways: {more}; -o json has them")
+        output.marked(output.NOTE, f"packets on further paths: {more}; -o json prints all packets")
     output.say(f"Verdict: {verdict.text}")
     if lost:
         output.marked(

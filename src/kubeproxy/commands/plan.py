@@ -151,7 +151,9 @@ def _switch(found: Sequence[Switch], form: str) -> int:
 def _print_switches(found: Sequence[Switch]) -> None:
     for each in found:
         for text in each.unknown:
-            output.marked("?", f"{each.family}: not understood, so packets that meet it were not compared: {text}")
+            output.marked(
+                "?", f"{each.family}: not supported, so packets that reach this rule were not compared: {text}"
+            )
         for one in each.differences:
             output.marked(
                 output.BAD,

@@ -281,4 +281,4 @@ def _print(report: ShadowReport) -> None:
     if report.not_compared:
         output.marked(output.NOTE, f"not compared for a while: {counted(report.not_compared, 'time')}")
     for text in report.unknown:
-        output.marked("?", f"not understood, so packets that meet it were not compared: {text}")
+        output.marked("?", f"not supported, so packets that reach this rule were not compared: {text}")

@@ -75,4 +75,4 @@ def _print(told: Explanation, next_step: str) -> None:
     for fix in told.fixes:
         output.say(f"Fix: {fix}")
     if next_step:
-        output.say(f"Next: which rules of this node its packets meet: {next_step}")
+        output.say(f"Next: the rules of this node that the packets pass: {next_step}")

@@ -106,8 +106,8 @@ class Problems:
     async def run(self) -> None:
         """Check immediately and then periodically, until cancelled."""
         if not self._socket:
-            text = "--control-socket is empty, so this proxy has no control socket, and not everything could be checked"
-            self._findings = [_unknown(text, "remove the flag --control-socket, or give it a path")]
+            text = "--control-socket is empty, so this proxy has no control socket, and some checks were impossible"
+            self._findings = [_unknown(text, "remove the flag --control-socket, or set a path")]
             while True:
                 await self._ended_look()
         async with asyncio.TaskGroup() as tasks:
@@ -327,7 +327,7 @@ class FormQuestions(Struct):
         """Return the answer of `kube-proxy why` as JSON. Raises UnansweredError."""
         if not self.socket:
             raise UnansweredError(
-                "--control-socket is empty, so this proxy has no control socket: remove the flag, or give it a path"
+                "--control-socket is empty, so this proxy has no control socket: remove the flag, or set a path"
             )
         try:
             async with asyncio.timeout(QUESTION_SECONDS), self._turn:

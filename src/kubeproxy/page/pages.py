@@ -168,7 +168,7 @@ def _why(request: Request, desk: Desk, ask: Ask) -> Response:
             yield await ask(question)
         except UnansweredError as error:
             why = (await desk.zoned(made)).why
-            unseen = Diagnosis(Severity.UNKNOWN, "node", f"other causes on this node are not known: {error}")
+            unseen = Diagnosis(Severity.UNKNOWN, "node", f"other causes on this node are unknown: {error}")
             answer = {"heading": why.heading, "answer": "unknown" if why.passes else "no", "why": why}
             more = {"findings": [unseen.row()], "fixes": why.fixes, "next": why.next}
             yield msgspec.json.encode(answer | more)
@@ -178,7 +178,7 @@ def _why(request: Request, desk: Desk, ask: Ask) -> Response:
 
 def _events(request: Request, feed: Feed) -> Response:
     if feed.is_full:
-        return refused(503, f"{MOST_PAGES} pages are open already: close one of them")
+        return refused(503, f"{MOST_PAGES} pages are already open: close a page")
     if request.method == "HEAD":
         return Response(200, _EVENTS, b"")
     return Response(200, _EVENTS, feed.stream(), lasts="until the client goes")
@@ -189,7 +189,7 @@ def _look(request: Request, feed: Feed) -> Response:
     if request.method == "HEAD":
         return _json({})
     after = feed.look_again()
-    return refused(409, "no page is open that would receive this event") if after is None else _json({"after": after})
+    return refused(409, "no page is open to receive the event") if after is None else _json({"after": after})
 
 
 def _find(request: Request, desk: Desk) -> Response:
@@ -315,8 +315,8 @@ def refusal(access: PageAccess, request: Request, content: Content) -> str | Non
     peer = _address(request.peer)
     if peer is None or not within(peer, access.networks):
         return (
-            f"this page is not for clients at {request.peer}: come by loopback, as with kubectl port-forward or "
-            "ssh -L, or add their network to --page-from"
+            f"the page is not available to clients at {request.peer}: connect over loopback, as with kubectl "
+            f"port-forward or ssh -L, or add the client's network to --page-from"
         )
     name = host_name(request.host)
     if not _is_known(name, request.local, access):
@@ -326,9 +326,9 @@ def refusal(access: PageAccess, request: Request, content: Content) -> str | Non
         )
     if content is Content.STATE:
         if request.origin and request.origin.lower().partition("://")[2] != request.host.lower():
-            return f"this is for the page of this proxy alone, not for pages of {request.origin}"
+            return f"only the page of this proxy may send this request, not pages of {request.origin}"
         if request.site not in _OWN_SITE:
-            return "this is for the page of this proxy alone, not for pages of another site"
+            return "only the page of this proxy may send this request, not pages of another site"
     return None
 
 

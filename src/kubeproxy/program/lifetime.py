@@ -66,7 +66,7 @@ class Lifetime:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(
-            signal.SIGHUP, log.info, "Ignored SIGHUP: a changed configuration file is detected without it"
+            signal.SIGHUP, log.info, "Ignored SIGHUP: the proxy detects a changed configuration file without a signal"
         )
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:

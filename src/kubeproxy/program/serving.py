@@ -235,8 +235,8 @@ class Neighbours:
         if named is None or int(named[1]) == os.getpid() or not self._messages.take():
             return
         self._say(
-            f"another kube-proxy (pid {named[1]} as it reports, in mode {named[2]}) runs on this node and wants the "
-            f"ports of this proxy (pid {os.getpid()}, in mode {self._mode}): {_advice(self._mode, named[2])}"
+            f"another kube-proxy (pid {named[1]} as it reports, in mode {named[2]}) runs on this node and tries to "
+            f"open the ports of this proxy (pid {os.getpid()}, in mode {self._mode}): {_advice(self._mode, named[2])}"
         )
 
     async def holding(self, port: int) -> str:

@@ -124,7 +124,7 @@ class EventRecorder(Struct):
     def _create(self, key: _Key, now: float) -> None:
         bucket = _remembered(self._buckets, key.regarding, lambda: TokenBucket(1 / REFILL_SECONDS, BURST, self.clock))
         if not bucket.take():
-            _log.debug("Too many events about %s %s: left one out", key.regarding.kind, key.regarding.name)
+            _log.debug("Too many events about %s %s: omitted an event", key.regarding.kind, key.regarding.name)
             return
         namespace = key.regarding.namespace or "default"
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"

@@ -140,7 +140,9 @@ class Reporter(Struct):
             if is_new:
                 own.ejections.labels(family).inc()
                 reasons = self.journal.engine.planner.ejections.reasons(after[key, endpoint])
-                note = f"endpoint {what} does not answer ({reasons[endpoint]}): no new connections from this node"
+                note = (
+                    f"endpoint {what} does not answer ({reasons[endpoint]}), and gets no new connections from this node"
+                )
                 self.events.record(regarding, "Warning", "EndpointEjected", "Ejecting", note)
                 self.journal.unusable("/".join(change.name), note)
             elif (key, endpoint) in here:

@@ -33,7 +33,7 @@ FINDINGS = [
     finding(
         "note",
         "table inet guard may drop packets too: forward at forward",
-        "a firewall is no mistake; but if a connection hangs, one of its rules may be the cause",
+        "a firewall is no mistake, but if a connection hangs, a rule of the firewall may be the cause",
         "`kube-proxy trace SRC DST:PORT` shows which rule drops a connection",
     ),
 ]

@@ -315,11 +315,11 @@ def test_a_strict_node_ignores_annotations():
 @pytest.mark.parametrize(
     ("before", "after", "same", "text"),
     [
-        (Habits(), Habits(), False, "established connections go on"),
+        (Habits(), Habits(), False, "established connections continue"),
         (Habits(outlives_mode=False), Habits(), False, "established connections end"),
-        (Habits(outlives_mode=False), Habits(outlives_mode=False), True, "established connections go on"),
+        (Habits(outlives_mode=False), Habits(outlives_mode=False), True, "established connections continue"),
         (Habits(outlives_mode=False, carries=True), Habits(), True, "established connections end"),
-        (Habits(), Habits(outlives_mode=False), False, "established connections go on; later ones will end"),
+        (Habits(), Habits(outlives_mode=False), False, "established connections continue; later connections end"),
     ],
 )
 def test_established_connections(before, after, same, text):

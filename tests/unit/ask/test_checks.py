@@ -59,9 +59,9 @@ ROLES = {"eth0": "the Node's address 10.0.0.2", "cbr0": "the address 10.244.0.1 
 @pytest.mark.parametrize(
     ("trouble", "fix", "useless"),
     [
-        (PLAIN, "have the kubeconfig's server (or --master) begin with https", True),
+        (PLAIN, "let the kubeconfig's server (or --master) begin with https", True),
         ("h:80: closed: must the server's URL begin with https?", "see whether its port speaks TLS", False),
-        ("h:80: not HTTP, but TLS: the server's URL must begin with https", "have the kubeconfig's server", True),
+        ("h:80: not HTTP, but TLS: the server's URL must begin with https", "let the kubeconfig's server", True),
         ("api.example:6443: the name cannot be resolved: Name or service not known", "correct the host", False),
         ("h:6443: sent nothing for 30 s", "the server accepts connections, so address and port are right", False),
     ],
@@ -72,7 +72,7 @@ def test_a_wrong_server_gets_its_fix(trouble, fix, useless):
     assert contact.hopeless(found) is useless
 
 
-@pytest.mark.parametrize(("ends", "fix"), [(0.0, "see in the kubelet's log why"), (9e9, "the API server does not")])
+@pytest.mark.parametrize(("ends", "fix"), [(0.0, "read in the kubelet's log why"), (9e9, "the API server does not")])
 def test_refused_credentials_that_have_expired_are_renewed(ends, fix):
     refused = watched(connected=False, stale=90, trouble=NOT_ACCEPTED)
     found = replace(reach(refused), certificates={"token": Validity(0.0, ends)})
@@ -295,7 +295,7 @@ CASES: dict = {
     ),
     "another one's address": (
         identity.addressed(node(("InternalIP", "10.0.0.2")), {pack("10.0.0.1")}),
-        [(BROKEN, "Node a has the addresses 10.0.0.2, and this machine has none of them")],
+        [(BROKEN, "Node a has the addresses 10.0.0.2, and this machine has none of these addresses")],
     ),
     "pod networks": (identity.networked(node(cidrs=["10.244.0.0/24"]), "NodeCIDR"), []),
     "a pod network with the Node's address": (
@@ -517,11 +517,11 @@ def test_the_fix_follows_from_the_cause(trouble, fix):
         (
             "services",
             False,
-            "no Service is known yet, and this process has written no rules: those of a previous one",
+            "no Service is known yet, and this process has written no rules; rules of a previous process",
         ),
         ("endpointslices", False, "no Service is known yet"),
         ("nodes", False, "this Node is unknown: for 30 seconds after its start the proxy writes no rules"),
-        ("nodes", True, "changes of nodes do not get here; those of Services and endpoints do"),
+        ("nodes", True, "changes of nodes do not arrive; changes of Services and endpoints arrive"),
     ],
 )
 @pytest.mark.parametrize("trouble", ["", "10.0.0.1:6443: refused"])

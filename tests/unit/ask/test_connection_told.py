@@ -95,12 +95,12 @@ STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Fa
         (
             settings.filled(settings.tracked(99, 100), "conntrack"),
             1,
-            "connection tracking is 99% full: 99 of 100: when it is full",
+            "connection tracking is 99% full: 99 of 100: when the table is full",
         ),
         (
             settings.filled(settings.tracked(100, 100), "conntrack"),
             1,
-            "connection tracking is 100% full: 100 of 100: when it is full",
+            "connection tracking is 100% full: 100 of 100: when the table is full",
         ),
         (settings.filled(settings.tracked(85, 100), "conntrack"), 0, "connection tracking is 85% full"),
         (gone(480), 1, "the API server cannot be reached at h: refused: traffic uses the state known 8 minutes ago"),
@@ -547,7 +547,7 @@ def test_a_pod_that_reaches_itself_needs_hairpin_mode(ports, filtered, ends, mar
     asked = replace(why(), source="10.244.0.7", endpoints=tuple(Target(end, 0.5, masqueraded=True) for end in ends))
     found = list(connection._hairpin(node, asked))
     assert [one.severity.mark for one in found] == marks
-    assert all("50.0% of the connections come back" in one.why for one in found)
+    assert all("50.0% of the connections return" in one.why for one in found)
 
 
 @pytest.mark.parametrize(
@@ -597,7 +597,12 @@ def test_packets_of_a_neighbour_arrive_on_its_network(out, scope, uevent, stacke
 @pytest.mark.parametrize(
     ("dropped", "ends", "verdict", "effect"),
     [
-        (DROPS[:1], 2, "drops", "a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"),
+        (
+            DROPS[:1],
+            2,
+            "drops",
+            "a retransmission picks an endpoint again, and clients see delays of 1, 3, ... seconds",
+        ),
         (DROPS, 2, "drops", "the client sees a timeout"),
         (DROPS[:1], 0, "drops by its policy", "the client sees a timeout"),  # session affinity
         (DROPS[:1], 2, "rejects", "the client is refused"),

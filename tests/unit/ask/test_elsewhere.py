@@ -43,7 +43,8 @@ def of_node(ip: str) -> Any:
             node_of(),
             False,
             True,
-            f"this machine is no node: there is no Node {HERE}, no kube-proxy runs, and the kernel has no rules of one",
+            f"this machine is no node: there is no Node {HERE}, no kube-proxy runs, and the kernel has no rules of "
+            f"a kube-proxy",
             "if this machine is a node, give the name of its Node with --hostname-override",
             id="no Node, no rules",
         ),

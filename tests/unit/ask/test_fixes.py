@@ -32,7 +32,7 @@ def subject() -> Snapshot:
     [
         (
             "10.96.0.10:53/udp",
-            "use a port that it has (with /udp or /sctp unless it is TCP), or add 53/UDP to its spec.ports",
+            "use a port of the Service (with /udp or /sctp unless it is TCP), or add 53/UDP to its spec.ports",
         ),
         (
             "127.0.0.1:30080",
@@ -148,7 +148,7 @@ def test_a_pod_that_cluster_cidr_leaves_out_is_recognised_by_the_nodes_pod_cidrs
     planner.nodes[HERE] = node_object(pod_cidrs=[cidr])
     there = snapshot(planner, OWN)
     why = explain(there, packet(there, "10.244.0.13", f"{NODE_IPS[Family.IPV4]}:30080")).why
-    assert why.fixes[0].startswith("have clusterCIDR contain" if said else "have an endpoint on this node")
+    assert why.fixes[0].startswith("set clusterCIDR to" if said else "run an endpoint on this node")
     assert any("in the podCIDRs of this Node, but not in" in step.text for step in why.steps) is said
 
 

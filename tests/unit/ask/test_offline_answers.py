@@ -240,7 +240,7 @@ def test_the_wait_for_a_node_is_one_finding(monkeypatch: pytest.MonkeyPatch, cap
     run(["doctor", "-o", "json"])
     findings = json.loads(capfd.readouterr().out)["findings"]
     (found,) = [one for one in findings if one["about"] in {"node", "kernel", "ready"} and one["severity"] == "broken"]
-    assert (found["about"], "the proxy waits for it" in found["why"]) == ("node", True)
+    assert (found["about"], "the proxy waits for the Node" in found["why"]) == ("node", True)
 
 
 def test_refused_credentials_are_one_finding(
@@ -263,7 +263,7 @@ def test_refused_credentials_are_one_finding(
     findings = json.loads(capfd.readouterr().out)["findings"]
     (found,) = [one for one in findings if one["about"] in {"api", "node", "kernel", "ready"}]
     assert found["what"] == f"no list of {', '.join(names)} came yet, for 9 seconds: {trouble}"
-    assert "put a valid token into that file of this node" in found["fix"]
+    assert "write a valid token into this file of the node" in found["fix"]
 
 
 def test_connection_tracking_is_shown_without_a_proxy(
@@ -290,7 +290,7 @@ def test_connection_tracking_is_shown_before_the_first_list(
         monkeypatch.setattr(conntrack, "level", lambda _, used=used: Level(used, 100))
         assert run(["conntrack", "--seconds", "0.01"]) == status
         out = capfd.readouterr().out
-        assert (f"{used} of 100 entries" in out, "nothing is listed yet" in out) == (True, True)
+        assert (f"{used} of 100 entries" in out, "the proxy has no Services yet" in out) == (True, True)
 
 
 @pytest.mark.parametrize("pids", [(), (812,)])
@@ -337,7 +337,7 @@ def test_without_a_proxy_the_answer_is_that_of_a_new_proxy(
     if pids:
         assert (status, "kube-proxy would forward it" in out, "(pid 812), and was not asked" in out) == (2, True, True)
         assert (
-            "?  what the kernel has could not be read: " in out or "?  the rules in the kernel cannot be read: " in out
+            "?  the kernel's rules could not be read: " in out or "?  the rules in the kernel cannot be read: " in out
         )
     else:
         assert (status, "kube-proxy would forward it" in out) == (2, True), out
@@ -416,7 +416,10 @@ def test_the_doctor_reports_a_node_without_any_rules(
     status = run(["doctor", *(folder if reads else folder[-2:])])
     shown = capfd.readouterr()
     if reads or kubelet:
-        assert (status, "no kube-proxy runs here, and no rules of one are in the kernel" in shown.out) == (1, True)
+        assert (
+            status,
+            "no kube-proxy runs on this node, and the kernel has no rules of a kube-proxy" in shown.out,
+        ) == (1, True)
     else:
         assert (status, shown.err.startswith("Error: this machine is no node: no kubelet runs here")) == (2, True)
 
@@ -447,11 +450,19 @@ class OutOfReach:
 @pytest.mark.parametrize(
     ("sources", "what", "fix"),
     [
-        (OutOfReach("h:6443: connection refused"), "h:6443: connection refused", "https://h:6443 is reachable"),
+        (OutOfReach("h:6443: connection refused"), "h:6443: connection refused", "make https://h:6443 reachable"),
         (OutOfReach(TROUBLE + ".crt"), TROUBLE, "put the authority that signed"),
-        (OutOfReach("h: the server's certificate is not for h: give an address"), "is not for h", "tls-server-name a"),
+        (
+            OutOfReach("h: the server's certificate is not for h: give an address"),
+            "is not for h",
+            "tls-server-name to a",
+        ),
         (OutOfReach("h: the server's certificate has expired, or the"), "has expired", "renew the API server's"),
-        (OutOfReach("", *["Unauthorized (code 401)"] * 3), "Unauthorized (code 401)", "have it name a valid one"),
+        (
+            OutOfReach("", *["Unauthorized (code 401)"] * 3),
+            "Unauthorized (code 401)",
+            "write a valid token or certificate",
+        ),
         (OutOfReach("", *["forbidden (code 403)"] * 3), "forbidden (code 403)", "bind the identity of the kubeconfig"),
     ],
 )

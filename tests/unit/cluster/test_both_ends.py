@@ -176,7 +176,7 @@ def test_the_next_step_is_a_command_of_the_plugin_with_the_same_options(cluster:
     cluster.node("node-b", **far("yes"))
     _, text = ask("--context=prod", "-n", "shop", "--no-probe", "--node", "node-a")
     again = "kubectl kubeproxy trace 10.244.0.7 10.96.0.10:80 --namespace=shop --context=prod --node=node-a"
-    assert f"Next: which rules its packets meet on both nodes: {again}\n" in text
+    assert f"Next: the rules that the packets pass on both nodes: {again}\n" in text
 
 
 def test_a_node_with_the_go_kube_proxy_is_no_error(cluster: StandIn, ask: Ask):

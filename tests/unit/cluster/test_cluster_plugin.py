@@ -181,7 +181,7 @@ def test_names_are_resolved(client: str, target: str, arguments: list[str], node
             "Error: Service shop/web has no UDP port http; it has http 80/TCP (spec.ports)\n",
         ),
         (("why", "node/node-z", "shop/web:80"), "node node-z: there is no such Node"),
-        (("why", "node", "shop/web:80"), "give its name"),
+        (("why", "node", "shop/web:80"), "give node/NAME"),
         (("why", "10.244.0.7", "[fd00::1]:80"), "client (10.244.0.7) and destination (fd00::1) have no address family"),
         (("why", "shop/client", "[fd00::1]:80", "--node", "node-z"), "node node-z: there is no such Node"),
         (("why", "--", "--all", "shop/web:80"), "'--all' is no address and no name"),
@@ -282,7 +282,7 @@ def test_a_client_outside_is_asked_about_on_all_nodes(cluster: StandIn, run: Run
     cluster.printed["kube-proxy-py-node-c"] = why("x -> y: dropped, the client sees a timeout", "no")
     status, text, errors = run("why", "198.51.100.9", "203.0.113.1:80")
     assert status == NO
-    assert "198.51.100.9 is on no known node: all are asked" in errors
+    assert "198.51.100.9 is on no known node, so all nodes are asked" in errors
     assert "1 of 3 nodes: x -> y: dropped, the client sees a timeout: node-c" in text
     assert "2 of 3 nodes: x -> y: kube-proxy forwards it: node-a, node-b" in text
     assert text.count("     10.96.0.10:80/TCP is the cluster IP of shop/web\n") == 2
@@ -396,7 +396,8 @@ def test_an_api_server_that_does_not_answer_is_no_difference(cluster: StandIn, r
             'error: unable to upgrade connection: container not found ("kube-proxy")',
             (
                 "no answer of node-b: its kube-proxy does not run (error: unable to upgrade connection: container not "
-                'found ("kube-proxy")), and the rules that it wrote still decide: see `kubectl -n kube-system logs '
+                'found ("kube-proxy")), '
+                "and the kube-proxy's rules are still in effect: see `kubectl -n kube-system logs "
                 "kube-proxy-py-node-b -c kube-proxy --previous`\n"
             ),
         ),
@@ -456,12 +457,12 @@ HOSTILE = "\x1b]0;owned\x07\u202etxt.exe\r\x9b31m"
     ("printed", "says"),
     [
         ({"out": "no JSON" + HOSTILE, "err": "Error: " + HOSTILE, "status": 1}, "]0;owned"),
-        ({"out": '{"schemaVersion": 2}'}, "this plugin does not know the form of its answer: Invalid enum value 2"),
+        ({"out": '{"schemaVersion": 2}'}, "this plugin cannot decode the node's answer: Invalid enum value 2"),
         ({"out": made(mode=5, findings=[], unknown=[])}, "Expected `str`, got `int` - at `$.mode`"),
-        ({"out": made(mode="", findings=[finding("x", "dire")], unknown=[])}, "does not know the form of its answer"),
-        ({"out": made(mode="", findings=[{}], unknown=[])}, "does not know the form of its answer"),
-        ({"out": "{" + '"a":{' * 100_000}, "does not know the form of its answer"),
-        ({"out": '{"a":"\ud800"}'.encode("utf-8", "replace").decode()}, "does not know the form of its answer"),
+        ({"out": made(mode="", findings=[finding("x", "dire")], unknown=[])}, "cannot decode the node's answer"),
+        ({"out": made(mode="", findings=[{}], unknown=[])}, "cannot decode the node's answer"),
+        ({"out": "{" + '"a":{' * 100_000}, "cannot decode the node's answer"),
+        ({"out": '{"a":"\ud800"}'.encode("utf-8", "replace").decode()}, "cannot decode the node's answer"),
         ({"flood": 5 << 20}, "the answer is larger than 4096 kB"),
         ({"err": "e" * (1 << 20)}, "the answer is larger than 256 kB"),
         ({"err": "error: unable to upgrade connection: container not found", "status": 0}, "container not found"),
@@ -499,7 +500,7 @@ def test_missing_rights_are_named(cluster: StandIn, run: Run):
     status, text, errors = run("doctor")
     assert status == UNKNOWN
     assert (
-        "nodes could not be listed, so those without a kube-proxy are unknown: Error from server (Forbidden)" in errors
+        "nodes could not be listed, so nodes without a kube-proxy are unknown: Error from server (Forbidden)" in errors
     )
     assert 'no answer of node-b: User "me" cannot list resource: give your user the right to create pods/exec' in text
     cluster.errors["pods"] = denied.format("pods")

@@ -109,7 +109,7 @@ def test_the_clients_node_alone_is_asked(answer, text, status):
     ("node", "text"),
     [
         ("node-a", QUIET.format("node-a")),
-        ("", f"on node-a, {SILENT}; the node of {END} is unknown, so no other node was asked"),
+        ("", f"on node-a, {SILENT}; the node of {END} is unknown, so only this node was asked"),
     ],
 )
 def test_an_endpoint_of_the_same_node_or_of_none(node, text):

@@ -95,5 +95,5 @@ def test_a_closed_pipe_ends_it_silently_although_nothing_changes(monkeypatch, ca
 @pytest.mark.parametrize("option", ["manifests", "kubeconfig"])
 def test_objects_that_are_read_once_cannot_be_watched(option):
     given_ = Namespace(**{"manifests": None, "kubeconfig": None, "watch": True, option: "/x"})
-    with pytest.raises(ConfigError, match="--watch: it needs a running proxy"):
+    with pytest.raises(ConfigError, match="--watch: the flag needs a running proxy"):
         source(given_)

@@ -35,7 +35,7 @@ def test_loopback_is_let_in(peer: str) -> None:
 def test_refused_clients_get_the_allowed_ways(peer: str) -> None:
     why = asked(peer=peer)
     assert why is not None
-    assert f"not for clients at {peer}" in why
+    assert f"not available to clients at {peer}" in why
     assert "kubectl port-forward" in why
     assert "--page-from" in why
 

@@ -35,7 +35,9 @@ def test_the_sender_of_a_mode_request_is_logged_once_a_minute():
     for _ in range(3):
         neighbours.asked_by(user_agent(4711, "iptables"))
     (line,) = said
-    assert line.startswith("another kube-proxy (pid 4711 as it reports, in mode iptables) runs on this node and wants ")
+    assert line.startswith(
+        "another kube-proxy (pid 4711 as it reports, in mode iptables) runs on this node and tries to "
+    )
     assert line.endswith(f"the ports of this proxy (pid {OURS}, in mode nftables): {BOTH}")
     clock.now += PAUSE
     neighbours.asked_by(user_agent(4711, "nftables"))

@@ -195,5 +195,5 @@ def test_ejections_are_counted_and_recorded_as_events() -> None:
     assert [reason for _, _, reason, _, _ in events] == ["EndpointEjected", "EndpointReturned", "EndpointEjected"]
     assert events[0][0].name == "web"
     assert events[0][4] == (
-        "endpoint 10.244.0.1:80/TCP does not answer (connection refused): no new connections from this node"
+        "endpoint 10.244.0.1:80/TCP does not answer (connection refused), and gets no new connections from this node"
     )

@@ -244,7 +244,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, second: Col
         if open_files is not None:
             report.look("descriptors", lambda: settings.opened(open_files, node.pid))
         else:
-            report.unknown.append(f"descriptors: /proc/{node.pid}/fd cannot be read from here")
+            report.unknown.append(f"descriptors: /proc/{node.pid}/fd cannot be read by this command")
 
 
 def _cluster(node: CheckedNode) -> Cluster:

@@ -41,10 +41,12 @@ _NAMES: Final = {
     "token": "the service account's token",
 }
 _RENEWALS: Final = {
-    "client": "renew it and have the kubeconfig name the new one; the proxy takes a replaced file up by itself",
-    "authority": "rotate the cluster's authority, and put the new one into the kubeconfig beside the old one",
+    "client": "renew the certificate, and write the new certificate into the kubeconfig; the proxy reads a replaced "
+    "file without a restart",
+    "authority": "rotate the cluster's authority, and add the new authority to the kubeconfig in addition to the "
+    "old authority",
     "server": "renew the API server's certificate (kubeadm certs renew apiserver)",
-    "token": "see in the kubelet's log why it does not renew the token of this pod, or restart the pod",
+    "token": "read in the kubelet's log why the kubelet does not renew the token of this pod, or restart the pod",
 }
 
 
@@ -53,9 +55,9 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
     Facts.began; up to `quiet` seconds without a watch are not reported."""
     age = max((one.stale for one in reach.watched if one.synced and one.resource in _NEEDED), default=0.0)
     known = f"{duration(age)} ago" if age > quiet else "last"
-    effect = f"traffic uses the state known {known}; changes of Services and endpoints do not get here"
+    effect = f"traffic uses the state known {known}; changes of Services and endpoints do not arrive"
     if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
-        effect = "no Service is known yet, and this process has written no rules: those of a previous one stay, if any"
+        effect = "no Service is known yet, and this process has written no rules; rules of a previous process remain"
     if reach.trouble:
         what = "gives no answer" if _SILENT in reach.trouble else "cannot be reached"
         yield Diagnosis(
@@ -64,8 +66,8 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
             what=f"the API server {what} at {reach.trouble}",
             why=effect,
             fix=_fix(reach.trouble)
-            or f"see that {reach.server} is reachable from this node: check its address, "
-            "its state, and firewalls in between",
+            or f"make {reach.server} reachable from this node: check the server's address and state, and the "
+            f"firewalls between",
             harm=MISLEADS,
             since=began.get("api", 0.0),
         )
@@ -86,7 +88,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
         severity = Severity.BROKEN if not one.synced or one.stale > STALE else Severity.DEGRADED
         why, harm = effect, MISLEADS
         if not any(each.resource in _NEEDED for each in several):
-            why, harm = f"changes of {names} do not get here; those of Services and endpoints do", NOTHING
+            why, harm = f"changes of {names} do not arrive; changes of Services and endpoints arrive", NOTHING
             if any(each.resource == "nodes" and not each.synced for each in several):
                 why = _NO_NODE
         fix = _renewal(reach, one.trouble) or _fix(one.trouble) or "look at the API server's health and log"
@@ -150,11 +152,14 @@ def outdated(reach: Reach, began: Mapping[str, float] = {}) -> Iterator[Diagnosi
 _UNREAD: Final = "no object of the cluster can be read, so Services and this Node cannot be checked"
 _REFUSED_CREDENTIALS: Final = "(code 401)"  # texts of StatusError
 _CREDENTIALS: Final = (
-    "the API server does not accept the kubeconfig's token or certificate: have it name a valid one of this cluster; a "
-    "replaced token file is read again by itself, a changed kubeconfig when the proxy starts again"
+    "the API server does not accept the kubeconfig's token or certificate: write a valid token or certificate of "
+    "this cluster into the kubeconfig; the proxy reads a replaced token file without a restart, and a changed "
+    "kubeconfig after a restart"
 )
 _RESTART: Final = "; then restart the proxy, which reads its kubeconfig only at the start"
-_SCHEME: Final = f"have the kubeconfig's server (or --master) begin with https: its port speaks TLS{_RESTART}"
+_SCHEME: Final = (
+    f"let the kubeconfig's server (or --master) begin with https, because the server's port uses TLS{_RESTART}"
+)
 _UNRESOLVED: Final = "the name cannot be resolved"  # texts from api.status and api.connection
 _CLOSED: Final = "must the server's URL begin with https?"
 _SILENT: Final = "sent nothing for"
@@ -164,16 +169,16 @@ _BUSY: Final = "look at the health, the load and the log of the API server and o
 _FIXES: Final = {
     _REFUSED_CREDENTIALS: _CREDENTIALS,
     "does not accept our credentials": _CREDENTIALS,
-    "the token file": "put a valid token into that file of this node, or correct the kubeconfig's field that names it; "
-    "the proxy reads the file again by itself",
+    "the token file": "write a valid token into this file of the node, or correct the kubeconfig's field that names "
+    "the file; the proxy reads the file again without a restart",
     "(code 403)": "bind the identity of the kubeconfig to the ClusterRole of this kube-proxy (kube-proxy-py in "
     "deploy/kustomize, or system:node-proxier), which may list and watch these resources",
     "certificate is not signed by": "put the authority that signed the server's certificate into the kubeconfig "
     f"(certificate-authority): `kubectl config view --raw` of a kubeconfig that works has it{_RESTART}",
-    "certificate is not for": "have the kubeconfig's server be an address that is in the server's certificate, or its "
-    f"tls-server-name a name that is{_RESTART}",
+    "certificate is not for": "set the kubeconfig's server to an address in the server's certificate, or "
+    f"tls-server-name to a name in the certificate{_RESTART}",
     "certificate has expired": _RENEWALS["server"],
-    "does not speak TLS": f"correct the kubeconfig's server: its scheme, address and port{_RESTART}",
+    "does not speak TLS": f"correct scheme, address and port of the kubeconfig's server{_RESTART}",
     "server's URL must begin with https": _SCHEME,
     "HTTP request to an HTTPS server": _SCHEME,  # net/http of Go
     "HTTP request was sent to HTTPS port": _SCHEME,  # nginx
@@ -198,7 +203,7 @@ def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagn
         if left > _SOON[name]:
             continue
         when = f"expired {duration(-left)} ago" if left <= 0 else f"expires in {duration(left)}"
-        why = "without it changes stop arriving from the API server once the connection ends"
+        why = "without a valid certificate no changes arrive from the API server after the connection ends"
         severity = Severity.BROKEN if left <= 0 else Severity.DEGRADED
         if left > _LAST_PART * (end - begins):
             if name == "token":
@@ -211,7 +216,7 @@ def answered(seconds: float) -> Iterator[Diagnosis]:
     """Check the time until the API server's answer to one request."""
     if seconds > SLOW:
         what = f"the API server is slow: it answered after {seconds:.1f} s"
-        why, fix = "changes of Services and endpoints get here late", f"{_BUSY}; this proxy needs no restart"
+        why, fix = "changes of Services and endpoints arrive late", f"{_BUSY}; this proxy needs no restart"
         yield Diagnosis(Severity.DEGRADED, "api", what, why, fix)
 
 
@@ -221,5 +226,5 @@ def agreeing(skew: float) -> Iterator[Diagnosis]:
         which = "behind" if skew > 0 else "ahead of"
         what = f"this node's clock is {duration(abs(skew))} {which} the API server's"
         why = "certificates and tokens count as expired, or as not good yet; times in logs and events do not agree"
-        fix = "set the clock, and have chrony or systemd-timesyncd keep it"
+        fix = "set the clock, and let chrony or systemd-timesyncd synchronise the clock"
         yield Diagnosis(Severity.DEGRADED, "clock", what, why, fix)

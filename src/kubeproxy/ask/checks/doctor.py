@@ -30,7 +30,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
         before = [error.finding] if isinstance(error, UnreadError) else []
         silence = "" if before else str(error)
         if isinstance(error.__cause__, TimeoutError):
-            why = "changes of Services and endpoints do not get into the kernel, whose last rules decide"
+            why = "changes of Services and endpoints do not reach the kernel, whose last rules remain in effect"
             fix = "unless a signal has stopped it, see its log; then end it: the kubelet or systemd starts it again"
             before, silence = [Diagnosis(Severity.BROKEN, "proxy", f"the proxy hangs: {silence}", why, fix)], ""
         config = KubeProxyConfiguration()
@@ -52,7 +52,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
     if given.manifests or given.kubeconfig:
         report.unknown.insert(0, strangers.unasked(node.proxies, node.control))
     if os.geteuid():
-        report.unknown.append("not run as root: what other processes do cannot be seen; use sudo")
+        report.unknown.append("not run as root, so other processes cannot be examined; use sudo")
     return node, report
 
 

@@ -12,12 +12,12 @@ from kubeproxy.model.objects import Node
 from kubeproxy.model.world import listed_addresses, pod_cidrs, used_pod_networks
 
 _HOSTS_COUNT: Final = (
-    "other hosts of that network count as pods: their connections to cluster IPs are not masqueraded, and those to "
-    "endpoints on other nodes time out"
+    "other hosts of that network count as pods: their connections to cluster IPs are not masqueraded, and "
+    "connections to endpoints on other nodes time out"
 )
 _WHY_NAME: Final = (
-    "endpoints of this node are not known as its own: local traffic policies find none, zones and pod networks are "
-    "another node's or none"
+    "the proxy does not recognise the endpoints of this node: local traffic policies find no endpoint, and zones "
+    "and pod networks are another node's or missing"
 )
 
 
@@ -30,7 +30,7 @@ def registered(node: Node | None, name: str, host: str, *, waits: bool = False) 
             severity=Severity.BROKEN,
             about="node",
             what=f"there is no Node {name}",
-            why="the proxy waits for it and has written nothing; rules that were there when it started stay as they are"
+            why="the proxy waits for the Node and has written nothing; rules from before the proxy's start remain"
             if waits
             else f"{_WHY_NAME}; NodePorts answer on all addresses where the node's own is asked for",
             fix=f"set hostnameOverride to the name of this node as `kubectl get nodes -o wide` has it{called}",
@@ -68,7 +68,7 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
     internal, external = ([one for entry, one in listed if entry.type == kind] for kind in ("InternalIP", "ExternalIP"))
     if not internal and not external:
         what = f"Node {name} has no InternalIP and no ExternalIP"
-        why = "NodePorts cannot be limited to the Node's addresses: they answer on all"
+        why = "NodePorts cannot be limited to the Node's addresses, and answer on all addresses"
         fix = "status.addresses comes from the kubelet (--node-ip) or the cloud controller: look at their logs"
         yield Diagnosis(Severity.DEGRADED, "node", what, why, fix)
     elif internal and not any(address in local for address in internal):
@@ -76,7 +76,7 @@ def addressed(node: Node, local: Collection[bytes]) -> Iterator[Diagnosis]:
         yield Diagnosis(
             severity=Severity.BROKEN,
             about="node",
-            what=f"Node {name} has the addresses {shown}, and this machine has none of them",
+            what=f"Node {name} has the addresses {shown}, and this machine has none of these addresses",
             why=f"hostnameOverride names another node, or the Node's addresses are old. {_WHY_NAME}",
             fix="set hostnameOverride to the name of this node as `kubectl get nodes -o wide` has it; if it is right, "
             "let the kubelet register its address again (--node-ip)",
@@ -91,7 +91,7 @@ def networked(
     why = "traffic of pods cannot be distinguished from other traffic: it is not masqueraded where it should be"
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
         what = f"Node {node.metadata.name} has no podCIDRs, and detectLocalMode is NodeCIDR"
-        fix = "have the controller manager allocate them (--allocate-node-cidrs), or use another detectLocalMode"
+        fix = "let the controller manager allocate podCIDRs (--allocate-node-cidrs), or use another detectLocalMode"
         yield Diagnosis(Severity.DEGRADED, "node", what, why, fix)
     for family in Family if local_mode == "ClusterCIDR" else ():
         known = parse_networks(cluster_cidrs, family)
@@ -113,10 +113,13 @@ def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[
     if mistakes:
         what = f"the configuration file cannot be used: {mistakes}"
         why = "the proxy keeps its present configuration; after its end it cannot start with this file"
-        fix = f"correct {path}; `kube-proxy plan --config FILE` checks a file, and says what it would change"
+        fix = (
+            f"correct {path}; `kube-proxy plan --config FILE` checks a file, and prints the changes that the file "
+            "causes"
+        )
         yield Diagnosis(Severity.DEGRADED, "configuration", what, why, fix)
     elif difference:
         what = f"{path} differs from what runs: {'; '.join(difference)}"
-        why = "the proxy restarts with a file that changed; this one it has not noticed, or not yet"
-        fix = "restart the proxy; `kube-proxy plan --config FILE` shows what that changes"
+        why = "the proxy restarts when the file changes; the proxy has not noticed this change, or not yet"
+        fix = "restart the proxy; `kube-proxy plan --config FILE` prints the changes that the file causes"
         yield Diagnosis(Severity.DEGRADED, "configuration", what, why, fix)

@@ -45,18 +45,18 @@ def check(ports: Iterable[ListeningPort], pid: int) -> Iterator[Diagnosis]:
 
 def _why(port: ListeningPort) -> str:
     if port.service and port.field == HEALTH_FIELD:
-        return "load balancers ask there whether this node has endpoints of the Service"
+        return "at this port, load balancers check whether this node has endpoints of the Service"
     if port.service:
         return f"{'that program' if port.bound else 'no endpoint'} gets the connections to this NodePort"
     if port.field.startswith("healthz"):
-        return "load balancers ask there whether this node is healthy"
-    return "metrics of this node are not there, or another program's"
+        return "at this port, load balancers check whether this node is healthy"
+    return "metrics of this node are missing, or belong to another program"
 
 
 def _fix(port: ListeningPort) -> str:
     again = "the proxy tries again every 5 s"
     if not port.bound:
-        return f"see in the proxy's log why it does not listen; {again}"
+        return f"read in the proxy's log why the proxy does not listen; {again}"
     other = f"give {port.field} another address"
     if port.service:
         other = "have it use another port"

@@ -25,12 +25,12 @@ def standing(standings: Iterable[FamilyStanding], began: Mapping[str, float] = {
             yield Diagnosis(Severity.BROKEN, "kernel", one.problem, why, fix, MISLEADS, began.get(label, 0.0))
         elif one.difference is not None:
             why = "connections may fail until the proxy has repaired its rules; the repair is under way"
-            fix = "find the program; `kube-proxy verify` shows what differs now"
+            fix = "find the program; `kube-proxy verify` prints the present differences"
             yield Diagnosis(Severity.DEGRADED, "kernel", one.problem, why, fix, since=began.get(label, 0.0))
         elif one.sound_since is None:
             what = f"the kernel was never known to have all of {label}"
             why = counted(one.queued, "Service", "waits")
-            fix = "if it has just started, wait a moment; else see the reason in the proxy's log"
+            fix = "if the proxy has just started, wait a moment; else read the reason in the proxy's log"
             yield Diagnosis(Severity.DEGRADED, "kernel", what, why, fix)
 
 
@@ -53,7 +53,8 @@ def there(
             what = f"nothing of {mode} mode is in the kernel for {family.label}"
             why = "no Service answers on this node"
             fix = (
-                "the proxy restores it within seconds; if it does not, see its log. Find the cause: "
+                "the proxy restores the rules within seconds; if the rules remain missing, read the proxy's log. "
+                "Find the cause: "
                 "a firewall that flushes all rules, as `nft flush ruleset` does, must keep to its own tables"
             )
             if refusal := refusals.get(family):
@@ -67,10 +68,10 @@ def absent(traces: Iterable[Trace]) -> Iterator[Diagnosis]:
         yield Diagnosis(
             severity=Severity.BROKEN,
             about="kernel",
-            what="no kube-proxy runs here, and no rules of one are in the kernel",
+            what="no kube-proxy runs on this node, and the kernel has no rules of a kube-proxy",
             why="no Service answers on this node",
             fix="start kube-proxy on this node; `systemctl status kube-proxy` or `kubectl -n kube-system get pods` "
-            "says why it does not run",
+            "shows why the kube-proxy does not run",
         )
 
 

@@ -64,6 +64,6 @@ def unreturned(why: Why, astray: Collection[str], node: CheckedNode) -> Iterator
             "the client directly, with an address that the client did not ask"
         )
         fix = (
-            "have pods use the Service's cluster IP, or the NodePort of their own node; or set "
+            "let pods use the Service's cluster IP, or the NodePort of their own node; or set "
             "spec.externalTrafficPolicy to Cluster"
         )

@@ -310,7 +310,9 @@ def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:
 def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
     """Return the finding for a packet from this node to a Service to which no route leads."""
     what = f"this node has no route to {unpack(packet.destination)}" + f", {by}" * bool(by)
-    why = "the kernel routes its own packets before any rule: programs get an error, as ENETUNREACH"
+    why = (
+        "the kernel routes packets of this node before any rule applies, and programs get an error such as ENETUNREACH"
+    )
     fix = (
         "see that the interface of the default route is up (ip link, ip route), or add a route for the "
         "addresses of Services; any will do, as the rules replace the address"
@@ -338,7 +340,7 @@ def _stopped(packets: Sequence[RoutedPacket], by: str, harm: Harm, *, is_silent:
     source = unpack(packet.source) if packet.source is not None else ""
     asked = f"ip route get {unpack(packet.destination)}" + f" from {source}" * bool(source)
     asked += f" iif {packet.arrival}" * bool(packet.arrival) + f" mark {packet.mark:#x}" * bool(packet.mark)
-    dropped = PICKED_AGAIN if harm.effect is Effect.DELAYS else "they are dropped: clients see a timeout"
+    dropped = PICKED_AGAIN if harm.effect is Effect.DELAYS else "these packets are dropped, and clients see a timeout"
     return Diagnosis(
         severity=Severity.BROKEN,
         about="routes",

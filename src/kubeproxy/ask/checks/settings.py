@@ -151,7 +151,7 @@ def hairpin(bridge: str, ports: Mapping[str, bool], share: float, harm: Harm = N
         about="hairpin",
         what=f"hairpin mode is off for {'all ports' if sure and len(off) > 1 else _some(off)} of the bridge {bridge}",
         why=(f"{share:.1%} of the connections" if share else "connections of a pod to a Service that leads to itself")
-        + " come back to the pod that opens them, and time out"
+        + " return to the pod that opens the connections, and time out"
         + ("" if sure else " if that is the port of the pod"),
         fix=f"for the pod's port: ip link set {off[0] if len(off) == 1 else 'PORT'} type bridge_slave hairpin on; for "
         "later pods, hairpinMode: true in the configuration of the CNI plugin",
@@ -173,8 +173,9 @@ def down(
                 severity=Severity.BROKEN,
                 about="interfaces",
                 what=f"{one.name}, which has {roles[one.name]}, {'has no carrier' if one.up else 'is down'}",
-                why="no packet passes it: no request, no answer of an endpoint, and nothing to other nodes",
-                fix="see its cable, its other end or the program that made it"
+                why="no packet passes the interface: no request, no answer of an endpoint, and no packet to other "
+                "nodes",
+                fix="check the interface's cable, its other end, or the program that created the interface"
                 if one.up
                 else f"ip link set {one.name} up, and see which program took it down; then its routes must be back "
                 "(ip route)",
@@ -188,7 +189,7 @@ def tracked(count: int, limit: int, fixes: Iterable[str] = ()) -> Room:
         "connection tracking",
         count,
         limit,
-        why="when it is full new connections are dropped: all of the node's, not those to Services alone",
+        why="when the table is full, all new connections of the node are dropped, also connections that use no Service",
         fix="; ".join(("`kube-proxy conntrack` shows its Services and clients", *fixes)),
     )
 

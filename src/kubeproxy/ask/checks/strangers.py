@@ -55,12 +55,12 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str, caught: str = 
     for process, theirs in others:
         kind = "another kube-proxy of this program" if process.ours else "the Go kube-proxy"
         shown = f" in {theirs} mode" if theirs else ""
-        same = "each removes what the other one wrote" if theirs == mode else "both translate the same connections"
+        same = "each removes the other's rules" if theirs == mode else "both translate the same connections"
         what = f"{kind} runs here too (pid {process.pid}){shown}{caught}"
         why = f"two of them write rules for the same Services: {same}, and deleted endpoints stay"
         fix = (
-            "stop one of them: a DaemonSet kube-proxy beside this one, a unit of systemd, a process by hand; "
-            "docs/migrate.md says how to go from one to the other"
+            "stop one kube-proxy: a second DaemonSet, a unit of systemd, or a process that was started by hand; "
+            "docs/migrate.md describes the change from one kube-proxy to the other"
         )
         yield Diagnosis(Severity.BROKEN, "leftovers" if caught else "proxies", what, why, fix, MISLEADS)
 
@@ -84,8 +84,8 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[D
             about="leftovers",
             what=f"rules without a proxy that answers: {', '.join(places)}",
             why="; ".join(dict.fromkeys(trace.alone for trace in traces)),
-            fix="start the proxy again: it takes over what is its own and removes the rest. Only where this node "
-            "is to have no kube-proxy any more: `kube-proxy --cleanup` removes them, and ends every Service on it",
+            fix="start the proxy again, which adopts its own rules and removes the others. Only if this node shall "
+            "have no kube-proxy: `kube-proxy --cleanup` removes the rules, and ends every Service on the node",
             harm=MISLEADS,
         )
 
@@ -116,7 +116,7 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
             shown = " and ".join(f"{count} in {variant}" for variant, count in sorted(by_variant.items()))
             what = f"both variants of iptables have a kube-proxy's {family.label} chains: {shown}"
             why = "packets pass the chains of both; outdated chains send connections to deleted endpoints"
-            fix = "restart the proxy: it removes those of the variant that it does not use"
+            fix = "restart the proxy, which removes the chains of the variant that it does not use"
             yield Diagnosis(Severity.DEGRADED, "leftovers", what, why, fix, MISLEADS)
 
 
@@ -181,7 +181,7 @@ def _listing(where: str, chain: str, traced: str) -> str:
 HarmOfPackets = Callable[..., Harm]  # returns the harm of lost packets, as CheckedNode.harm_of
 _UNMARKED: Final = " that are not masqueraded"
 PICKED_AGAIN: Final = (
-    "first packets are dropped; a retransmission picks an endpoint again, so clients see delays of 1, 3, ... seconds"
+    "first packets are dropped; a retransmission picks an endpoint again, and clients see delays of 1, 3, ... seconds"
 )
 _UNORDERED: Final = (
     "it has the priority of a chain that translates the connection, so it may run before or after that chain, by the "
@@ -337,10 +337,12 @@ def firewalls(
                 about="firewall",
                 what=f"{one.where}, chain {one.chain}: drops all new connections{_UNMARKED * one.marked} at the hook "
                 f"{one.hook}",
-                why="KUBE-FORWARD alone accepts new ones: NodePorts pass under policy Cluster; connections of pods to "
+                why="only KUBE-FORWARD accepts new connections: NodePorts pass under policy Cluster; connections of "
+                "pods to "
                 "cluster IPs, and all under policy Local, time out"
                 if one.marked
-                else "none of its rules accepts new ones: packets to endpoints are dropped, clients see a timeout",
+                else "none of the chain's rules accepts new connections: packets to endpoints are dropped, and "
+                "clients see a timeout",
                 fix=f"let it accept {what}: {rules} in {one.where} {one.chain}, or for iptables {options}; "
                 + _listing(one.where, one.chain, "`kube-proxy trace` shows a packet's way"),
                 harm=harm(one),
@@ -352,6 +354,6 @@ def firewalls(
     for where, chains in noted.items():
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)
         what = f"{where} may drop packets too: {shown}"
-        why = "a firewall is no mistake; but if a connection hangs, one of its rules may be the cause"
+        why = "a firewall is no mistake, but if a connection hangs, a rule of the firewall may be the cause"
         fix = "`kube-proxy trace SRC DST:PORT` shows which rule drops a connection"
         yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=where)

@@ -56,7 +56,7 @@ def elsewhere(node: CheckedNode, command: str) -> Diagnosis | None:
     if node.proxies or _has_rules() or (facts is None and processes.named(_KUBELETS)):
         return None
     sign = f"there is no Node {facts.world.node_name}" if facts is not None else "no kubelet runs here"
-    what = f"this machine is no node: {sign}, no kube-proxy runs, and the kernel has no rules of one"
+    what = f"this machine is no node: {sign}, no kube-proxy runs, and the kernel has no rules of a kube-proxy"
     is_one = "give the name of its Node with --hostname-override" if facts is not None else "give its --config"
     fix = f"ask the nodes' proxies: `{command}`; if this machine is a node, {is_one}"
     return Diagnosis(Severity.UNKNOWN, "proxy", what, fix=fix)

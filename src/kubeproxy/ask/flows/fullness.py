@@ -117,9 +117,12 @@ def _problems(level: Level, growth: float, refused: Refusals) -> Iterator[str]:
     elif level.limit and growth > 0 and (level.limit - level.entries) / growth < _SOON:
         yield f"filling as fast as now, it is full in {(level.limit - level.entries) / growth:.0f} s"
     if refused.dropped:
-        yield f"{counted(refused.dropped, 'packet', 'was')} dropped just now, as there was no room for their connection"
+        yield (
+            f"{counted(refused.dropped, 'packet', 'was')} dropped just now, because the table had no room for "
+            "their connection"
+        )
     if refused.early:
-        yield f"{counted(refused.early, 'entry', 'was')} removed just now, to make room for new ones"
+        yield f"{counted(refused.early, 'entry', 'was')} removed just now, to make room for new entries"
     if refused.failed:
         what = counted(refused.failed, "packet", "was")
         yield f"{what} dropped just now, as their entry or translated address was taken"
@@ -138,9 +141,15 @@ def fixes(level: Level, services: Iterable[Filler], clients: Iterable[Filler], s
             )
     total = max(sum(states.values()), 1)
     if states.get("TCP established", 0) > total / 2:
-        yield "most are established TCP: shorten conntrack.tcpEstablishedTimeout to remove abandoned ones"
+        yield (
+            "most entries are established TCP connections: shorten conntrack.tcpEstablishedTimeout to remove "
+            "abandoned connections"
+        )
     if states.get("TCP close-wait", 0) > total / 4:
-        yield "many are in CLOSE_WAIT as a program does not close them: conntrack.tcpCloseWaitTimeout shortens this"
+        yield (
+            "many entries are in CLOSE_WAIT, because a program does not close its connections: a shorter "
+            "conntrack.tcpCloseWaitTimeout removes the entries earlier"
+        )
     if sum(count for name, count in states.items() if name.startswith("UDP")) > total / 2:
         yield "most are UDP, which has no end: shorten conntrack.udpTimeout and conntrack.udpStreamTimeout"
     yield (

@@ -59,7 +59,7 @@ def look(asked: Source, facts: Facts, explained: Explained) -> tuple[Diagnosis, 
         with examiners(facts, [key.family]) as kernel:
             seen = look_at(asked.services, kernel, [(key.namespace, key.name)])
     except (ApplyError, Unsupported) as error:
-        return (_line(Severity.NOTE, f"what the kernel has could not be read: {error}"),)
+        return (_line(Severity.NOTE, f"the kernel's rules could not be read: {error}"),)
     if seen.on_their_way or seen.unstable:
         return (_line(Severity.NOTE, f"a change of {key.namespace}/{key.name} is on its way into the kernel"),)
     return tuple(_lines(explained.why, facts, seen.findings))
@@ -133,7 +133,7 @@ def affinity(why: Why, kept: str | None) -> Iterator[Diagnosis]:
     elif kept is not None:
         yield _line(Severity.NOTE, "session affinity keeps this client at no endpoint yet (read now)")
     elif why.forwarded and why.affinity:
-        yield _line(Severity.NOTE, "a client that session affinity keeps at one of these endpoints gets that one alone")
+        yield _line(Severity.NOTE, "a client that session affinity binds to an endpoint gets only this endpoint")
 
 
 def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diagnosis]:
@@ -315,7 +315,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         yield Diagnosis(Severity.FINE, "endpoints", f"{reached[0].protocol} from this node: {each}")
     if quiet := [one for one in probes if one.unanswered]:
         what = f"{quiet[0].protocol} from this node: no reply, nothing refused it"
-        why = "a program that listens need not reply to an empty datagram, so this proves nothing"
+        why = "a listening program need not reply to an empty datagram, so silence proves nothing"
         yield Diagnosis(Severity.NOTE, "endpoints", f"{what}: {', '.join(one.address for one in quiet)}", why)
     explained = {*connection.here, *(address for address, own in connection.stopped.items() if own.sure)}
     wrong = [one for one in probes if one.failed and not one.absent and one.address not in explained]

@@ -126,7 +126,7 @@ def _cause(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: Kno
 
 
 ANOTHER_ZONE = "a zone of connection tracking: answers without the same zone do not count as answers of this connection"
-NO_ADDRESS_HERE = "which is no address of this node: answers go elsewhere"
+NO_ADDRESS_HERE = "which is no address of this node, so answers do not return to this node"
 
 
 def _left(found: Sequence[Journey]) -> str:
