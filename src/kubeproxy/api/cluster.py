@@ -1,6 +1,5 @@
 """The address, TLS settings and credentials of an API server, from a kubeconfig or a service account. Also reads the
-validity periods of certificates and tokens; Python's ssl module does not return the period of a client certificate.
-"""
+validity periods of certificates and tokens; Python's ssl module does not return the period of a client certificate."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ log = logging.getLogger("kubeproxy.api")
 
 
 class Server(NamedTuple):
-    """The parts of a server's URL; `prefix` is the path before /api, without a slash at its end."""
+    """The parts of a server's URL; `prefix` is the path before /api, without a slash at the end."""
 
     scheme: str
     host: str
@@ -48,9 +47,9 @@ class Server(NamedTuple):
 
 def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Server:
     """Parse the URL of an API server. A 'host:port' without a scheme gets `default_scheme`, as in client-go's
-    DefaultServerURL. Raises ConfigError if it is not an http or https URL; the text starts with `field`.
+    DefaultServerURL. Raises ConfigError, with a text that starts with `field`, if the text is not an http or https URL.
     """
-    if "@" in text:  # the message does not quote the URL: it may contain a password
+    if "@" in text:  # the message does not quote the URL, which may contain a password
         raise ConfigError(
             f"{field}: the URL must not hold a user name or a password; give them to the kubeconfig's user"
         )
@@ -98,13 +97,12 @@ class Trust(Struct, frozen=True, kw_only=True):
         return self.certificate_file
 
     def signature(self) -> tuple[tuple[str, int, int], ...]:
-        """Return the path, mtime (ns) and size of each file: the result changes when a file is replaced."""
+        """Return the path, mtime (ns) and size of each file, which differ after a file is replaced."""
         return tuple(_file_state(path) for path in (self.ca_file, self.certificate_file, self.key_file) if path)
 
     def context(self, pair: KeyPair | None) -> ssl.SSLContext:
         """Build the TLS context; `pair` (from an exec plugin) takes precedence over the certificate of the settings.
-        Raises ConfigError with the name of the wrong field and file.
-        """
+        Raises ConfigError with the name of the wrong field and file."""
         context = self._authorities()
         # Python 3.13 refuses certificates without an authority key identifier, which Go accepts and clusters use.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -130,13 +128,12 @@ class Trust(Struct, frozen=True, kw_only=True):
             return ssl.create_default_context(cafile=self.ca_file or None)
         except (OSError, ValueError) as error:
             source = "-data" if self.ca_data else f" {self.ca_file}"
-            why = os_reason(error) if isinstance(error, OSError) else "it is no text"
+            why = os_reason(error) if isinstance(error, OSError) else "the content is not text"
             raise ConfigError(f"{field}{source}: holds no usable certificates: {why}") from error
 
     def validities(self, pair: KeyPair | None) -> dict[str, Validity]:
         """Return the validity of the client certificate ("client") and of the authority that expires last
-        ("authority"). A period that is unknown is omitted. `pair` has the same meaning as in `context`. Raises
-        ConfigError."""
+        ("authority"). An unknown period is omitted. `pair` has the same meaning as in `context`. Raises ConfigError."""
         authorities = b""
         if not self.insecure:
             authorities = self.ca_data or read_file(self.ca_file, f"{self.cluster_field}.certificate-authority")
@@ -198,7 +195,7 @@ class Cluster:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files (certificates, keys, tokens) that are read again when they change."""
+        """The files (certificates, keys, tokens) that are read again after a change."""
         return (*(path for path, _, _ in self._trust.signature()), *self.credentials.files)
 
     @property
@@ -223,9 +220,8 @@ class Cluster:
         expiries(self.expiries)
 
     async def tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS context for a new connection; None for http. After a rotation of certificates it is a new
-        context. client-go's gate ClientsAllowCARotation does the same within five minutes.
-        """
+        """Return the TLS context for a new connection; None for http. A rotation of certificates makes a new context.
+        client-go's gate ClientsAllowCARotation does the same within five minutes."""
         if self.server.scheme != "https":
             return None
         pair = await self.credentials.key_pair()
@@ -277,7 +273,8 @@ def _file_state(path: str) -> tuple[str, int, int]:
 
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----([^-]+)-----END CERTIFICATE-----")
 # A Validity (RFC 5280, 4.1.2.5) in DER: two times, each UTCTime (0x17) or GeneralizedTime (0x18). Only numbers and the
-# issuer's name precede it. If an issuer's name contains these bytes, only certificates of this issuer are misread.
+# issuer's name precede the validity. If an issuer's name contains these bytes, only certificates of this issuer are
+# misread.
 _TIME: Final = rb"(?:\x17\x0d|\x18\x0f)(\d{12}(?:\d\d)?)Z"
 _VALIDITY: Final = re.compile(rb"\x30[\x1e\x20\x22]" + _TIME + _TIME)
 
@@ -307,8 +304,7 @@ def validities(pem: bytes) -> list[Validity]:
 
 
 def token_validity(token: str) -> Validity | None:
-    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None for a token without a period, or of another
-    kind."""
+    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None for a token without a period or of another kind."""
     parts = token.strip().split(".")
     if len(parts) != 3:
         return None
@@ -363,5 +359,5 @@ def _certificate_reason(error: ssl.SSLCertVerificationError, cluster: Cluster) -
         return "the server's certificate has expired, or the clock of this node is wrong"
     if code in _OTHER_NAMES:
         name = cluster.server_hostname
-        return f"the server's certificate is not for {name}: give an address that is in it, or tls-server-name"
+        return f"the server's certificate is not for {name}: use an address in the certificate, or tls-server-name"
     return f"the server's certificate is refused: {error.verify_message}"

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection on asyncio: one exchange at a time. Retries and the choice of connections are in http.py.
-data_received passes body bytes on at once, because a delay here delays the effect of a change at the API server. When a
-connection ends for any reason, its exchange ends, so that no caller waits forever."""
+data_received passes body bytes on immediately, because a delay here delays the effect of a change at the API server.
+When a connection ends for any reason, its exchange ends, so that no caller waits forever."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ LEAST_PROGRESS: Final = 16 << 10
 """Bytes of an answer that must arrive within `timeout` seconds, except for a watch: 0.5 KB/s with http.py's value."""
 
 _LOST: Final = 30.0
-"""Seconds without a packet from the peer after which the kernel closes a connection; _SOCKET_OPTIONS sets this
-limit."""
+"""Seconds without a packet from the peer after which the kernel closes a connection (_SOCKET_OPTIONS)."""
 _SILENT: Final = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
-"""Errors of a connection that the kernel closes for this reason (tcp_write_err in net/ipv4/tcp_timer.c)."""
+"""Errors of a connection that the kernel closes after _LOST (tcp_write_err in net/ipv4/tcp_timer.c)."""
 _SOCKET_OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -48,9 +47,9 @@ BytesSink = Callable[[bytes], None]
 
 
 class AnswerProgress:
-    """The deadline of an answer (`until`): in each period of `timeout` seconds, its first byte, its end, or
-    LEAST_PROGRESS more bytes must arrive. A limit on pauses alone would not be enough: a peer that sends one byte a
-    second could block its reader forever."""
+    """The deadline of an answer (`until`): in each period of `timeout` seconds, the first byte, the end, or
+    LEAST_PROGRESS more bytes must arrive. Without a minimum, a peer that sends one byte a second could block its reader
+    forever."""
 
     __slots__ = ("_due", "timeout", "until")
 
@@ -68,12 +67,12 @@ class AnswerProgress:
 
 
 class Exchange(Struct, kw_only=True, eq=False):
-    """One request's answer as it arrives. `done` is completed at the end of the answer, or fails with a SourceError.
+    """The answer to one request as it arrives. `done` is completed at the end of the answer, or fails with a
+    SourceError.
 
     The body of a successful answer (2xx) goes to the `sink` as it arrives, once for each read of the socket; without a
-    sink it is collected in `body`, up to `most` bytes. The body of an error is collected up to OBJECT bytes.
-    `on_headers` is called once the status is known. An exception in `sink` or `on_headers` ends the exchange.
-    """
+    sink the body is collected in `body`, up to `most` bytes. The body of an error is collected up to OBJECT bytes.
+    `on_headers` is called when the status is known. An exception in `sink` or `on_headers` ends the exchange."""
 
     idle_timeout: float
     on_headers: Callable[[Exchange], None]
@@ -112,8 +111,6 @@ class ApiConnection(asyncio.Protocol):
         self.context: object = None  # the TLS context
         self.lost: asyncio.Future[None] = self._loop.create_future()  # set when the transport is closed
 
-    # What the client calls.
-
     def start(self, exchange: Exchange, request: bytes) -> None:
         """Send the complete `request`; pass its answer to `exchange`."""
         if self._transport is None or self._transport.is_closing():
@@ -134,16 +131,14 @@ class ApiConnection(asyncio.Protocol):
         return open_ and self._exchange is None and self._keep_alive
 
     def abort(self) -> None:
-        """Close the connection at once; a running exchange ends with ConnectionFailed."""
+        """Close the connection immediately; a running exchange ends with ConnectionFailed."""
         self._end(ConnectionFailed(f"{self._peer}: the connection was given up"))
         if self._transport is not None:
             self._transport.abort()
 
-    # What asyncio calls.
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport and set the socket's options."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the type checker: asyncio passes no other type
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the type checker
         self._transport = transport
         sock = transport.get_extra_info("socket")
         if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
@@ -182,8 +177,7 @@ class ApiConnection(asyncio.Protocol):
             self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the exchange: with success if closing the connection marks the answer's end, else with
-        ConnectionFailed."""
+        """End the exchange: with success if the close of the connection ends the answer, else with ConnectionFailed."""
         exchange = self._exchange
         # Without these headers, closing the connection marks the end of the body (RFC 9112, 6.3).
         framing = {"content-length", "transfer-encoding"}
@@ -201,10 +195,8 @@ class ApiConnection(asyncio.Protocol):
         if not self.lost.done():
             self.lost.set_result(None)
 
-    # What the parser calls.
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store a header; MAX_OVERHEAD limits their size."""
+        """Store a header; MAX_OVERHEAD limits the size of all headers."""
         if self._exchange is not None:
             self._exchange.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
@@ -280,8 +272,8 @@ _TLS_HINT: Final = ", but TLS: the server's URL must begin with https"
 
 
 JOINED: Final = 10.0
-"""Seconds for which equal queries share a lookup. A later query starts a new lookup, because the name servers may have
-changed."""
+"""Seconds for which equal queries share a lookup. A later query starts a new lookup, because name servers may change.
+"""
 
 
 class _Lookup(NamedTuple):
@@ -292,8 +284,7 @@ class _Lookup(NamedTuple):
 class Loop(asyncio.SelectorEventLoop):
     """An event loop that resolves each host name in a separate daemon thread. getaddrinfo(3) cannot be cancelled, and
     takes half a minute or more if no name server answers. In one of the loop's few worker threads, which also write to
-    the kernel, the call would delay repairs and the end of the program.
-    """
+    the kernel, the call would delay repairs and the end of the program."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,5 @@
-"""Credentials for the API server: fixed headers, a rotating token file, or an exec plugin. Tokens are never logged. If
-credentials are unavailable, SourceError is raised, and the caller tries again.
-"""
+"""Credentials for the API server: fixed headers, a rotating token file, or an exec plugin. Tokens are never logged.
+Unavailable credentials raise SourceError, and the caller tries again."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ class Credentials:
         self.name = name  # kind and origin of the credentials for messages, '' for none
 
     async def headers(self) -> Headers:
-        """Return the headers of one request. Raises SourceError when they are unavailable."""
+        """Return the headers of one request. Raises SourceError if they are unavailable."""
         return self._fixed
 
     async def key_pair(self) -> KeyPair | None:
@@ -91,7 +90,7 @@ class TokenFile(Credentials):
         return (*self._fixed, bearer(self._token))
 
     def invalidate(self, used: Headers) -> None:
-        """Read the file before the next request."""
+        """Make the next request read the file."""
         if bearer(self._token) in used:
             self._read_at = None
 
@@ -143,15 +142,14 @@ class _ExecCredential(Struct, rename="camel"):
 
 
 class ExecPlugin(Credentials):
-    """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1). Its output is used until it
+    """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1), which is used until it
     expires or the server refuses it. At most one process of the program runs at a time, without a terminal. `config`
-    contains the command's path, `field` is its own path, and `cluster` is None without provideClusterInfo.
-    """
+    contains the command's path, `field` is its own path, and `cluster` is None without provideClusterInfo."""
 
     def __init__(
         self, config: ExecConfig, field: str, cluster: dict[str, Any] | None = None, *, headers: Headers = ()
     ) -> None:
-        super().__init__(headers, f"what {field}.command {config.command} prints")
+        super().__init__(headers, f"the output of {field}.command {config.command}")
         self.program = config.command
         self._config = config
         self._field = field
@@ -173,7 +171,7 @@ class ExecPlugin(Credentials):
         return None
 
     def invalidate(self, used: Headers) -> None:
-        """Run the plugin before the next request, unless it has run after `used` was returned."""
+        """Make the next request run the plugin, unless the plugin has run after `used` was returned."""
         if self._status is not None and self._headers_of(self._status) == used:
             self._status = None
 
@@ -268,8 +266,8 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:
-    """Kill a plugin and its children, and close our end of its output, because other processes may keep the
-    output open."""
+    """Kill a plugin and its children, and close our end of its output, because other processes may keep the output
+    open."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(PermissionError):
@@ -285,7 +283,7 @@ def bearer(token: str) -> tuple[str, str]:
 
 
 def check_token(token: str) -> str:
-    """Return `token` if it is valid in a header; else raise ValueError, without quoting it."""
+    """Return `token` if it is valid in a header. Raises ValueError, without quoting the token."""
     if any(ord(char) < 33 or ord(char) > 126 for char in token):
         raise ValueError("the token has characters that are invalid in a header")
     return token

@@ -1,7 +1,6 @@
 """Decodes bytes of the API into typed objects and events: pages of lists, lines of watches. Pure. Usually one typed
 msgspec decode is enough. If it fails, the objects are decoded leniently, one by one (salvage.py): a wrong object
-becomes a Rejected, and other objects are not affected.
-"""
+becomes a Rejected, and other objects are not affected."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ MAX_LINE = 32 << 20
 """Longest watch line in bytes. An object in etcd has at most 1.5 MB by default; a longer line is a broken stream."""
 
 MAX_PROBLEMS: Final = 10
-"""Maximum number of reported problems per object; the last one states the number of omitted problems."""
+"""Maximum number of reported problems per object; the last problem states the number of omitted problems."""
 
 INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 """The annotation of the bookmark that ends a WatchList's initial events (KEP-3157)."""
@@ -75,7 +74,7 @@ class WatchChanges(NamedTuple):
     """The content of the complete lines of a watch."""
 
     events: list[Event]
-    version: str  # the newest resourceVersion seen, '' for none
+    version: str  # the newest resourceVersion in the lines, '' for none
     initial_end: bool  # whether the lines contain the bookmark that ends the initial events
     error: SourceError | None  # error after which the stream cannot be read; earlier events are valid
 
@@ -90,9 +89,9 @@ _objects: dict[type[Object], Decoder[Object]] = {kind: Decoder(kind) for kind in
 
 
 def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collection[ServiceName] = ()) -> ListPage:
-    """Decode one page of a list of `resource`. Raises MalformedAnswer if `data` is not a list of this resource, because
-    an empty list of another kind would delete all objects. Slices of the Services in `with_zones` become PlacedSlices.
-    """
+    """Decode one page of a list of `resource`. Slices of the Services in `with_zones` become PlacedSlices. Raises
+    MalformedAnswer if `data` is not a list of this resource, because an empty list of another kind would delete all
+    objects."""
     page = _decode_page(resource, data, TYPES[resource])
     if with_zones and resource == "endpointslices":
         placed = {identity(found) for found in page.objects if service_of(found) in with_zones}
@@ -140,8 +139,7 @@ def decode_object(
     resource: Resource, data: bytes, kind: type[Object] | None = None
 ) -> tuple[Object | None, list[Rejected]]:
     """Return two values: the object in `data` (None if unusable) and the rejected parts. Never raises. `kind` is the
-    type of the object if it differs from the resource's type.
-    """
+    type of the object if it differs from the resource's type."""
     kind = kind or TYPES[resource]
     try:
         found = _objects[kind].decode(data)
@@ -156,8 +154,7 @@ def decode_object(
 
 class WatchDecoder:
     """Splits the bytes of one watch stream into lines, independent of chunk boundaries, and decodes the lines. Slices
-    of the Services that are in `with_zones` at the time of decoding become PlacedSlices.
-    """
+    of the Services that are in `with_zones` at the time of decoding become PlacedSlices."""
 
     __slots__ = ("_decoder", "_resource", "_tail", "_with_zones")
 
@@ -300,9 +297,8 @@ def service_of(found: Object) -> ServiceName | None:
 def kept_identities(
     objects: Iterable[Object | PackedSlice], rejected: Iterable[Rejected]
 ) -> frozenset[tuple[str, str]] | None:
-    """Return (namespace, name) of the objects in `rejected` that are not among `objects`. If one of them has no
-    readable name, return None, because it may be any missing object.
-    """
+    """Return (namespace, name) of the objects in `rejected` that are not among `objects`; None if one of them has no
+    readable name, because it may be any missing object."""
     named = {(problem.namespace, problem.name, problem.resource) for problem in rejected}
     if not all(name and (namespace or resource not in NAMESPACED) for namespace, name, resource in named):
         return None

@@ -1,6 +1,5 @@
 """A small HTTP/1.1 client for one API server, with persistent connections, and streams for watches. Failures raise
-typed errors (status.py). The client never repeats a request that may have had an effect.
-"""
+typed errors (status.py). The client never repeats a request that may have had an effect."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ class Route:
         self.changed: Callable[[], None] = lambda: None  # called before the first connection to a new address
 
     def take(self, places: frozenset[tuple[str, int]]) -> None:
-        """Add addresses. A limited number of earlier addresses is kept, because open connections may use them."""
+        """Add addresses. Some earlier addresses are kept, because open connections may use them."""
         if not places <= self.places:
             self.places = places | (self.places if len(self.places) < _MOST_PLACES else frozenset())
             self.changed()
@@ -78,7 +77,7 @@ class Contact:
 
     @property
     def trouble(self) -> str:
-        """The reason why the server cannot be reached; '' if it can be reached."""
+        """The reason why the server cannot be reached; '' for a reachable server."""
         return self._trouble.text
 
     def failed(self, reason: str) -> None:
@@ -124,9 +123,8 @@ class HttpClient:
         most: int = OBJECT,
     ) -> Exchange:
         """Send a request and return its complete exchange, with a body of at most `most` bytes. `path` starts with a
-        slash and includes the query. Raises StatusError for any status except 2xx. Raises another SourceError if the
-        answer is missing or incomplete; it is then unknown whether the request had an effect.
-        """
+        slash and includes the query. Raises StatusError for any status except 2xx. Raises another SourceError for a
+        missing or incomplete answer, after which it is unknown whether the request had an effect."""
         watch = self._stopwatch(method, len(body))
         try:
             headers = await self.cluster.credentials.headers()
@@ -147,8 +145,7 @@ class HttpClient:
         idle_timeout: float,
     ) -> None:
         """GET `path` and pass the body to `sink` as it arrives; return when the server ends the answer. `on_open` is
-        called when the server has accepted the request. Raises the errors of `request` and of `sink`.
-        """
+        called when the server has accepted the request. Raises the errors of `request` and of `sink`."""
         watch = self._stopwatch("GET", 0)
 
         def accepted(exchange: Exchange) -> None:
@@ -169,7 +166,7 @@ class HttpClient:
         self._raise_for_status(exchange, headers)
 
     async def close(self) -> None:
-        """Close all connections; requests under way end with ConnectionFailed."""
+        """Close all connections; running requests end with ConnectionFailed."""
         lost = [connection.lost for connection in self._open]
         for connection in list(self._open):
             connection.abort()
@@ -190,9 +187,8 @@ class HttpClient:
         sink: BytesSink | None = None,
         on_headers: Callable[[Exchange], None] | None = None,
     ) -> Exchange:
-        """Send `request` on an idle connection, else on a new connection. The server may have closed an idle
-        connection. So if no byte of the answer arrives, a `repeatable` request is sent again.
-        """
+        """Send `request` on an idle connection, else on a new connection. If no byte of the answer arrives, a
+        `repeatable` request is sent again, because the server may have closed the idle connection."""
         while True:
             connection, kept = await self._connect()
             exchange = Exchange(idle_timeout=timeout, most=most, sink=sink, on_headers=on_headers or watch.accepted)
@@ -305,7 +301,7 @@ class _Stopwatch:
         self._finished = self._finished._replace(code=str(exchange.status), received=received)
 
     def stop(self) -> None:
-        """Report the request; later calls do nothing."""
+        """Report the request. A second call has no effect."""
         report, self._report = self._report, None
         if report is not None:
             report(self._finished._replace(seconds=time.monotonic() - self._start))

@@ -1,7 +1,6 @@
-"""Reads a kubeconfig file, or the service account of a pod, into a Cluster. Only the entries of the current context are
-decoded, so that an invalid entry for another cluster has no effect. Every error is a ConfigError that names the file
-and the field. Source: clientcmd and transport of client-go.
-"""
+"""Reads a kubeconfig file, or the service account of a pod, into a Cluster. Source: clientcmd and transport of
+client-go. Only the entries of the current context are decoded, so that an invalid entry for another cluster has no
+effect. Every error is a ConfigError that names the file and the field."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from kubeproxy.errors import ConfigError
 from kubeproxy.model.addresses import host_port
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where the kubelet mounts a pod's service account."""
+"""The folder in which the kubelet mounts a pod's service account."""
 
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
@@ -75,12 +74,11 @@ class _ContextEntry(Struct):
 def load_cluster(
     kubeconfig: str, master: str, *, environ: Mapping[str, str] = os.environ, service_account: str = SERVICE_ACCOUNT
 ) -> Cluster:
-    """Return the Cluster of the flags --kubeconfig and --master; a flag that is not given is ''.
+    """Return the Cluster of the flags --kubeconfig and --master; a flag that is not given is ''. Raises ConfigError,
+    and Unsupported for a proxy that is neither http nor https.
 
     --master takes precedence over the kubeconfig's server; --master alone gives a server without credentials; without
-    both flags the pod's service account is used. `environ` may name a proxy (proxy.py). Raises ConfigError, and
-    Unsupported for a proxy that is neither http nor https.
-    """
+    both flags the pod's service account is used. `environ` may name a proxy (proxy.py)."""
     if kubeconfig:
         return _from_kubeconfig(kubeconfig, master, environ)
     if master:

@@ -1,6 +1,5 @@
 """Single requests for commands: versions of objects, zones of endpoints, names of pods and Nodes, the server's
-certificate and clock. The watches of the proxy (watch.py) decode neither pod names nor, for most Services, zones.
-"""
+certificate and clock. The watches of the proxy (watch.py) decode neither pod names nor, for most Services, zones."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _OF_SERVICE: Final = "kubernetes.io/service-name"
 
 
 class Versions(Struct):
-    """The resourceVersions of a Service (None if it does not exist) and of its EndpointSlices by name."""
+    """The resourceVersions of a Service (None for a missing Service) and of its EndpointSlices by name."""
 
     service: str | None = None
     slices: dict[str, str] = msgspec.field(default_factory=dict)
@@ -71,9 +70,8 @@ class _Slice(Struct, rename="camel"):
 async def versions(
     client: HttpClient, service: ServiceName | None, proxy_name: str = ""
 ) -> Mapping[ServiceName, Versions]:
-    """Return the versions of a Service, or of all Services that a proxy with this name watches, without headless ones.
-    The rights of the proxy's service account are enough. Raises SourceError.
-    """
+    """Return the versions of a Service, or of all Services that a proxy with this name watches, without headless
+    Services. The rights of the proxy's service account are enough. Raises SourceError."""
     where = f"/namespaces/{quote(service[0], safe='')}" if service is not None else ""
     query = {"labelSelector": served(proxy_name)}
     if service is not None:
@@ -148,7 +146,7 @@ async def _items(client: HttpClient, path: str, query: Mapping[str, str], kind: 
 
 class Greeting(NamedTuple):
     """The validity of the server's certificate, the seconds by which the server's clock is ahead, and the seconds until
-    its answer."""
+    the answer."""
 
     certificate: Validity | None
     ahead: float | None
@@ -157,9 +155,8 @@ class Greeting(NamedTuple):
 
 def greet(cluster: Cluster, timeout: float) -> Greeting:
     """Send a request without a token directly to the server, not through a proxy. Each step blocks for at most
-    `timeout` seconds. Raises SourceError when it does not answer. Must not be called for a cluster whose client
-    certificate comes from an exec plugin.
-    """
+    `timeout` seconds. Raises SourceError without an answer. Must not be called for a cluster whose client certificate
+    comes from an exec plugin."""
     server, silence = cluster.server, "no connection in"
     context, began = asyncio.run(cluster.tls_context()), time.monotonic()
     try:
@@ -178,7 +175,7 @@ def greet(cluster: Cluster, timeout: float) -> Greeting:
 
 
 def _ahead(sock: socket.socket, host: str) -> float | None:
-    """Send a request; return the seconds by which the Date header of its answer is ahead of this clock."""
+    """Send a request; return the seconds by which the Date header of the answer is ahead of this clock."""
     connection = HTTPConnection(host)
     connection.sock = sock
     connection.request("HEAD", "/livez", headers={"Connection": "close"})

@@ -1,7 +1,6 @@
-"""The source --manifests DIR: reads objects from the YAML and JSON files of a folder, and reads changed files again. It
-delivers the same events as the watches of an API server (watch.py). A file may contain several documents, and documents
-of kind List. An invalid document does not affect other documents.
-"""
+"""The source --manifests DIR: reads objects from the YAML and JSON files of a folder, and reads changed files again.
+The source delivers the same events as the watches of an API server (watch.py). A file may contain several documents,
+and documents of kind List. An invalid document does not affect other documents."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ class _File(NamedTuple):
 class ManifestSource:
     """Keeps `sink` up to date with the manifests in `folder`. Only the Node `node_name` is delivered ('' for all). If
     two files contain an object, the first file in the order of names is used. Raises ConfigError if `folder` is not a
-    directory.
-    """
+    directory."""
 
     def __init__(
         self,
@@ -188,7 +186,7 @@ class ManifestSource:
         return {address: one.metadata.name for one in nodes for address in node_addresses(one)}
 
     def _objects(self) -> list[Object]:
-        """Return the objects of all files. If the files have not been read yet, they are read now."""
+        """Return the objects of all files; read the files if they have not been read yet."""
         if not self.statuses["services"].synced:
             self.scan()
         return [found for file in self._files.values() for found in file.found.values()]
@@ -198,7 +196,7 @@ class ManifestSource:
         try:
             paths = sorted(self._folder.iterdir())
         except OSError as error:
-            self._report(str(self._folder), f"cannot be read, its last state stays: {error.strerror}")
+            self._report(str(self._folder), f"cannot be read, so the last state remains: {error.strerror}")
             return None
         present = {}
         for path in paths:
@@ -225,16 +223,16 @@ class ManifestSource:
         known = self._files.get(name)
         try:
             if signature.size > MAX_FILE:
-                raise OSError(0, f"is larger than {MAX_FILE} bytes")
+                raise OSError(0, f"the file is larger than {MAX_FILE} bytes")
             data = (self._folder / name).read_bytes()
         except OSError as error:
-            self._report(name, f"cannot be read, its last state stays: {error.strerror}")
-            return  # the next scan reads it again
+            self._report(name, f"cannot be read, so the last state remains: {error.strerror}")
+            return  # the next scan reads the file again
         self._trouble.pop(name, None)
         content = read_documents(name, data)
         rejected += content.rejected
-        # The invalid part of a file may be any of its former objects. So all former objects of the file are kept, and a
-        # mistake never deletes an object.
+        # The invalid part of a file may be any of its former objects. All former objects of the file are kept, so that
+        # a mistake never deletes an object.
         last = known.found if known and not content.whole else {}
         self._files[name] = _File(signature, {**last, **content.found})
         for kind in content.ignored - self._ignored:
@@ -254,7 +252,7 @@ class ManifestSource:
                 if is_watched(found, self._node_name):
                     wanted[key] = found
         for key, name in sorted(conflicts - self._reported):
-            rejected.append(Rejected(*key, "", name, f"is in {first_in[key]} already, which comes first"))
+            rejected.append(Rejected(*key, "", name, f"is in {first_in[key]} already, which precedes this file"))
         self._reported = conflicts
         if self.statuses["services"].synced:
             events: list[Event] = [*_difference(self._delivered, wanted), *rejected]
@@ -314,8 +312,7 @@ class FileContent(NamedTuple):
 
 
 def read_documents(name: str, data: bytes) -> FileContent:
-    """Read the content of the file `name`: JSON if its suffix is .json, else YAML. Never raises. Slices include
-    zones."""
+    """Read the content of a file: JSON if `name` ends with .json, else YAML. Never raises. Slices include zones."""
     content = FileContent({}, [], True, frozenset())
     whole = True
     ignored: set[str] = set()
@@ -337,8 +334,7 @@ def read_documents(name: str, data: bytes) -> FileContent:
 
 def is_watched(found: Object, node_name: str) -> bool:
     """Return whether a proxy watches an object (source.targets); the node name '' selects every Node. Services that the
-    selectors of the watches would exclude are accepted, so that /debug/state shows why they have no effect.
-    """
+    selectors of the watches would exclude are accepted, so that /debug/state shows why they have no effect."""
     labels = found.metadata.labels
     match found:
         case EndpointSlice():
@@ -424,10 +420,9 @@ def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
 
 
 def _odd_name(service: Service) -> tuple[str, str] | None:
-    """Return the field and the text of a name that an API server would refuse; None if all names are valid. Backends
-    derive chain names from these names: a Service `web:x` would be confused with port x of `web`. Source: Kubernetes'
-    rules for Services, namespaces and port names, all labels of RFC 1123.
-    """
+    """Return the field and the text of a name that an API server would refuse; None if all names are valid. Source:
+    Kubernetes' rules for Services, namespaces and port names, all labels of RFC 1123. Backends derive chain names from
+    these names: a Service `web:x` would be confused with port x of `web`."""
     names = {"metadata.namespace": service.metadata.namespace or "", "metadata.name": service.metadata.name}
     names |= {f"spec.ports[{i}].name": port.name or "" for i, port in enumerate(service.spec.ports or ())}
     return next(((field, name) for field, name in names.items() if name and not LABEL.fullmatch(name)), None)

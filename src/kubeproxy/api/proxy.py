@@ -1,7 +1,6 @@
-"""The HTTP proxy in front of the API server, and the tunnel through it. The proxy is the kubeconfig's proxy-url.
-Without a proxy-url, the environment variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY select the proxy, as in Go's
-net/http and golang.org/x/net/http/httpproxy. No message and no repr contains the proxy's password.
-"""
+"""The HTTP proxy in front of the API server, and the tunnel through it. No message and no repr contains the proxy's
+password. The proxy is the kubeconfig's proxy-url. Without a proxy-url, the environment variables HTTPS_PROXY,
+HTTP_PROXY and NO_PROXY select the proxy, as in Go's net/http and golang.org/x/net/http/httpproxy."""
 
 from __future__ import annotations
 
@@ -30,10 +29,9 @@ Variables = Mapping[str, str]
 
 
 def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> Proxy | None:
-    """Return the HTTP proxy for a server: the proxy at `proxy_url`, the value of the configuration's `field`; if it is
-    '', the proxy of the environment. Raises ConfigError if the field is not a proxy's URL, Unsupported for schemes
-    other than http and https.
-    """
+    """Return the HTTP proxy for a server: the proxy at `proxy_url`, the value of the configuration's `field`, else the
+    proxy of the environment. Raises ConfigError if the field is not a proxy's URL, Unsupported for schemes other than
+    http and https."""
     if proxy_url:
         return _supported(_parse(proxy_url, field), field, server)
     names = (f"{server.scheme}_proxy".upper(), f"{server.scheme}_proxy")
@@ -111,9 +109,8 @@ async def open_tunnel(
     user_agent: str,
     happy_eyeballs: float | None,
 ) -> ApiConnection:
-    """Return a connection to the https server of a cluster through a proxy. An https proxy is verified with the
-    cluster's certificate authorities, as in Go. Raises ConnectionFailed and OSError; the caller sets a timeout.
-    """
+    """Return a connection to the https server of a cluster through a proxy. Raises ConnectionFailed and OSError; the
+    caller sets a timeout. An https proxy is verified with the cluster's certificate authorities, as in Go."""
     loop = asyncio.get_running_loop()
     target = cluster.server.authority
     answer = asyncio.StreamReader()
@@ -142,7 +139,7 @@ async def open_tunnel(
 
 
 async def _refusal(answer: asyncio.StreamReader) -> str:
-    """Read the answer to CONNECT; return the reason why the tunnel is not open, '' if it is open."""
+    """Read the answer to CONNECT; return the reason why the tunnel is not open, '' for an open tunnel."""
     try:
         status = _STATUS.fullmatch(await answer.readuntil(b"\r\n"))
         if status is None:

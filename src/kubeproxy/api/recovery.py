@@ -1,6 +1,5 @@
 """Reactions to failed lists and watches of one resource: the next request, its delay, and limits for streams without
-data. Reactions follow client-go's reflector where it has them. watch.py sends the requests.
-"""
+data. Reactions follow client-go's reflector where it has them. watch.py sends the requests."""
 
 from __future__ import annotations
 
@@ -26,14 +25,13 @@ _RESUMES: Final = 3  # consecutive failures before a list is requested; one less
 
 
 class WatchListSupport:
-    """Records whether the server streams its lists (KEP-3157); the first refusal turns streaming off for all
-    resources."""
+    """Records whether the server streams its lists (KEP-3157); a refusal disables streaming for all resources."""
 
     def __init__(self) -> None:
         self.supported = True
 
     def refused(self, reason: str) -> None:
-        """Use paged lists from now on."""
+        """Use paged lists."""
         if self.supported:
             log.info("Using paged lists, not streamed ones: %s", reason)
         self.supported = False
@@ -102,7 +100,7 @@ class Recovery:
         self._status.trouble = ""
 
     async def pause(self, delay: float) -> None:
-        """Wait before the next attempt. After a lost connection, the wait also ends when another request gets an
+        """Wait before the next attempt. After a lost connection, the pause also ends when another request gets an
         answer."""
         if self._unreachable:
             self._unreachable = False
@@ -112,7 +110,7 @@ class Recovery:
 
     def ended_at_once(self) -> float:
         """Return the seconds to wait after a short watch without an event."""
-        self._met(f"the server ends the watch of {self._target.resource} at once")
+        self._met(f"the server ends the watch of {self._target.resource} immediately")
         return self._watching.failed()
 
     def internal_error(self) -> float:
@@ -122,8 +120,7 @@ class Recovery:
 
     def react(self, error: SourceError, *, listing: bool, streamed: bool) -> float:
         """Choose the next request after `error`; return the seconds to wait before the request. `listing`: the failed
-        request was a list that is not complete; `streamed`: it was a WatchList.
-        """
+        request was an incomplete list; `streamed`: it was a WatchList."""
         if isinstance(error, ConnectionFailed):
             self._contact.failed(str(error))
             self._unreachable = True
@@ -228,10 +225,11 @@ class Recovery:
 
 
 class Silence:
-    """The total number of seconds in which watches may receive no data before the resource is listed again. An API
-    server sends a bookmark each minute. If bookmarks are missing for minutes, the watch is dead although its connection
-    is open, or the server was restored from a backup and has not reached the watched version. Some servers send no
-    bookmarks, so the limit doubles with each list that silence causes."""
+    """The total number of seconds in which watches may receive no data before the resource is listed again.
+
+    An API server sends a bookmark each minute. If bookmarks are missing for minutes, the watch is dead although its
+    connection is open, or the server was restored from a backup and has not reached the watched version. Some servers
+    send no bookmarks, so the limit doubles with each list that silence causes."""
 
     def __init__(self, pace: ListPace) -> None:
         self._pace = pace
@@ -248,7 +246,7 @@ class Silence:
         self.broken()
 
     def passed(self, seconds: float) -> None:
-        """Count the silence of an ended watch: subtract its seconds from the remaining time."""
+        """Subtract the silent seconds of an ended watch from the remaining time."""
         self.left = max(0.0, self.left - seconds)
 
     def ran_out(self) -> None:
@@ -299,7 +297,7 @@ class StreamClock:
             silent = self._loop.time() - self._silent_since
             self._silence.ran_out()
             self._silent_since = None
-            return OutOfStep(f"its watch is open, but was silent for {silent:.0f} s")
+            return OutOfStep(f"the watch is open, but was silent for {silent:.0f} s")
         if self._loop.time() >= self._progress.until:
             rate = f"less than {LEAST_PROGRESS} bytes in {self._progress.timeout:.0f} s"
             return SourceError(f"the list arrives too slowly: {rate}")

@@ -1,5 +1,4 @@
-"""Delivers new lists of Services and EndpointSlices together if both are requested again, for example after 410
-Gone."""
+"""Delivers new lists of Services and EndpointSlices together if both are requested again, such as after 410 Gone."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from kubeproxy.model.objects import Resource
 
 LONGEST: Final = 1.0
 STEP: Final = 0.02
-"""Maximum seconds for which a list waits for the other resource, and seconds between two looks at its state."""
+"""Maximum seconds for which a list waits for the other resource, and seconds between two checks of its state."""
 
 _OTHER: Final[Mapping[Resource, Resource]] = {"services": "endpointslices", "endpointslices": "services"}
 
@@ -21,8 +20,7 @@ _OTHER: Final[Mapping[Resource, Resource]] = {"services": "endpointslices", "end
 class Relists:
     """Passes events on to a sink. If the other resource's changes are not arriving, a new list of Services or slices,
     and the events after it, wait for the other resource's list. With new Services and old slices a renamed port has no
-    endpoint, so connections to it would be refused. The Go kube-proxy does not wait.
-    """
+    endpoint, so connections to it would be refused. The Go kube-proxy does not wait."""
 
     def __init__(self, sink: Sink, status: Callable[[Resource], ResourceStatus]) -> None:
         self._sink = sink
@@ -32,7 +30,7 @@ class Relists:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, events: Sequence[Event]) -> None:
-        """Pass on events of one resource, at once or later. Its first list never waits."""
+        """Pass on events of one resource, immediately or later. The first list never waits."""
         listed = next((event.resource for event in events if isinstance(event, Replaced)), None)
         if self._waiting is not None and all(event.resource == self._waiting for event in events):
             self._held += events
@@ -45,7 +43,7 @@ class Relists:
             self._release(events)
 
     def close(self) -> None:
-        """Pass on nothing more."""
+        """Pass on no further events."""
         if self._timer is not None:
             self._timer.cancel()
 

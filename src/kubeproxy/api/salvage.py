@@ -1,7 +1,6 @@
-"""Lenient decoding of an object that failed strict decoding: keeps the valid parts and reports the invalid ones. Pure.
-It is slower than strict decoding (decode.py). Only JSON types are checked; ports,
-addresses and other values are not validated.
-"""
+"""Lenient decoding of an object that failed strict decoding: keeps the valid parts and reports the invalid parts. Pure.
+Lenient decoding is slower than strict decoding (decode.py). Only JSON types are checked; ports, addresses and other
+values are not validated."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
         *((objects.Annotations, info.name) for info in fields(objects.Annotations)),
     }
 )
-"""Optional fields: if such a field is invalid, the object is decoded without it, and has the same or a smaller
+"""Optional fields. An object with an invalid optional field is decoded without the field, and has the same or a smaller
 effect."""
 
 _WHOLE_LISTS: frozenset[tuple[type, str]] = frozenset({(objects.ServiceSpec, "load_balancer_source_ranges")})
@@ -60,7 +59,7 @@ class Salvaged(NamedTuple):
     problems: list[Problem]
 
 
-class _Wrong(Exception):  # noqa: N818 - never leaves this module
+class _Wrong(Exception):  # noqa: N818 - private to this module
     def __init__(self, path: str, reason: str | Exception) -> None:
         super().__init__(path, reason)
         self.problem = Problem(path.removeprefix("."), reason if isinstance(reason, str) else _words(reason))
@@ -81,16 +80,14 @@ def salvage(data: bytes, kind: type[objects.Object]) -> Salvaged:
 
 
 def mended(data: bytes) -> bytes:
-    """Return `data` in a form that parsers accept: with limited nesting (see shallow), and without lone surrogates. A
-    lone surrogate becomes U+FFFD, as in the API server's decoder.
-    """
+    """Return `data` in a form that parsers accept: with limited nesting (see shallow), and without lone surrogates,
+    which become U+FFFD as in the API server's decoder."""
     return _ESCAPE.sub(lambda match: rb"\ufffd" if match["lone"] else match[0], shallow(data))
 
 
 def shallow(data: bytes, depth: int = DEPTH) -> bytes:
-    """Return `data` with null in place of each array and object that is nested deeper than `depth`. Parsers recurse, so
-    they would fail on a deeply nested value.
-    """
+    """Return `data` with null in place of each array and object that is nested deeper than `depth`, on which recursive
+    parsers would fail."""
     kept: list[bytes] = []
     level = start = 0
     for match in _TOKEN.finditer(data):
@@ -181,13 +178,11 @@ _decoder: Callable[[Any], Decoder[Any]] = cache(Decoder)
 
 @cache
 def _pieces(kind: type[Struct]) -> Decoder[Any]:
-    """Return a decoder that returns the fields of a type undecoded, and skips all other fields."""
     names = {info.name: info.encode_name for info in _fields(kind)}
     return Decoder(defstruct(f"Raw{kind.__name__}", [(name, Raw, UNSET) for name in names], rename=names))
 
 
 def _words(error: Exception) -> str:
-    """Return msgspec's reason in the terms of JSON."""
     if isinstance(error, UnicodeDecodeError):
         return "is not valid UTF-8 text"
     if not isinstance(error, ValidationError):

@@ -28,7 +28,7 @@ NO_CLUSTER_IP_NONE: Final = "spec.clusterIP!=None"
 
 
 def served(proxy_name: str) -> str:
-    """Return the label selector of the Services of a proxy; the name is "" if the proxy has none."""
+    """Return the label selector of the Services of a proxy; the name is "" for a proxy without a name."""
     return f"{PROXY_LABEL}={proxy_name}" if proxy_name else f"!{PROXY_LABEL}"
 
 
@@ -93,8 +93,7 @@ class Trouble(Struct):
 
 class WatchStanding(Struct, frozen=True, kw_only=True):
     """The state of a resource's source, for answers: the fields of ResourceStatus, the age of the state in seconds, and
-    the seconds since the server's last bytes.
-    """
+    the seconds since the server's last bytes."""
 
     resource: str
     synced: bool
@@ -117,7 +116,7 @@ class ResourceStatus(Struct):
     trouble: str = ""  # the reason why lists and watches fail; '' if they work or the server is unreachable
 
     def staleness(self, now: float) -> float:
-        """Return the age of the state at `now` in seconds: 0.0 while changes can arrive or if absent."""
+        """Return the age of the state at `now` in seconds: 0.0 while changes can arrive, or for an absent resource."""
         age = max(0.0, now - self.last_contact)
         return 0.0 if self.absent or (self.connected and not (self.bookmarked and age > BOOKMARKED)) else age
 
@@ -137,7 +136,7 @@ class Reach(Struct, frozen=True, kw_only=True):
     """The state of the connection to an API server."""
 
     server: str  # its URL
-    trouble: str  # the reason why the server cannot be reached; '' if it can be reached
+    trouble: str  # the reason why the server cannot be reached; '' for a reachable server
     watched: tuple[WatchStanding, ...]
     certificates: Mapping[str, Validity]  # expiries in use, by the names of cluster.Trust.validities
 
@@ -158,9 +157,8 @@ class Reach(Struct, frozen=True, kw_only=True):
 
 
 def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) -> str | None:
-    """Return the reason why the state may be old or missing; None if it is current. `now` is a time of
-    time.monotonic(). `unreachable` is the reason why the server cannot be reached, '' if it can be reached.
-    """
+    """Return the reason why the state may be old or missing; None for a current state. `now` is a time of
+    time.monotonic(). `unreachable` is the reason why the server cannot be reached, '' for a reachable server."""
     for status in statuses:
         age = status.staleness(now)
         if status.synced and age <= STALE:
@@ -180,11 +178,10 @@ class ListPace(Struct, frozen=True, kw_only=True):
     watch_max: float = 600.0
     """Shortest and longest duration of a watch, drawn at random to spread the load (client-go: 5 to 10 minutes)."""
     short_watch: float = 1.0
-    """A watch that ends sooner, without an event, is treated as a failure, so that a broken server causes no busy
-    loop."""
+    """A watch that ends sooner, without an event, counts as a failure, so that a broken server causes no busy loop."""
     quiet: float = 5.0
-    """Silence in a WatchList without end mark, after which the proxy assumes that the server ignores
-    sendInitialEvents."""
+    """Silence in a WatchList without end mark, after which the proxy assumes that the server ignores sendInitialEvents.
+    """
     trickle: float = 30.0  # time in which at least connection.LEAST_PROGRESS bytes of a list must arrive
     silence: float = 240.0
     longest_silence: float = 3600.0

@@ -41,8 +41,7 @@ class Status(Struct, frozen=True):
 
 class ConnectionFailed(SourceError):
     """No answer, or an incomplete answer: the connection was refused or lost, the name is unknown, or TLS failed.
-    `silent` is the number of seconds since the peer's last packet.
-    """
+    `silent` is the number of seconds since the peer's last packet."""
 
     def __init__(self, text: str, silent: float = 0.0) -> None:
         super().__init__(text)
@@ -64,8 +63,7 @@ class OutOfStep(SourceError):
 class StatusError(SourceError):
     """The server answered with a failure: a Status with an HTTP status code, or in an ERROR event of a watch. `code` is
     the HTTP status. `expired`: the resource version or continue token is too old; list again. `too_large`: the server
-    has not reached the requested version yet. `retry_after` is in seconds, None if the server sent none.
-    """
+    has not reached the requested version yet. `retry_after` is in seconds, None if the server sent none."""
 
     def __init__(self, status: Status, *, retry_after: float | None = None) -> None:
         details = status.details or _Details()
@@ -83,8 +81,7 @@ _decoder = msgspec.json.Decoder(Status)
 
 
 def decode_status(data: bytes | bytearray | memoryview | msgspec.Raw, code: int) -> Status:
-    """Decode a Status. If `data` is not a Status, return a Status with `code` (0 if unknown) that quotes the beginning
-    of `data`."""
+    """Decode a Status. Other `data` gives a Status with `code` (0 if unknown) that quotes the beginning of `data`."""
     try:
         status = _decoder.decode(data)
     except (ValueError, RecursionError):

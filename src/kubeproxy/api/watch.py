@@ -1,8 +1,8 @@
-"""Lists and watches the resources of an API server, and delivers events to a sink. The protocol is that of client-go's
-reflector: WatchList if the server supports it, else paged lists; bookmarks; a new list after 410. Reactions to failures
-and deadlines are in recovery.py. Zones are decoded only for the slices of Services with weights by zone, to save time
-and memory.
-"""
+"""Lists and watches the resources of an API server, and delivers events to a sink.
+
+The protocol is that of client-go's reflector: WatchList if the server supports it, else paged lists; bookmarks; a new
+list after 410. Reactions to failures and deadlines are in recovery.py. Zones are decoded only for the slices of
+Services with weights by zone, to save time and memory."""
 
 from __future__ import annotations
 
@@ -72,8 +72,6 @@ class ApiSource:
 
 
 class _Initial:
-    """The objects received so far in a WatchList, and its length in bytes."""
-
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Object | PackedSlice] = {}
         self.rejected: list[Rejected] = []
@@ -93,8 +91,7 @@ class _Initial:
 
 class Reflector:
     """Keeps a sink up to date with one resource; `status` is the state of this source. `run` ends only when cancelled.
-    Slices of Services that are in `with_zones` at the time of decoding include the zones of their endpoints.
-    """
+    Slices of Services that are in `with_zones` at the time of decoding include the zones of their endpoints."""
 
     def __init__(
         self,
@@ -128,7 +125,7 @@ class Reflector:
         while True:
             delay = await self._step()
             if self.status.connected:
-                # TCP keepalive detects a dead connection; changes arrived until its last packet.
+                # TCP keepalive detects a dead connection; changes arrived until the connection's last packet.
                 self.status.connected = False
                 now, last = time.monotonic(), self.status.last_contact
                 if self._silent or now - last < BOOKMARKED or not self._failed:
@@ -204,8 +201,7 @@ class Reflector:
         return response.body
 
     async def _watch_list(self) -> None:
-        """Watch with initial events (WatchList). Raises NoInitialEnd if the server does not mark the end of the initial
-        events."""
+        """Watch with initial events (WatchList). Raises NoInitialEnd if the end of the initial events has no mark."""
         self._initial = _Initial()
         try:
             await self._stream({"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"})
@@ -250,7 +246,7 @@ class Reflector:
         self._take(decoder.finish())
 
     def _take(self, changes: WatchChanges) -> None:
-        """Deliver the changes of a watch, then store their version, then raise the error that ended it, if any."""
+        """Deliver the changes of a watch, store their version, then raise the error that ended the watch, if any."""
         initial, known = self._initial, self.status.resource_version
         if initial is not None:
             initial.take(changes.events)
@@ -313,9 +309,8 @@ connections."""
 
 class Zones:
     """Passes events of Services and slices to the sink, and adds zones to slices. `run` ends only when cancelled.
-    `services` is the set of Services with weights by zone; decoders look up each slice in it. `target` is the watched
-    resource of slices.
-    """
+    `services` is the set of Services with weights by zone, in which decoders look up each slice. `target` is the
+    watched resource of slices."""
 
     def __init__(self, client: HttpClient, target: WatchTarget, sink: Sink, pace: ListPace) -> None:
         self.services: set[ServiceName] = set()
@@ -367,9 +362,8 @@ class Zones:
             self._sink(held)
 
     def _note(self, event: Event) -> None:
-        """Update the set of Services that use zone weights. A Service that no longer uses zone weights stays in the set
-        until the Service is deleted; this saves requests.
-        """
+        """Update the set of Services that use zone weights. To save requests, a Service that stops using zone weights
+        stays in the set until its deletion."""
         if isinstance(event, Upserted):
             self._add([event.object])
         elif isinstance(event, Deleted):
@@ -391,8 +385,7 @@ class Zones:
 
     async def run(self, status: ResourceStatus, listed: Callable[[], bool]) -> None:
         """Read zones when a Service starts to use weights by zone. Failures are logged and retried. `status` is the
-        status of slices; `listed` returns whether their list is complete and no new list is needed.
-        """
+        status of slices; `listed` returns whether their list is complete and no new list is needed."""
         try:
             while True:
                 await self._wake.wait()
@@ -429,7 +422,7 @@ class Zones:
         await asyncio.sleep(max(self._backoff.failed(), wished))
 
     async def _read(self, names: Sequence[ServiceName], status: ResourceStatus) -> None:
-        """List the slices of Services, in the known version or a newer one, and pass their zones on."""
+        """List the slices of Services, in the known version or a newer version, and pass their zones on."""
         path, namespaces = self._target.path, {namespace for namespace, _ in names}
         if len(namespaces) == 1:
             (namespace,) = namespaces

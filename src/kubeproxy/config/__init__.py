@@ -1,2 +1,1 @@
-"""The configuration: reads, completes, checks, writes and watches the command line and the KubeProxyConfiguration
-file."""
+"""The configuration: reads, completes, checks, writes and watches command line and KubeProxyConfiguration file."""

@@ -1,7 +1,6 @@
 """Durations in Go's notation, such as "1h30m", "250ms" and "1.5s". Parsing and printing are exactly those of Go's
 time.ParseDuration and Duration.String, including rounding and limits, because operators copy values between this proxy,
-kubeadm and the Go kube-proxy.
-"""
+kubeadm and the Go kube-proxy."""
 
 from __future__ import annotations
 
@@ -25,14 +24,13 @@ _MOST_DIGITS: Final = 64  # more than 19 digits overflow anyway, and Python pars
 
 
 class Duration(float):
-    """A number of seconds (float) that also contains the exact nanoseconds, a signed 64-bit number as in Go, to print
-    them."""
+    """A number of seconds (float), with the exact nanoseconds as a signed 64-bit number as in Go, for printing."""
 
     __slots__ = ("nanoseconds",)
     nanoseconds: int
 
     def __new__(cls, seconds: float = 0.0) -> Self:
-        """Return the duration of `seconds`, rounded to nanoseconds. Raises ValueError if these need more than 64
+        """Return the duration of `seconds`, rounded to nanoseconds. Raises ValueError if the nanoseconds exceed 64
         bits."""
         if not -1e10 < seconds < 1e10:
             raise ValueError(f"{seconds} s is beyond 64 bits of nanoseconds")
@@ -40,7 +38,7 @@ class Duration(float):
 
     @classmethod
     def from_nanoseconds(cls, nanoseconds: int) -> Self:
-        """Return the duration of exactly `nanoseconds`. Raises ValueError if these need more than 64 bits."""
+        """Return the duration of exactly `nanoseconds`. Raises ValueError if the nanoseconds exceed 64 bits."""
         if not -_MAX - 1 <= nanoseconds <= _MAX:
             raise ValueError(f"{nanoseconds} ns is beyond 64 bits")
         self = super().__new__(cls, nanoseconds / 1_000_000_000)

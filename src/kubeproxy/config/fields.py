@@ -68,7 +68,7 @@ class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
 
 
 class OutputRouting(ConfigStruct, frozen=True, kw_only=True):
-    """Options of one log format. They need the feature gate LoggingAlphaOptions."""
+    """Options of one log format, which need the feature gate LoggingAlphaOptions."""
 
     split_stream: bool = False
     info_buffer_size: Quantity = Quantity(0)
@@ -111,7 +111,7 @@ class ConntrackSettings(ConfigStruct, frozen=True, kw_only=True):
 
 
 class Winkernel(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of the Windows proxy. They are parsed and printed, but have no effect on Linux."""
+    """Settings of the Windows proxy, which are parsed and printed, but have no effect on Linux."""
 
     network_name: str = ""
     source_vip: str = ""
@@ -167,7 +167,7 @@ class ConfigurationFields(ConfigStruct, frozen=True, kw_only=True):
     client_connection: ClientConnection = field(default_factory=ClientConnection)
     logging: Logging = field(default_factory=Logging)
     hostname_override: str = ""
-    bind_address: str = "0.0.0.0"  # noqa: S104 - the API's default; no socket is bound to this address
+    bind_address: str = "0.0.0.0"  # noqa: S104 - the API's default
     healthz_bind_address: str = f"0.0.0.0:{HEALTHZ_PORT}"
     metrics_bind_address: str = f"127.0.0.1:{METRICS_PORT}"
     bind_address_hard_fail: bool = False
@@ -188,4 +188,4 @@ class ConfigurationFields(ConfigStruct, frozen=True, kw_only=True):
     port_range: str = ""
     udp_idle_timeout: Duration = Duration(0.25)
     windows_run_as_service: bool = False
-    strict: bool = False  # not in the Go kube-proxy: turns intended differences from it off, see docs/migrate.md
+    strict: bool = False  # not in the Go kube-proxy: disables intended differences from it, see docs/migrate.md

@@ -16,7 +16,7 @@ class Flag(NamedTuple):
     kind: str  # a key of pflag.KINDS
     default: str  # in the notation of that kind
     group: str
-    path: str  # the JSON path of the field that the flag sets; "" if it has another effect
+    path: str  # the JSON path of the field that the flag sets; "" for another effect
     usage: str
     deprecated: str = ""  # the last part of the deprecation notice
     hidden: bool = False
@@ -40,7 +40,7 @@ def _features(group: str, *features: Feature[Any]) -> Iterator[Flag]:
 
 
 _INTERVAL = "The interval of complete checks and repairs (like 5s, 1m, 2h22m). Must be greater than 0."
-_MINIMUM = "The least time between two syncs (like 5s, 1m). 0 means that each change is applied at once."
+_MINIMUM = "The least time between two syncs (like 5s, 1m). 0 applies each change immediately."
 
 FLAGS = (
     Flag("config", "string", "", GENERAL, "", "The configuration file. The file replaces the flags, see below."),
@@ -71,14 +71,14 @@ FLAGS = (
          "The kubeconfig file; without it and --master the service account of the pod is used."),
     Flag("master", "string", "", CLIENT, "", "The API server's address; it takes precedence over the kubeconfig."),
     Flag("kube-api-content-type", "string", "application/vnd.kubernetes.protobuf", CLIENT,
-         "clientConnection.contentType", "Accepted for compatibility; JSON is spoken."),
+         "clientConnection.contentType", "Accepted for compatibility; requests use JSON."),
     Flag("kube-api-burst", "int32", "10", CLIENT, "clientConnection.burst", "Requests that may be sent in one burst."),
     Flag("kube-api-qps", "float32", "5", CLIENT, "clientConnection.qps", "Requests to the API server per second."),
 
     Flag("hostname-override", "string", "", SERVERS, "",
          "The name of this Node, instead of the host name. It takes precedence over the configuration file."),
     Flag("bind-address", "ip", "0.0.0.0", SERVERS, "bindAddress",  # noqa: S104 - no socket is bound to it
-         "The Node's primary IP, instead of the Node object's. Nothing is bound to it, despite the name."),
+         "The Node's primary IP, in place of the Node object's. No socket is bound to this address."),
     Flag("healthz-bind-address", "ipport", "0.0.0.0:10256", SERVERS, "healthzBindAddress",
          "The address of the health server. Empty for none."),
     Flag("metrics-bind-address", "ipport", "127.0.0.1:10249", SERVERS, "metricsBindAddress",
@@ -115,11 +115,11 @@ FLAGS = (
          "CIDRs of virtual servers that ipvs mode does not change."),
     Flag("ipvs-strict-arp", "bool", "false", BACKEND, "ipvs.strictARP", "Set arp_ignore to 1 and arp_announce to 2."),
     Flag("ipvs-tcp-timeout", "duration", "0s", BACKEND, "ipvs.tcpTimeout",
-         "Timeout of idle TCP connections in ipvs; 0 leaves it as it is."),
+         "Timeout of idle TCP connections in ipvs; 0 keeps the kernel's value."),
     Flag("ipvs-tcpfin-timeout", "duration", "0s", BACKEND, "ipvs.tcpFinTimeout",
-         "Timeout of TCP connections in ipvs after a FIN; 0 leaves it as it is."),
+         "Timeout of TCP connections in ipvs after a FIN; 0 keeps the kernel's value."),
     Flag("ipvs-udp-timeout", "duration", "0s", BACKEND, "ipvs.udpTimeout",
-         "Timeout of UDP flows in ipvs; 0 leaves it as it is."),
+         "Timeout of UDP flows in ipvs; 0 keeps the kernel's value."),
     Flag("proxy-port-range", "string", "", BACKEND, "portRange",
          "Ports that userspace mode may listen on: 300-2000, 300+1700; empty for any."),
     Flag("udp-timeout", "duration", "250ms", BACKEND, "udpIdleTimeout",
@@ -140,33 +140,33 @@ FLAGS = (
          " nftables mode, all local addresses in other modes."),
 
     Flag("conntrack-max-per-core", "int32", "32768", CONNTRACK, "conntrack.maxPerCore",
-         "Connections to track for each CPU; 0 leaves the limit as it is and ignores --conntrack-min."),
+         "Connections to track for each CPU; 0 keeps the kernel's limit and ignores --conntrack-min."),
     Flag("conntrack-min", "int32", "131072", CONNTRACK, "conntrack.min", "The least number of connections to track."),
     Flag("conntrack-tcp-timeout-established", "duration", "24h0m0s", CONNTRACK, "conntrack.tcpEstablishedTimeout",
-         "Timeout of established TCP connections; 0 leaves it as it is."),
+         "Timeout of established TCP connections; 0 keeps the kernel's value."),
     Flag("conntrack-tcp-timeout-close-wait", "duration", "1h0m0s", CONNTRACK, "conntrack.tcpCloseWaitTimeout",
-         "Timeout of TCP connections in CLOSE_WAIT; 0 leaves it as it is."),
+         "Timeout of TCP connections in CLOSE_WAIT; 0 keeps the kernel's value."),
     Flag("conntrack-tcp-be-liberal", "bool", "false", CONNTRACK, "conntrack.tcpBeLiberal",
          "Set nf_conntrack_tcp_be_liberal to 1."),
     Flag("conntrack-udp-timeout", "duration", "0s", CONNTRACK, "conntrack.udpTimeout",
-         "Timeout of UDP flows without an answer; 0 leaves it as it is."),
+         "Timeout of UDP flows without an answer; 0 keeps the kernel's value."),
     Flag("conntrack-udp-timeout-stream", "duration", "0s", CONNTRACK, "conntrack.udpStreamTimeout",
-         "Timeout of UDP flows in both directions; 0 leaves it as it is."),
+         "Timeout of UDP flows in both directions; 0 keeps the kernel's value."),
 
     Flag("logging-format", "string", "text", LOGGING, "logging.format", "text or json."),
     Flag("log-flush-frequency", "duration", "5s", LOGGING, "logging.flushFrequency",
-         "The longest time that log lines are held back."),
-    Flag("v", "Level", "0", LOGGING, "logging.verbosity", "How much is logged."),
+         "The maximum delay before a log line is written."),
+    Flag("v", "Level", "0", LOGGING, "logging.verbosity", "The verbosity of the log."),
     Flag("vmodule", "pattern=N,...", "", LOGGING, "logging.vmodule",
          "Verbosity by source file: pattern=N,... (text format only)."),
     Flag("log-text-split-stream", "bool", "false", LOGGING, "logging.options.text.splitStream",
-         "Errors to stderr, the rest to stdout (text format; needs the gate LoggingAlphaOptions)."),
+         "Write errors to stderr and other lines to stdout (text format; needs the gate LoggingAlphaOptions)."),
     Flag("log-text-info-buffer-size", "quantity", "0", LOGGING, "logging.options.text.infoBufferSize",
-         "Buffer of the split stream: bytes, or like 1K, 2Ki, 3M (needs the gate LoggingAlphaOptions)."),
+         "The buffer of the split stream, in bytes or like 1K, 2Ki, 3M (needs the gate LoggingAlphaOptions)."),
     Flag("log-json-split-stream", "bool", "false", LOGGING, "logging.options.json.splitStream",
-         "Errors to stderr, the rest to stdout (JSON format; needs the gate LoggingAlphaOptions)."),
+         "Write errors to stderr and other lines to stdout (JSON format; needs the gate LoggingAlphaOptions)."),
     Flag("log-json-info-buffer-size", "quantity", "0", LOGGING, "logging.options.json.infoBufferSize",
-         "Buffer of the split stream: bytes, or like 1K, 2Ki, 3M (needs the gate LoggingAlphaOptions)."),
+         "The buffer of the split stream, in bytes or like 1K, 2Ki, 3M (needs the gate LoggingAlphaOptions)."),
 
     Flag("healthz-port", "int32", "10256", LEGACY, "", "Port of the health server; 0 for none.",
          "use --healthz-bind-address instead."),
@@ -175,7 +175,7 @@ FLAGS = (
     Flag("boot-id-file", "string", "/proc/sys/kernel/random/boot_id", LEGACY, "", "Accepted, without effect."),
     Flag("machine-id-file", "string", "/etc/machine-id,/var/lib/dbus/machine-id", LEGACY, "",
          "Accepted, without effect."),
-    *(Flag(name, kind, default, LEGACY, "", "", "it has no effect: logs go to standard error.", hidden=True)
+    *(Flag(name, kind, default, LEGACY, "", "", "because logs go to standard error.", hidden=True)
       for name, kind, default in (
           ("add-dir-header", "bool", "false"), ("alsologtostderr", "bool", "false"),
           ("log-backtrace-at", "string", ":0"), ("log-dir", "string", ""), ("log-file", "string", ""),

@@ -1,11 +1,9 @@
-"""The feature gates of Kubernetes 1.36: stage, default, lock, and the effects of their settings.
+"""The feature gates of Kubernetes 1.36: stage, default, lock, and the effects of their settings. Source:
+test/compatibility_lifecycle/reference of Kubernetes, with the gates of client-go and component-base.
 
 Clusters often pass the same list to all components, so every gate of the release is accepted, although a proxy reads
 only a few; NOT_SWITCHED explains why others have no effect here. A locked gate can only be set to its final value.
-Gates of later releases of the proxy are accepted, too (LATER).
-
-Source: test/compatibility_lifecycle/reference of Kubernetes, with the gates of client-go and component-base.
-"""
+Gates of later releases of the proxy (LATER) are accepted, too."""
 
 from __future__ import annotations
 
@@ -155,15 +153,15 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "NFTablesNetlink": (True, "rules are always read over netlink"),
     "UnlockWhileProcessingFIFO": (True, _QUEUES),
 }
-"""More gates that change the Go kube-proxy: the setting that describes this proxy, and why the opposite has no
-effect."""
+"""More gates that change the Go kube-proxy: the setting that describes this proxy, and why the opposite has no effect.
+"""
 
 _ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
 
 def gate_problem(name: str, value: bool) -> str | None:
-    """Return the error of setting a gate to a value, in the words of other Kubernetes components; None if it is
-    valid."""
+    """Return the error of setting a gate to a value, in the words of other Kubernetes components; None for a valid
+    value."""
     gate = GATES.get(name)
     if gate is None:
         return f"unrecognized feature gate: {name}" + did_you_mean(name, GATES.keys())

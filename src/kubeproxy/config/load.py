@@ -1,7 +1,7 @@
 """Reads a configuration file, completes and checks it, and watches the file.
 
-A field that is unknown or occurs twice is a mistake of strict reading. As in the Go kube-proxy, it only causes a log
-message: unknown fields are ignored, and the last of several values is used, so that a file for another release still
+A field that is unknown or occurs twice is a mistake of strict reading, which only causes a log message, as in the Go
+kube-proxy: unknown fields are ignored, and the last of several values is used, so that a file for another release still
 works. Wrong types are errors. All mistakes are collected with their paths, and reported together."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_VALUES: Final = 100_000
 
 
 def load_file(path: str | Path) -> KubeProxyConfiguration:
-    """Return the configuration in a YAML or JSON file. Raises ConfigError if the file cannot be read or is invalid; the
+    """Return the configuration in a YAML or JSON file. Raises ConfigError for an unreadable or invalid file; the
     message names the file, and lists several mistakes on separate lines."""
     try:
         text = _content(Path(path))
@@ -114,7 +114,7 @@ def _checked_type(tree: Any) -> dict[str, Any]:
     return {name: value for name, value in tree.items() if name not in wanted}
 
 
-_Signature = tuple[int, int, int, int] | None  # device, inode, mtime (ns) and size of a file; None if there is no file
+_Signature = tuple[int, int, int, int] | None  # device, inode, mtime (ns) and size of a file; None for no file
 
 
 async def watch(
@@ -126,14 +126,14 @@ async def watch(
 ) -> AsyncIterator[list[str]]:
     """Watch a file; for each new valid configuration in it, yield its differences as lines "path: old -> new".
 
-    `resolve` applies the flags that take precedence over the file (Options.resolve). If the file cannot be read or is
-    invalid, this is logged once with all mistakes, and nothing is yielded. At each change of the file, `invalid` is
-    called with True if the file is invalid.
+    `resolve` applies the flags that take precedence over the file (Options.resolve). An unreadable or invalid file is
+    logged once with all mistakes, and nothing is yielded. At each change of the file, `invalid` is called with True if
+    the file is invalid.
 
     The kubelet updates a ConfigMap volume by replacing a symbolic link above the file, which a watch of the file itself
-    does not notice (the Go kube-proxy misses such changes). So the file's status is read every `interval` seconds
-    through all links, which takes microseconds. A new status must last for one interval, so that no half-written file
-    is read."""
+    does not notice (the Go kube-proxy misses such changes). Therefore the file's status is read every `interval`
+    seconds through all links, which takes microseconds. A new status must last for one interval, so that no
+    half-written file is read."""
     file = Path(path)
     seen: _Signature = None
     previous = _signature(file)
@@ -218,8 +218,6 @@ def decode(tree: Mapping[str, Any]) -> Decoded:
 
 
 class _Reading:
-    """Decodes a tree in one pass, and collects the mistakes in it."""
-
     def __init__(self) -> None:
         self.given: set[str] = set()
         self.wrong: list[Mistake] = []

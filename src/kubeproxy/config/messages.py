@@ -38,7 +38,7 @@ def bool_text(value: bool) -> str:
 
 
 def did_you_mean(name: str, known: AbstractSet[str]) -> str:
-    """Return the end of a message, which proposes known names that are similar to `name`; "" if there are none."""
+    """Return the end of a message, which proposes known names that are similar to `name`; "" for no similar name."""
     import difflib  # noqa: PLC0415 - only needed to report a mistake
 
     lowered = {candidate.lower(): candidate for candidate in known}
@@ -47,8 +47,7 @@ def did_you_mean(name: str, known: AbstractSet[str]) -> str:
 
 
 def listed(mistakes: str) -> str:
-    """Return several mistakes as an indented list with a heading; return a single mistake, or such a list,
-    unchanged."""
+    """Return several mistakes as an indented list with a heading; return a single mistake or such a list unchanged."""
     lines = mistakes.splitlines()
     if len(lines) < 2 or lines[1].startswith(" "):
         return mistakes

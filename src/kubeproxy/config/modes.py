@@ -44,8 +44,7 @@ def bit_mistakes(path: str, bit: int) -> Iterator[Mistake]:
 
 
 def parse_port_range(text: str) -> range | None:
-    """Parse "low-high", "low+count" or "port"; an empty range for "" and "0" (any port), None if the text is
-    invalid."""
+    """Parse "low-high", "low+count" or "port". Return an empty range for "" and "0" (any port), None if invalid."""
     match = re.fullmatch(r"([0-9]{1,5})(?:([-+])([0-9]{1,5}))?", text.strip())
     if text.strip() in ("", "0", "0-0"):
         return range(0)
@@ -85,23 +84,22 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
         return "never"
 
     def loopback_switch(self, config: ConfigurationFields) -> str:  # noqa: ARG002
-        """Return the path of the field that disables NodePorts on 127.0.0.0/8; '' if no field does."""
+        """Return the path of the field that disables NodePorts on 127.0.0.0/8; '' for no field."""
         return ""
 
 
 class NftablesMode(ModeConfig, frozen=True, kw_only=True):
-    """nftables mode. If `mode` is empty, a setting that is not set inherits the iptables block's value, unless this is
-    the default, so that a configuration for the Go kube-proxy's default mode keeps its meaning."""
+    """nftables mode. If `mode` is empty, an unset setting inherits a value other than the default from the iptables
+    block, so that a configuration for the Go kube-proxy's default mode keeps its meaning."""
 
     def path(self, config: ConfigurationFields, attribute: str) -> str:
-        """Return the JSON path of an attribute; the path is in the iptables block if the value is inherited."""
+        """Return the JSON path of an attribute; the path is in the iptables block for an inherited value."""
         usual, written = getattr(IPTables(), attribute), getattr(config.iptables, attribute)
         inherited = not config.mode and getattr(config.nftables, attribute) == written != usual
         return f"{'iptables' if inherited else 'nftables'}.{json_name(attribute)}"
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
-        """Yield a mistake if the masqueradeBit is invalid. (The check of the iptables block covers an inherited
-        value.)"""
+        """Yield a mistake for an invalid masqueradeBit. (The check of the iptables block covers an inherited value.)"""
         path = self.path(config, "masquerade_bit")
         if path.startswith("nftables."):
             yield from bit_mistakes(path, config.nftables.masquerade_bit)
@@ -119,8 +117,7 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
         return replace(config, nftables=replace(config.nftables, **values, masquerade_all=everything))
 
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
-        """Return "relayed" if Kubernetes 1.37's gate is on: rules of this mode cannot translate packets from
-        loopback."""
+        """Return "relayed" if Kubernetes 1.37's gate is on: no rules of this mode translate packets from loopback."""
         return "relayed" if gate_enabled(config.feature_gates, "KubeProxyNFTablesLocalhostNodePorts") else "never"
 
 
@@ -174,7 +171,7 @@ DEFAULT: Final = NftablesMode(
     name="nftables",
     syncs="nftables",
     masquerades="nftables",
-    flags={  # this mode has no flags, so it uses those of iptables
+    flags={  # uses the flags of iptables mode
         "iptables-sync-period": ("iptables.syncPeriod", "nftables.syncPeriod"),
         "iptables-min-sync-period": ("iptables.minSyncPeriod", "nftables.minSyncPeriod"),
         "masquerade-all": ("nftables.masqueradeAll",),

@@ -30,14 +30,14 @@ _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
 class PageAccess(NamedTuple):
     """The networks of the clients that may open the page, and the hosts (names and addresses) under which a browser may
-    request it. Without networks the page does not exist."""
+    request it. The page does not exist without networks."""
 
     networks: tuple[Range, ...] = ()
     hosts: frozenset[str] = frozenset()
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """The settings of one run of the program. A text that is not given is ""."""
+    """The settings of one run of the program. "" stands for a text that is not given."""
 
     config: KubeProxyConfiguration = field(default_factory=KubeProxyConfiguration)
     config_file: str = ""
@@ -124,13 +124,13 @@ def _page_host(text: str, mistakes: list[str]) -> str:
 
 
 def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the values of a flag that is a list; if it is not given, the values of its default."""
+    """Return the values of a flag that is a list, or the values of its default."""
     values: tuple[str, ...] = given.get(name, KINDS["strings"].parse(BY_NAME[name].default))
     return values
 
 
 def _idle(given: Mapping[str, Any], mode: ModeConfig) -> str:
-    """Return a sentence about given flags of features that the mode does not support; "" if there are none."""
+    """Return a sentence about given flags of features that the mode does not support; "" for no such flag."""
     idle = [f"--{name}" for name, one in features.FEATURES.items() if given.get(name) and not one.supported(mode.name)]
     verb = "have" if len(idle) > 1 else "has"
     return f"{' and '.join(idle)} {verb} no effect in mode {mode.name}" if idle else ""
@@ -172,7 +172,7 @@ def _from_flags(given: Mapping[str, Any], host: str) -> KubeProxyConfiguration:
 
 
 def _beyond_upstream(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> Iterator[Mistake]:
-    """If the configuration is strict, yield a mistake for each feature that a flag turns on."""
+    """If the configuration is strict, yield a mistake for each feature that a flag enables."""
     for name in features.FEATURES if config.strict else ():
         if given.get(name):
             yield Mistake(f"--{name}", not_strict("this feature"))
@@ -187,7 +187,7 @@ def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -
 
 
 def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """Apply the port flags: 0 turns a server off; another port is added to a server's address without a port."""
+    """Apply the port flags: 0 disables a server; another port is added to a server's address without a port."""
 
     def address(name: str, default: str) -> str:
         port = given.get(f"{name}-port")

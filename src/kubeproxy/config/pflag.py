@@ -1,6 +1,6 @@
-"""Parses a command line like Go's pflag and cobra: --flag=value, --flag value, --bool, -v 2, -v=2, -v2, "--". Values
-are parsed and printed as in Go's flag and Kubernetes' API libraries. Parsers raise ValueError with Go's messages,
-because operators search for them. Underscores in names count as hyphens. Fast to import."""
+"""Parses a command line like Go's pflag and cobra: --flag=value, --flag value, --bool, -v 2, -v=2, -v2, "--". Fast to
+import. Values are parsed and printed as in Go's flag and Kubernetes' API libraries. Parsers raise ValueError with Go's
+messages, because operators search for them. Underscores in names count as hyphens."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def parse_list(text: str) -> tuple[str, ...]:
         return ()
     if '"' not in text:
         return tuple(text.split(","))
-    import csv  # noqa: PLC0415 - quotes are rare, and the start must be fast
+    import csv  # noqa: PLC0415 - quotes are rare
 
     try:
         return tuple(next(csv.reader([text], strict=True)))
@@ -241,8 +241,7 @@ def _long(line: CommandLine, argument: str, rest: list[str]) -> None:
 
 def _hint(name: str) -> str:
     """Return "; did you mean ...?" for an error message: with the flag that sets the field of this name (`mode`,
-    `clusterCIDR`), else with flags of similar names; '' if there are none.
-    """
+    `clusterCIDR`), else with flags of similar names; '' for none."""
     fields = {flag.path.rpartition(".")[2]: flag.name for flag in reversed(FLAGS) if flag.path}
     if name in fields:
         return f"; did you mean --{fields[name]}?"

@@ -1,6 +1,5 @@
 """KubeProxyConfiguration: interprets the fields (fields.py) for the selected proxy mode, converts a configuration to
-plain values and files, and compares two configurations.
-"""
+plain values and files, and compares two configurations."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ from kubeproxy.model.addresses import host_port, pack, without_brackets
 class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=True):
     """The whole configuration with all defaults; built without arguments it is the default configuration. An empty mode
     means nftables here, and iptables in the Go kube-proxy. healthzBindAddress and metricsBindAddress are IP:port, or
-    empty if a flag turns the server off. Only userspace mode reads portRange and udpIdleTimeout.
-    """
+    empty if a flag disables the server. Only userspace mode reads portRange and udpIdleTimeout."""
 
     @property
     def active_mode(self) -> str:
@@ -35,7 +33,7 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
 
     @property
     def of_mode(self) -> ModeConfig:
-        """The mode to run. For an unknown name this is the default mode, so that the check finds further mistakes."""
+        """The mode to run. An unknown name gives the default mode, so that the check finds further mistakes."""
         return MODES.get(self.mode, DEFAULT)
 
     @property
@@ -45,7 +43,7 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
 
     @property
     def own_addresses(self) -> dict[str, str]:
-        """The addresses of the health and the metrics server by field; '' if the server is off."""
+        """The addresses of the health and the metrics server by field; '' for a disabled server."""
         return {"healthzBindAddress": self.healthz_bind_address, "metricsBindAddress": self.metrics_bind_address}
 
     @property
@@ -72,12 +70,11 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
 
 
 def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> KubeProxyConfiguration:
-    """Fill in the defaults that depend on other fields.
+    """Fill in the defaults that depend on other fields. `given` are the paths of the fields that the user set.
 
-    `given` are the paths of the fields that the user set. If bindAddress is IPv6, healthzBindAddress defaults to [::],
-    and metricsBindAddress to [::1]. Both get their default port if they have none. If `mode` is empty, the default mode
-    takes settings from other blocks (ModeConfig.completed), unless the configuration is strict.
-    """
+    If bindAddress is IPv6, healthzBindAddress defaults to [::], and metricsBindAddress to [::1]. Addresses without a
+    port get their default port. If `mode` is empty, the default mode takes settings from other blocks
+    (ModeConfig.completed), unless the configuration is strict."""
     ipv6 = len(pack(config.bind_address) or b"") == 16
     healthz = "[::]" if ipv6 and "healthzBindAddress" not in given else config.healthz_bind_address
     metrics = "[::1]" if ipv6 and "metricsBindAddress" not in given else config.metrics_bind_address
@@ -99,8 +96,7 @@ def with_port(text: str, port: int) -> str:
 
 def made_strict(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
     """Set the field `strict`: an empty `mode`, and a nftables.minSyncPeriod of 0 (unset), get the Go kube-proxy's
-    defaults. validate() refuses other values that the Go kube-proxy lacks.
-    """
+    defaults. validate() refuses other values that the Go kube-proxy lacks."""
     nftables = replace(config.nftables, min_sync_period=config.nftables.min_sync_period or Duration(1))
     return replace(config, strict=True, mode=config.mode or FALLBACK.name, nftables=nftables)
 
@@ -109,9 +105,8 @@ _OMITTED_AT_DEFAULT = ("udpIdleTimeout", "windowsRunAsService", "strict")  # the
 
 
 def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    """Fill in empty mode, detectLocalMode and nodePortAddresses. Then the configuration has the same meaning for the Go
-    kube-proxy, which has another default mode, and which also writes these fields.
-    """
+    """Fill in empty mode, detectLocalMode and nodePortAddresses, so that the configuration has the same meaning for the
+    Go kube-proxy, which has another default mode, and which also writes these fields."""
     usual = config.of_mode.nodeport_addresses
     return replace(
         config,
@@ -135,8 +130,7 @@ def dump(config: KubeProxyConfiguration) -> str:
 
 def write_file(config: KubeProxyConfiguration, path: str | Path) -> None:
     """Write the configuration as YAML atomically to a file with the permissions 0600. Raises ConfigError, also for a
-    symbolic link, with which another user could make root overwrite any file.
-    """
+    symbolic link, with which another user could make root overwrite any file."""
     target = Path(path)
     if target.is_symlink():
         raise ConfigError(f"--write-config-to: {path} is a symbolic link; name the file itself")

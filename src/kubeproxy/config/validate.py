@@ -1,7 +1,6 @@
 """Checks the values of a configuration, independent of the node: reports all mistakes, and notices about valid values.
 The rules are those of the Go kube-proxy 1.36, with two exceptions: mode may be userspace, and metricsBindAddress may be
-empty (only by flag), which means no metrics server, as upstream documents.
-"""
+empty (only by flag), which means no metrics server, as upstream documents."""
 
 from __future__ import annotations
 
@@ -51,13 +50,12 @@ def validate(config: KubeProxyConfiguration) -> list[Mistake]:
 
 def notices(config: KubeProxyConfiguration) -> Iterator[str]:
     """Yield a sentence for each valid value that has no effect here, or whose meaning changes in a later release. Since
-    1.37 the Go kube-proxy warns if mode is not set, because the default will be nftables in 1.40 (KEP-5343).
-    """
+    1.37 the Go kube-proxy warns about an unset mode, because the default will be nftables in 1.40 (KEP-5343)."""
     yield from gate_warnings(config.feature_gates)
     if not config.mode:
         yield (
-            f"mode is not set: that means {DEFAULT.name} here, and iptables in the Go kube-proxy before 1.40. "
-            "Set it, so that it means the same in both"
+            f"mode is not set, which means {DEFAULT.name} here and iptables in the Go kube-proxy before 1.40. "
+            "Set mode, so that both proxies use the same mode"
         )
 
 

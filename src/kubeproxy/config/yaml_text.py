@@ -1,8 +1,8 @@
-"""Converts YAML text to plain values, with limits on nesting and size; reports keys that occur more than once. Scalars
-get the same types as in Kubernetes' YAML reader: dates and base-60 numbers are text, 1e3 is a number. Deep nesting
-would overflow the stack of libyaml's recursive composer, and aliases can expand a kilobyte without limit, so nesting
-and size are checked on the parser's events before a value is built.
-"""
+"""Converts YAML text to plain values, with limits on nesting and size; reports keys that occur more than once.
+
+Scalars get the same types as in Kubernetes' YAML reader: dates and base-60 numbers are text, 1e3 is a number. Deep
+nesting would overflow the stack of libyaml's recursive composer, and aliases can expand a kilobyte without limit.
+Nesting and size are therefore checked on the parser's events before a value is built."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def load_yaml(text: str | bytes) -> Any:
 
 
 def yaml_documents(text: str | bytes, depth: int = DEPTH, values: int = VALUES) -> Iterator[YamlDocument]:
-    """Yield the documents in YAML text. Raises ValueError, which names the line but does not quote its text."""
-    import yaml  # noqa: PLC0415 - a start that reads no YAML does not need it
+    """Yield the documents in YAML text. Raises ValueError, which names the line but does not quote the text."""
+    import yaml  # noqa: PLC0415 - most starts read no YAML
 
     kind = _loader()
     try:

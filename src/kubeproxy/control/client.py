@@ -108,15 +108,15 @@ class Client:
     def _trouble(self, error: Exception) -> str:
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return (
-                f"no kube-proxy answers at {self.path}: ask where it runs (from anywhere: `kubectl kubeproxy COMMAND "
-                "--node NODE`; else `kubectl exec` into its pod on this node), give its --control-socket, or do "
-                "without one by --manifests or --kubeconfig"
+                f"no kube-proxy answers at {self.path}: run `kubectl kubeproxy COMMAND --node NODE`, or `kubectl exec` "
+                "into the proxy's pod on this node; give the proxy's socket with --control-socket; or use no proxy, "
+                "with --manifests or --kubeconfig"
             )
         if isinstance(error, PermissionError):
             return f"{self.path}: only root may ask; use sudo"
         if isinstance(error, TimeoutError):
-            pid, cause = self.pid(), "see its log and /livez"
+            pid, cause = self.pid(), "see the proxy's log and /livez"
             if processes.is_halted(pid):
-                cause = f"a signal (SIGSTOP) or a debugger has stopped it: `kill -CONT {pid}`"
+                cause = f"a signal (SIGSTOP) or a debugger has stopped the proxy: `kill -CONT {pid}`"
             return f"the proxy at {self.path} did not answer within {self.seconds:.0f} s: {cause}"
-        return f"the proxy at {self.path} cannot be asked: {getattr(error, 'strerror', None) or error}"
+        return f"the request to the proxy at {self.path} failed: {getattr(error, 'strerror', None) or error}"

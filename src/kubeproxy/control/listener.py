@@ -88,7 +88,7 @@ def _clear(path: str) -> None:
         raise OSError(errno.EEXIST, f"{path} exists and is not a socket")
     pid = server(path)
     if pid is not None:
-        raise OSError(errno.EADDRINUSE, f"process {pid} serves it already")
+        raise OSError(errno.EADDRINUSE, f"process {pid} already listens on this socket")
     Path(path).unlink()
 
 

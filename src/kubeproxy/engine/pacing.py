@@ -153,9 +153,9 @@ async def _in_thread(work: Callable[[], T], cancelled: Callable[[], None]) -> T:
 
 
 class Intake:
-    """Applies events to a planner: a few events at once, a long list in turns. `reject` receives unusable objects and
-    entries. Events that arrive after a list wait until it is applied, except events of Nodes and ServiceCIDRs, which
-    other parts of the program also read."""
+    """Applies events to a planner: a few events in one turn, a long list in several turns. `reject` receives unusable
+    objects and entries. Events that arrive after a list wait until the list is applied, except events of Nodes and
+    ServiceCIDRs, which other parts of the program also read."""
 
     def __init__(self, planner: Planner, reject: Callable[[Rejected], None]) -> None:
         self._planner = planner
@@ -168,8 +168,7 @@ class Intake:
         return not self._waiting
 
     def arrive(self, events: Sequence[Event]) -> bool:
-        """Apply events of Nodes and ServiceCIDRs at once, and queue other events; return whether there were any of the
-        former."""
+        """Apply events of Nodes and ServiceCIDRs, and queue other events; return whether any event was applied."""
         about_node = [event for event in events if _is_about_node(event)]
         if about_node:
             self._reject_all(self._planner.apply(about_node))

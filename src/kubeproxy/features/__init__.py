@@ -112,8 +112,8 @@ STARTUP_TAINT: Final = Feature[str](
     flag="startup-taint",
     kind="string",
     default="",
-    usage="The key of a taint that is removed from this Node after the first full sync. It needs the right"
-    " to patch Nodes. (Not in the Go kube-proxy.)",
+    usage="The key of a taint that is removed from this Node after the first full sync. The proxy needs the"
+    " right to patch Nodes. (Not in the Go kube-proxy.)",
     off="",
     unset="",
     mistake=_no_taint_key,
@@ -125,8 +125,8 @@ CONNECTION_COUNTERS: Final = Feature[bool](
     flag="connection-counters",
     kind="bool",
     default="false",
-    usage="Count the connections of each endpoint in the kernel; nftables mode only. It costs memory on nodes"
-    " with many processors. (Not in the Go kube-proxy.)",
+    usage="Count the connections of each endpoint in the kernel; nftables mode only. The counters use"
+    " memory on nodes with many processors. (Not in the Go kube-proxy.)",
     off=False,
     unset=False,
     modes=_NFTABLES,
@@ -158,7 +158,7 @@ class Forwarding(NamedTuple):
 
 def _no_forwarding(after: int, flags: Mapping[str, Any]) -> str:
     if after and flags.get("reset-gone-endpoints"):
-        return "cannot be used with --reset-gone-endpoints: connections that are fast forwarded bypass its rules"
+        return "cannot be used with --reset-gone-endpoints: fast forwarded connections bypass the rules of that flag"
     return _negative(after, flags)
 
 
@@ -166,7 +166,7 @@ FAST_FORWARDING: Final = Feature[Forwarding](
     flag="fast-forward-after",
     kind="int32",
     default="0",
-    usage="Let connections of Services bypass all rules after so many packets of the client, by a flowtable of the"
+    usage="Let connections of Services bypass all rules after this number of client packets, by a flowtable of the"
     " kernel; nftables mode only. 0 for never. (Not in the Go kube-proxy.)",
     off=Forwarding(),
     unset=Forwarding(),
@@ -198,9 +198,8 @@ BALANCING: Final = Feature[int](
     kind="int32",
     default=str(ENTRIES),
     usage="The limit of entries in the kernel for weights and consistent hashing, of all Services; one "
-    "namespace gets at most a quarter of it. Older Services come first; connections of the others are "
-    "shared evenly. 0 ignores these"
-    " annotations; nftables mode only. (Not in the Go kube-proxy.)",
+    "namespace gets at most a quarter of the limit. Older Services come first; connections of other Services are "
+    "shared evenly. 0 ignores these annotations; nftables mode only. (Not in the Go kube-proxy.)",
     off=0,
     unset=ENTRIES,
     modes=_NFTABLES,

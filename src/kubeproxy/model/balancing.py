@@ -103,9 +103,7 @@ def slow_start(annotations: Annotations | None, problems: list[Problem]) -> int:
         return 0
     seconds = read_number(text, LONGEST_START)
     if seconds is None:
-        reason = (
-            f"{text[:64]!r} is no number of seconds from 0 to {LONGEST_START}; new endpoints get their share at once"
-        )
+        reason = f"{text[:64]!r} is no number of seconds from 0 to {LONGEST_START}; there is no slow start"
         problems.append(Problem(SLOW_START, reason))
         return 0
     return seconds

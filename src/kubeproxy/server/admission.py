@@ -1,10 +1,9 @@
 """Limits the clients of the HTTP servers: their open connections, and the event loop's time for their answers.
 
-All servers share the process's file descriptors, so they share one limit of connections. Above the limit, the oldest
-connection of the client with the most connections is dropped, so a client that opens many connections or sends
-incomplete requests loses its own connections first. Answers are computed on the event loop that programs the kernel,
-and every pod can reach the health ports, so each client, and all remote clients together, get a limited share of the
-loop's time.
+All servers share the process's file descriptors and one limit of connections. Above the limit, the oldest connection of
+the client with the most connections is dropped, so a client that opens many connections or sends incomplete requests
+loses its own connections first. Answers are computed on the event loop that programs the kernel, and every pod can
+reach the health ports. Each client, and all remote clients together, therefore get a limited share of the loop's time.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from kubeproxy.kernel.proc.processes import shares
 from kubeproxy.model.addresses import MAPPED
 
 _MAX_DELAY: Final = 2.0  # seconds
-_LEAVING: Final = 16  # the maximum number of connections that are being closed at the same time to free descriptors
+_LEAVING: Final = 16  # the maximum number of connections that are simultaneously being closed to free descriptors
 _SUBNET: Final = 8  # bytes of an IPv6 address that identify a client
 
 SHARE: Final = 0.1  # share of the event loop's time for one client; a scrape of /metrics takes some 10 ms
 REMOTE_SHARE: Final = 0.2
-"""The share of the event loop's time for all remote clients (pods, other nodes) together; the kubelet's probes are
-local."""
+"""The share of the event loop's time for all remote clients (pods, other nodes); the kubelet's probes are local."""
 
 BURST: Final = 1.0  # seconds of the event loop that a client may use in a burst
 LEAST: Final = 1e-4  # seconds reserved for an answer before its time is measured
@@ -66,7 +64,7 @@ class OpenConnection(Protocol):
     """An open connection."""
 
     def abort(self) -> None:
-        """Begin to close the connection; the server calls `Admission.leave` once it is closed."""
+        """Begin to close the connection; the server calls `Admission.leave` after the close."""
 
 
 class Admission:
@@ -94,8 +92,7 @@ class Admission:
         return self.connected < self._most()[0]
 
     def make_room(self) -> None:
-        """Drop the oldest connection of the client with the most connections. It takes a moment until `has_room` is
-        true."""
+        """Drop the oldest connection of the client with the most connections; `has_room` is true a moment later."""
         if self._peers and len(self._leaving) < _LEAVING:
             crowd = max(self._peers.values(), key=len)
             oldest = next(iter(crowd))
@@ -104,8 +101,7 @@ class Admission:
             oldest.abort()
 
     def is_flooding(self, address: str) -> bool:
-        """Return whether a client has used so much more than its share that a request on a new connection would wait
-        long."""
+        """Return whether a client has exceeded its share so much that a request on a new connection would wait long."""
         return self.budget.delay(peer_of(address)) > _MAX_DELAY
 
     def enter(self, connection: OpenConnection, address: str) -> None:
@@ -115,7 +111,7 @@ class Admission:
         self._peer_of[connection] = peer
 
     def leave(self, connection: OpenConnection) -> None:
-        """Remove a closed connection from the count. Safe to call twice."""
+        """Remove a closed connection from the count. A second call has no effect."""
         self._leaving.discard(connection)
         self._forget(connection)
 

@@ -1,8 +1,6 @@
 """One client's HTTP/1.1 connection, parsed with httptools, with limits on its requests, their time and unread answers.
-
 A connection gets at most one answer per turn of the event loop, and a client gets a share of the loop's time
-(admission.py). A body that takes long to generate is sent in pieces.
-"""
+(admission.py). A body that takes long to generate is sent in pieces."""
 
 from __future__ import annotations
 
@@ -57,12 +55,10 @@ class _Asked(NamedTuple):
 class ServerConnection(asyncio.BufferedProtocol):
     """One client's connection. `data_received` calls the parser, which calls the on_... methods.
 
-    One turn of the event loop reads at most REQUEST_BYTES from a connection; a Protocol would read 256 KiB.
-
-    `lost` is called when the connection is closed, `lasting` at the start of an answer that continues until the client
-    closes the connection. `names` are the Host names, in addition to localhost, that are answered on loopback; `budget`
-    limits the time of answers.
-    """
+    One turn of the event loop reads at most REQUEST_BYTES from a connection; a Protocol would read 256 KiB. `lost` is
+    called when the connection is closed, `lasting` at the start of an answer that continues until the client closes the
+    connection. `names` are the Host names, in addition to localhost, that are answered on loopback; `budget` limits the
+    time of answers."""
 
     # ruff: noqa: D102 - asyncio.BufferedProtocol and httptools document their callbacks
 
@@ -106,7 +102,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_server's transports are of this type
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the type checker
         self._transport = transport
         self._local_address = (transport.get_extra_info("sockname") or ("",))[0]
         self._peer = (transport.get_extra_info("peername") or ("",))[0]
@@ -283,8 +279,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.abort()
 
     async def _send_pieces(self, response: Response, version: str) -> None:
-        """Send a body piece by piece, then close. HTTP/1.0 has no chunks, so the end of the connection ends the
-        body."""
+        """Send a body piece by piece, then close. The end of the connection ends the body, because HTTP/1.0 has no
+        chunks."""
         chunked = version != "1.0"
         assert not isinstance(response.body, bytes)  # noqa: S101 - checked in _respond
         self._wait(IDLE_SECONDS)  # the first piece may take as long as later pieces
@@ -332,8 +328,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._wait(LINGER_SECONDS)
 
     def _discard(self, size: int) -> None:
-        """Count bytes that arrive on a connection without further answers; drop it after LINGER_BYTES, because each
-        read costs time of the event loop."""
+        """Count bytes that arrive on a connection without further answers, and drop the connection after LINGER_BYTES,
+        because each read takes time of the event loop."""
         self._received += size
         if self._received > LINGER_BYTES:
             self.abort()

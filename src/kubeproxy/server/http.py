@@ -1,7 +1,5 @@
 """Requests, responses and routes of the HTTP servers. A page is a function that takes a Request and returns a Response.
-
-server.py listens, connection.py parses and sends; other packages contain the pages.
-"""
+server.py listens, connection.py parses and sends; other packages contain the pages."""
 
 from __future__ import annotations
 
@@ -20,10 +18,9 @@ JSON: Final[Headers] = (("Content-Type", "application/json"), ("X-Content-Type-O
 class Request(NamedTuple):
     """A request: the method, and the path and the query as sent (percent-encoded).
 
-    `accept`, `accept_encoding`, `host`, `origin` and `site` (Sec-Fetch-Site) are headers; '' if missing. `neighbour` is
-    the User-Agent header of a client on this node; '' for other clients. `peer` is the client's address, and `local`
-    the server's address; '' on a unix socket.
-    """
+    `accept`, `accept_encoding`, `host`, `origin` and `site` (Sec-Fetch-Site) are headers; '' for a missing header.
+    `neighbour` is the User-Agent header of a client on this node; '' for other clients. `peer` is the client's address,
+    and `local` the server's address; '' on a unix socket."""
 
     method: str
     path: str
@@ -41,7 +38,7 @@ class Request(NamedTuple):
     @property
     def parameters(self) -> list[tuple[str, str]]:
         """The names and values of the query, in order."""
-        from urllib.parse import parse_qsl  # noqa: PLC0415 - loaded for the first request with a query
+        from urllib.parse import parse_qsl  # noqa: PLC0415 - only for requests with a query
 
         return parse_qsl(self.query, keep_blank_values=True)
 
@@ -50,12 +47,9 @@ Pieces = AsyncGenerator[bytes, None]
 
 
 class Response(NamedTuple):
-    """A response; for HEAD its body is not sent.
-
-    If the body is a generator, its pieces are sent as fast as the client reads, and the event loop runs between pieces.
-    The generator is closed when the client disconnects. A response that `lasts` until the client disconnects is not
-    counted by admission.py, so the page must limit the number of such responses.
-    """
+    """A response; for HEAD its body is not sent. If the body is a generator, its pieces are sent as fast as the client
+    reads, and the event loop runs between pieces. The generator is closed when the client disconnects. admission.py
+    does not count a response that `lasts` until the client disconnects, so the page must limit their number."""
 
     status: int
     headers: Headers
@@ -69,17 +63,15 @@ def refused(status: int, text: str) -> Response:
 
 
 Handler = Callable[[Request], Response]
-"""A function that answers a request of any method. It runs on the event loop, so it must be fast. After an exception
-the client gets status 500."""
+"""A function that answers a request of any method. The function must be fast, because it runs on the event loop. After
+an exception the client gets status 500."""
 
 READ: Final = frozenset(("GET", "HEAD"))
 
 
 def routes(table: Mapping[str, Handler], any_method: AbstractSet[str] = frozenset()) -> Handler:
-    """Return a handler that selects a page by its exact path, and answers 404 for unknown paths.
-
-    Methods other than GET and HEAD get 405, except on the paths in `any_method`.
-    """
+    """Return a handler that selects a page by its exact path, and answers 404 for unknown paths. Methods other than GET
+    and HEAD get 405, except on the paths in `any_method`."""
 
     def choose(request: Request) -> Response:
         handler = table.get(request.path)
@@ -105,19 +97,16 @@ def refused_host(host: str, local_address: str, known: Collection[str] = ()) -> 
     """Return the reason to refuse a request because of its Host header; None if it may be answered. This protects
     against DNS rebinding.
 
-    `host` is '' if the header is missing, for example in requests of load balancers; `local_address` is the server's
-    address of the connection; `known` are names in lower case that the operator configured.
-
-    If evil.example resolves to 127.0.0.1, its page in a browser on this node could read the answers, but its requests
-    have the host evil.example. So on loopback the Host must be an address, localhost or a known name. On other
-    addresses every name is accepted, because Prometheus and load balancers may use a name, and an attacker in that
-    network needs no browser.
-    """
+    `host` is '' without the header, for example in requests of load balancers; `local_address` is the server's address
+    of the connection; `known` are names in lower case that the operator configured. If evil.example resolves to
+    127.0.0.1, its page in a browser on this node could read the answers, but its requests have the host evil.example.
+    On loopback the Host must therefore be an address, localhost or a known name. On other addresses every name is
+    accepted, because Prometheus and load balancers may use a name, and an attacker in that network needs no browser."""
     local = pack(local_address)
     if not host or local is None or not is_loopback(local):
         return None
     name = host_name(host)
-    candidates = (name.partition("%")[0], host.partition("%")[0])  # the second one handles ::1 without brackets
+    candidates = (name.partition("%")[0], host.partition("%")[0])  # the second candidate is for ::1 without brackets
     if name == "localhost" or name in known or any(map(pack, candidates)):
         return None
     return "on this address only a Host header of localhost or an IP address is answered (against DNS rebinding)"

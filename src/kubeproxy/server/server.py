@@ -1,7 +1,5 @@
 """The HTTP servers' sockets: binds them, retries every 5 s while an address is in use, and accepts connections.
-
-admission.py limits the connections, connection.py serves one.
-"""
+admission.py limits the connections, connection.py serves each of them."""
 
 from __future__ import annotations
 
@@ -25,16 +23,13 @@ _log = logging.getLogger("kubeproxy.server")
 RETRY_SECONDS: Final = 5.0  # seconds between attempts to serve healthz and metrics, as in the Go kube-proxy
 _BACKLOG: Final = 1024
 _ACCEPTED: Final = 16  # connections accepted per turn of the event loop, which takes some 2 ms
-_PAUSE: Final = 0.005  # seconds without accepting, after a flooding client's connection was closed: it connects again
+_PAUSE: Final = 0.005  # seconds without accepting after a flooding client's connection was closed
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket. Raises OSError.
-
-    At an unspecified address (0.0.0.0 or ::) the socket accepts both families, as in Go; at other IPv6 addresses it
-    accepts only IPv6.
-    """
-    wildcard = host in {"0.0.0.0", "::", ""}  # noqa: S104 - compared with the configured address
+    """Return a listening TCP socket. Raises OSError. At an unspecified address (0.0.0.0 or ::) the socket accepts both
+    families, as in Go; at other IPv6 addresses it accepts only IPv6."""
+    wildcard = host in {"0.0.0.0", "::", ""}  # noqa: S104 - no bind here
     if wildcard:
         try:
             return _bind(socket.AF_INET6, "::", port, only_v6=False)
@@ -66,11 +61,9 @@ def _bind(family: int, host: str, port: int, *, only_v6: bool) -> socket.socket:
 
 
 class HttpServer(Struct):
-    """Serves one handler on one address. All calls must be on the event loop's thread.
-
-    `name` is the name for the log, such as 'healthz'; `bind` creates the socket; `admission` counts the connections of
-    all servers in the process, except those with a lasting answer; `names` are Host names that are accepted on
-    loopback."""
+    """Serves one handler on one address. All calls must be on the event loop's thread. `name` is the name for the log,
+    such as 'healthz'; `bind` creates the socket; `admission` counts the connections of all servers in the process,
+    except those with a lasting answer; `names` are Host names that are accepted on loopback."""
 
     name: str
     handler: Handler
@@ -84,7 +77,7 @@ class HttpServer(Struct):
     _stopped: bool = False
 
     def start(self, address: tuple[str, int]) -> None:
-        """Listen on (host, port). Raises ApplyError, which names the address, if this fails."""
+        """Listen on (host, port). Raises ApplyError, which names the address."""
         try:
             if not self.admission.may_listen():
                 raise OSError(errno.EMFILE, "the limit of open files is too low for these servers; raise LimitNOFILE")
@@ -112,7 +105,7 @@ class HttpServer(Struct):
         return port
 
     def close(self) -> None:
-        """Close the socket and all connections; the address is free at once. Safe to call twice."""
+        """Close the socket and all connections; the address is free immediately. A second call has no effect."""
         self._stopped = True
         for task in self._retries:
             task.cancel()
@@ -125,7 +118,7 @@ class HttpServer(Struct):
             connection.abort()
 
     async def stop(self) -> None:
-        """Close, and wait until tasks and connections have ended. Safe to call twice."""
+        """Close, and wait until tasks and connections have ended. A second call has no effect."""
         self.close()
         await asyncio.gather(*self._retries, *self._accepting, return_exceptions=True)
         await asyncio.gather(*(connection.lost.wait() for connection in self._connections))
@@ -153,7 +146,7 @@ class HttpServer(Struct):
                 accepted, address = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 break
-            except OSError as error:  # no more file descriptors or memory: the socket stays readable, so pause
+            except OSError as error:  # no file descriptors or memory: the socket stays readable, so pause
                 _log.warning("Cannot accept a connection to %s: %s", self.name, error)
                 self._pause(sock, 1)
                 return

@@ -1,7 +1,5 @@
 """Sanitises text from other programs and users for logs, pages and terminals: removes secrets and control characters.
-
-Names of objects, and messages of the API server, are written by other programs and by users.
-"""
+Names of objects, and messages of the API server, are written by other programs and by users."""
 
 from __future__ import annotations
 
@@ -46,8 +44,7 @@ def printable(text: str) -> str:
     r"""Return a text as one line, with escapes like \n and \u202e for all characters that Unicode defines as not
     printable.
 
-    These include line ends, the start of ANSI escapes, and characters that change the direction of writing.
-    """
+    These include line ends, the start of ANSI escapes, and characters that change the direction of writing."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

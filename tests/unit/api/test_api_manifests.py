@@ -271,7 +271,7 @@ def test_a_file_that_cannot_be_read_keeps_its_last_state(folder, monkeypatch, ca
         patch.setattr("kubeproxy.api.manifests.MAX_FILE", 10)
         folder.write("a.yaml", service("b", "10.0.0.22"))
         assert folder.scan() == folder.scan() == []
-        assert caplog.text.count("its last state stays: is larger than") == 1
+        assert caplog.text.count("so the last state remains: the file is larger than") == 1
     assert folder.scan() == ["-a", "+b"]
 
 

@@ -386,7 +386,7 @@ def test_an_api_server_that_does_not_answer_is_no_difference(cluster: StandIn, r
             ),
         ),
         (
-            "Error: no kube-proxy answers at /run/x: ask where it runs, or do without one by --manifests",
+            "Error: no kube-proxy answers at /run/x: run `kubectl kubeproxy COMMAND --node NODE`, or",
             (
                 "no answer of node-a, node-b: no kube-proxy answers at /run/x: `kubectl kubeproxy doctor` has the "
                 "reason; the rules of a stopped proxy still decide\n"
@@ -402,7 +402,7 @@ def test_an_api_server_that_does_not_answer_is_no_difference(cluster: StandIn, r
             ),
         ),
         (
-            "Error: the proxy at /run/x did not answer within 10 s: see its log and /livez",
+            "Error: the proxy at /run/x did not answer within 10 s: see the proxy's log and /livez",
             (
                 "no answer of node-b: the proxy at /run/x did not answer within 10 s: see its log (`kubectl -n "
                 "kube-system logs kube-proxy-py-node-b -c kube-proxy`)\n"

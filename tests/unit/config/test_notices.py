@@ -11,7 +11,7 @@ from kubeproxy.config.validate import notices
     [
         ({"mode": "nftables"}, []),
         ({"mode": "iptables"}, []),
-        ({}, ["mode is not set: that means nftables here, and iptables in the Go kube-proxy before 1.40"]),
+        ({}, ["mode is not set, which means nftables here and iptables in the Go kube-proxy before 1.40"]),
         ({"mode": "ipvs", "feature_gates": {"KubeProxyIPVS": True}}, ["Setting deprecated feature gate KubeProxyIPVS"]),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_deprecated_flag_gives_one_notice():
     assert line.given["healthz-port"] == 2
     assert line.notices == [
         "Flag --healthz-port has been deprecated, use --healthz-bind-address instead.",
-        "Flag --logtostderr has been deprecated, it has no effect: logs go to standard error.",
+        "Flag --logtostderr has been deprecated, because logs go to standard error.",
     ]
 
 

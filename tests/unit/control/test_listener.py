@@ -41,7 +41,7 @@ def test_the_socket_of_an_ended_process_is_replaced(path: str) -> None:
 
 def test_the_process_that_already_serves_is_named(path: str) -> None:
     with listen(path):
-        with pytest.raises(OSError, match=f"process {os.getpid()} serves it already"):
+        with pytest.raises(OSError, match=f"process {os.getpid()} already listens on this socket"):
             listen(path)
         discard(path)
         assert Path(path).exists()
