@@ -70,7 +70,7 @@ def test_a_service_that_one_of_them_lacks(behind):
     ("trouble", "mode", "begin", "end"),
     [
         ("(code 403)", "nftables", "no watch of endpointslices for 90 seconds: (code 403): bind the identity", ""),
-        ("", "nftables", "if `kube-proxy changes` shows that the object cannot be used, correct", "connections go on"),
+        ("", "nftables", "if `kube-proxy changes` shows that the object cannot be used, correct", "s continue"),
         ("", "userspace", "if `kube-proxy changes` shows", "but those that it relays end"),
     ],
 )
