@@ -365,7 +365,7 @@ def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:
 
 
 def _source_for(destination: bytes) -> bytes | None:
-    """Return the source address that the kernel picks for this node's packets; None if it cannot be determined."""
+    """Return the source address that the kernel picks for this node's packets, or None if it cannot be determined."""
     with suppress(KubeProxyError):
         return source_for(destination)
     return None

@@ -27,7 +27,8 @@ _PROPOSED = 1000  # Services that completion proposes
 
 
 class Desk:
-    """Answers questions from a snapshot. `places` looks up the zones of endpoints; None without a source of zones."""
+    """Answers questions from a snapshot. `places` looks up the zones of endpoints, and is None without a source of
+    zones."""
 
     running: Final = False
     """Whether a running proxy answers, and the kernel should contain its plans."""

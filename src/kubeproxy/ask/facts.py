@@ -37,7 +37,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     endpoint_slices: int
     reach: Reach | None  # None if the source is a folder
     began: Mapping[str, float] = {}  # beginnings of the present problems, as in Journal.began
-    node: Node | None  # this proxy's Node; None if it never existed
+    node: Node | None  # this proxy's Node, or None if it never existed
     node_deleted: bool = False  # the Node was deleted while the proxy ran
 
     @property
@@ -57,10 +57,10 @@ class ProgrammedService(Struct, frozen=True, kw_only=True):
     name: ServiceName
     state: str  # as in /debug/state
     reason: str = ""
-    version: str | None  # the Service's resourceVersion; None for a deleted Service with rules in the kernel
+    version: str | None  # the Service's resourceVersion, or None for a deleted Service with rules in the kernel
     slices: Mapping[str, str | None]  # the resourceVersions of its EndpointSlices by name
     plans: tuple[ServicePlan, ...]  # the last plans of all families that the kernel accepted
-    wanted: tuple[ServicePlan, ...] | None = None  # the desired plans; None if equal
+    wanted: tuple[ServicePlan, ...] | None = None  # the desired plans, or None if equal
     problems: tuple[Problem, ...] = ()
 
 

@@ -53,12 +53,12 @@ class CheckedConnection(Struct, frozen=True, dict=True):
 
     @property
     def interface(self) -> str | None:
-        """The incoming interface, derived from the routes if it is not given; None if unknown."""
+        """The incoming interface, derived from the routes if it is not given, or None if unknown."""
         return self.arrival if self.arrival and not self.is_local else self.way_back
 
     @cached_property
     def way_back(self) -> str | None:
-        """The outgoing interface of answers to a client elsewhere, '' for a client of this node; None if unknown."""
+        """The outgoing interface of answers to a client elsewhere, '' for a client of this node, None if unknown."""
         if self.is_local or self.packet.source is None:
             return _NONE
         return self.bridge or interface_to(self.packet.source)
@@ -70,7 +70,7 @@ class CheckedConnection(Struct, frozen=True, dict=True):
 
 
 def interface_to(address: bytes) -> str | None:
-    """Return the outgoing interface of packets to an address; None without a route. Raises NetlinkError."""
+    """Return the outgoing interface of packets to an address, or None without a route. Raises NetlinkError."""
     return way_out(bytes(len(address)), address) or None
 
 

@@ -173,7 +173,7 @@ class Elsewhere(Struct, frozen=True, rename="camel"):
 
 
 def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
-    """Return the other node of a client; None if the client is on this node, or its node is unknown."""
+    """Return the other node of a client, or None if the client is on this node, or its node is unknown."""
     planner, local = snapshot.planner, snapshot.addresses
     if source is None or source in local:
         return None

@@ -83,7 +83,7 @@ class Snapshot(NamedTuple):
         return len(self.engine.queued) + self.planner.dirty
 
     def verdict(self, name: ServiceName) -> tuple[str, str] | None:
-        """Return the state of a Service and its reason ('' for none); None if the Service is unknown."""
+        """Return the state of a Service and its reason ('' for none), or None if the Service is unknown."""
         planner, queued = self.planner, name in self.engine.queued
         service, compiled = planner.services.get(name), planner.compiled.get(name)
         if service is None and not queued and not self._other_proxies(name):

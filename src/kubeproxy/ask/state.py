@@ -75,7 +75,7 @@ def node(snapshot: Snapshot) -> Json:
 
 
 def service(snapshot: Snapshot, name: ServiceName) -> Json | None:
-    """Return the state of a Service; None if the Service is unknown."""
+    """Return the state of a Service, or None if the Service is unknown."""
     verdict = snapshot.verdict(name)
     if verdict is None:
         return None

@@ -167,7 +167,7 @@ class Explained(Struct, frozen=True):
     stranger: bytes | None = None  # the client's address if another Node may have it; that Node's rules then apply
     hosted: bytes | None = None  # the destination if another Node may have it
     policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
-    keeps_outside: bool = False  # see model.answer.Answer; False if the client is certainly a pod of this node
+    keeps_outside: bool = False  # see model.answer.Answer, or False if the client is certainly a pod of this node
     is_own: bool = False  # the client is this node, or certainly a pod of this node
     client_node: str = ""  # the node of a client that is certainly on another node, or "another node"; else ''
 
@@ -206,7 +206,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
 
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
-    """Return the answer of the proxy's own health or metrics port; None for another port or address."""
+    """Return the answer of the proxy's own health or metrics port, or None for another port or address."""
     own, destination = snapshot.options.config.own_addresses.items(), packet.destination
     for field, text in own if destination in snapshot.addresses or is_loopback(destination) else ():
         host, port = split_host_port(text) or ("", "")
@@ -237,7 +237,7 @@ def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
 
 
 def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
-    """Return the answer for an endpoint's own address and port, whose packets are not translated; None for another
+    """Return the answer for an endpoint's own address and port, whose packets are not translated, or None for another
     destination."""
     address, port = packet.destination, (packet.protocol, packet.port)
     for (namespace, name), pieces in snapshot.planner.slices.items():
@@ -277,7 +277,7 @@ def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
 
 def to_other_node(explained: Explained) -> Explained | None:
     """Return the answer that no rule of this node translates the connection, for a connection from a client on this
-    node to an address of another node; None for any other connection."""
+    node to an address of another node, or None for any other connection."""
     why, there = explained.why, explained.why.elsewhere
     if there is None or there.end != "destination" or not explained.is_own:
         return None

@@ -49,7 +49,7 @@ class Places:
         self._known: dict[ServiceName, tuple[float, Zones]] = {}
 
     def held(self, service: ServiceName) -> Zones | None:
-        """Return the cached zones of a Service; None if they are missing or too old."""
+        """Return the cached zones of a Service, or None if they are missing or too old."""
         known = self._known.get(service)
         return known[1] if known is not None and self._clock() - known[0] < LASTING else None
 

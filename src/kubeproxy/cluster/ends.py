@@ -28,7 +28,7 @@ class Delivery(Struct):
     reply: Reply
     answer: WhyAnswer | None = None
     listed: bool | None = None
-    """Whether the API server has the endpoint; None if unknown."""
+    """Whether the API server has the endpoint, or None if unknown."""
 
     @property
     def cause(self) -> str:
@@ -37,7 +37,7 @@ class Delivery(Struct):
 
     @property
     def judged(self) -> WhyAnswer | None:
-        """The answer; None without an answer, or if the node's proxy does not have the endpoint."""
+        """The answer, or None without an answer, or if the node's proxy does not have the endpoint."""
         return self.answer if self.answer is not None and self.answer.why.direct else None
 
     @property

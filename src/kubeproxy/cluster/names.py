@@ -178,7 +178,7 @@ class Names:
         return End(tuple(one for one in addresses if pack(one)), f"{own}/{name}{port}")
 
     def listed(self, why: Why) -> set[tuple[bytes, int]] | None:
-        """Return the API server's endpoints for the Service of an answer; None without readable EndpointSlices. The
+        """Return the API server's endpoints for the Service of an answer, or None without readable EndpointSlices. The
         ports of a range are in no EndpointSlice, so the port comes from the answer."""
         slices = self._endpoints(*why.service.split("/")) if why.service and why.endpoints else []
         is_ranged = bool(slices) and [one.field for one in why.steps[:1]] == [FIELD]

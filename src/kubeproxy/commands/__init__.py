@@ -34,7 +34,7 @@ YES, NO, UNKNOWN = 0, 1, 2  # exit codes: no problem, a problem, unknown
 
 
 def exit_code(*, wrong: object, unknown: object = False) -> int:
-    """Return the exit code of an answer; NO takes precedence over UNKNOWN."""
+    """Return the exit code of an answer, in which NO takes precedence over UNKNOWN."""
     return NO if wrong else UNKNOWN if unknown else YES
 
 

@@ -107,8 +107,8 @@ def _without_news(given: argparse.Namespace) -> argparse.Namespace:
 
 
 def _has_strict_flag(asked: Source) -> bool:
-    """Return whether the running strict proxy has the flag --strict, which would also apply with a new file; True if
-    /proc does not show its arguments."""
+    """Return whether the running strict proxy has the flag --strict, which would also apply with a new file. The result
+    is True if /proc does not show the proxy's arguments."""
     if not isinstance(asked, Running):
         return False
     pid = asked.client.pid()

@@ -116,7 +116,7 @@ _FIX = "with the chart set podTrace, with kustomize add the component pod-trace;
 
 
 def mode_of(asked: Source) -> Mode | None:
-    """Return the mode of the running proxy; None if no proxy answers."""
+    """Return the mode of the running proxy, or None if no proxy answers."""
     try:
         return modes.named(asked.facts().mode) if asked.running else None
     except NoAnswerError:
@@ -124,7 +124,7 @@ def mode_of(asked: Source) -> Mode | None:
 
 
 def serving_of(explained: Explained) -> Serving | None:
-    """Return the Service of a connection with all its endpoints; None if the destination belongs to no Service."""
+    """Return the Service of a connection with all its endpoints, or None if the destination belongs to no Service."""
     if explained.plan is None:
         return None
     unused = (one.address for one in explained.why.missing if one.slice)

@@ -71,7 +71,7 @@ class PassingPacket(NamedTuple):
 
     Addresses are packed; `source` None means any address of this node. `port` is the destination port of a request, or
     the source port of a reply. `original` is the destination of the connection's first packet before translation.
-    `interfaces` are the incoming and the outgoing interface; None means unknown, and '' means none. `tracked` means
+    `interfaces` are the incoming and the outgoing interface, or None means unknown, and '' means none. `tracked` means
     that rules translate the packet here or later, and that connection tracking must see the packet. `marks` are the
     known mark bits of the connection's first packet here, and their values; in later packets and replies these bits are
     0."""

@@ -146,7 +146,7 @@ class _Reader:
             negated = False
 
     def _option(self, word: str, words: Iterator[str], negated: bool) -> Operation | None:
-        """Return the test of an option, whose arguments are the next `words`; None for an option that selects no
+        """Return the test of an option, whose arguments are the next `words`, or None for an option that selects no
         packets."""
         if self._purpose is not CompiledFor.EVERYTHING and word in _CHANGING:
             raise _Unknown(f"option {word}")
@@ -222,7 +222,7 @@ def _masked(text: str) -> tuple[int, int]:
 
 
 def _destination(text: str) -> tuple[bytes | None, bytes | None]:
-    """Return the address and the port of a DNAT destination, packed; None for a missing part."""
+    """Return the address and the port of a DNAT destination, packed, or None for a missing part."""
     host, port = text, ""
     if text.startswith("["):
         host, _, port = text[1:].partition("]")

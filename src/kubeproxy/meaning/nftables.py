@@ -468,12 +468,12 @@ class _Rule:
         self._done.append((Op.WRITE, target.field, value))
 
     def _address(self, register: int | None, own: Property) -> bytes | tuple[int, int] | None:
-        """Return the new address of a translation; None for the packet's `own` address."""
+        """Return the new address of a translation, or None for the packet's `own` address."""
         width, term = self._place.bits // 8, self._get(register) if register is not None else None
         return None if term in {None, Term(own, width, width)} else self._operand(term, width)
 
     def _source(self, one: x.Nat) -> bytes | tuple[int, ...] | None:
-        """Return the new source of snat; None for the packet's own, () if it is unknown."""
+        """Return the new source of snat, or None for the packet's own, () if it is unknown."""
         with suppress(UnknownRuleError):
             return () if one.is_range else self._address(one.address, Property.SOURCE)
         return ()

@@ -150,7 +150,7 @@ class Keyed:
         return new
 
     def service(self, entry: MapEntry) -> tuple[int, int] | None:
-        """Return the protocol and port in an element's key; None if the key has none, or more than one."""
+        """Return the protocol and port in an element's key, or None if the key has none, or more than one."""
         protocol, port = self.at.get(Property.PROTOCOL), self.at.get(Property.PORT)
         if protocol is None or port is None:
             return None
@@ -381,7 +381,7 @@ def port_range(low: int, high: int) -> int:
 
 @lru_cache(maxsize=65536)
 def point(services: int) -> tuple[int, int] | None:
-    """Return the protocol and port (0 without ports) of a set's only element; None if there are more."""
+    """Return the protocol and port (0 without ports) of a set's only element, or None if there are more."""
     if services.bit_count() != 1:
         return None
     return first_of(services)

@@ -127,7 +127,7 @@ _LEAVING: Final = {"deleting": "pending"}  # /debug/state: the page's state
 
 
 def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | None:
-    """Return the row of a Service; None if it is deleted. `seen` is the time of the last observed change, or 0."""
+    """Return the row of a Service, or None if it is deleted. `seen` is the time of the last observed change, or 0."""
     verdict = snapshot.verdict(name)
     if verdict is None:
         return None

@@ -30,8 +30,8 @@ Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
 
 
 def removal(node: Node, key: str) -> bytes | None:
-    """Return the JSON patch that removes a Node's taints with this key, and fails if the list of taints has changed;
-    None without such a taint."""
+    """Return the JSON patch that removes a Node's taints with this key, or None without such a taint. The patch fails
+    if the list of taints has changed."""
     taints = (node.spec.taints if node.spec is not None else None) or ()
     operations: list[dict[str, str]] = []
     for place in reversed([place for place, taint in enumerate(taints) if taint.key == key]):

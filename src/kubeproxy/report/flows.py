@@ -211,7 +211,7 @@ def _udp_frontends(compiled: Iterable[Compiled], family: Family) -> Iterator[tup
 
 
 def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]) -> list[Translation] | None:
-    """Return the translations of the stale flows; None if the caller must search all flows to these frontends."""
+    """Return the translations of the stale flows, or None if the caller must search all flows to these frontends."""
     found: list[Translation] = []
     addresses = list(node_addresses)
     for key, (serving, lost) in wanted.items():

@@ -61,7 +61,7 @@ class ProxyHealth(Struct):
         return not any(self._late(family) for family in self._queued)
 
     def last_updated(self, family: str) -> str | None:
-        """Return the last time when all queued changes were programmed; None before the first time."""
+        """Return the last time when all queued changes were programmed, or None before the first time."""
         updated = self._updated.get(family)
         return None if updated is None else timestamp(updated)
 
@@ -176,7 +176,7 @@ class ServiceHealth(Struct):
     _reported: set[HealthCheckAddress] = set()
 
     def listen_on(self, addresses: Mapping[Family, Sequence[str] | None]) -> None:
-        """Serve the ports on these addresses of the node, and move open ports to them; None means all addresses of a
+        """Serve the ports on these addresses of the node, and move open ports to them. None means all addresses of a
         family. No port is served before the first call, or for a family without addresses."""
         before = self._addresses
         self._addresses = {

@@ -40,8 +40,8 @@ _FIXED: Final = 250  # bytes of an entry without its texts
 
 class Happened(Struct, frozen=True, gc=False):
     """An entry: a settled `change`, the beginning of a `problem`, or its `end`. `service` is NAMESPACE/NAME, or '' for
-    the node or for many Services. `ms` is the time in milliseconds from an event's arrival to the kernel's commit; None
-    if unknown."""
+    the node or for many Services. `ms` is the time in milliseconds from an event's arrival to the kernel's commit, or
+    None."""
 
     number: int
     at: float  # seconds since the epoch
@@ -238,13 +238,13 @@ def _difference(before: Iterable[Pool], after: Iterable[Pool]) -> str:
 
 
 def spread(delays: Iterable[float]) -> dict[str, float] | None:
-    """Return the median, the 99th percentile and the maximum; None without values."""
+    """Return the median, the 99th percentile and the maximum, or None without values."""
     ordered = sorted(delays)
     shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     return {name: ordered[ceil(len(ordered) * share) - 1] for name, share in shares.items()} if ordered else None
 
 
 def fullness() -> dict[str, int] | None:
-    """Return the number of connection tracking's entries and its limit; None if the kernel does not report them."""
+    """Return the number of connection tracking's entries and its limit, or None if the kernel does not report them."""
     values = [int(value) for _, _, _, value in conntrack(NETFILTER)]
     return {"count": values[0], "max": values[1]} if len(values) == 2 else None

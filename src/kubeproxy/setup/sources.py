@@ -39,10 +39,10 @@ class ManifestSources:
     """Whether a missing Node was deleted. If False, the source may omit Nodes."""
 
     post: Post | None = None
-    """Sends Events; None without an API server."""
+    """A function that sends Events, or None without an API server."""
 
     patch: Patch | None = None
-    """Patches an object; None without an API server."""
+    """A function that patches an object, or None without an API server."""
 
     plugin = ""
     """The credential plugin; '' if there is none."""
@@ -65,11 +65,11 @@ class ManifestSources:
         return {"manifests": self._source.run()}
 
     def stale(self) -> str | None:
-        """Return the reason why the objects may be outdated; None if they are current."""
+        """Return the reason why the objects may be outdated, or None if they are current."""
         return None
 
     def reach(self) -> Reach | None:
-        """Return the state of the connection to the API server; None without an API server."""
+        """Return the state of the connection to the API server, or None without an API server."""
         return None
 
     def servers(self) -> frozenset[tuple[str, int]]:

@@ -125,7 +125,7 @@ class CheckedNode(Struct, frozen=True):
         return self.harm(ends, again=again and ends == requested)
 
     def end_of(self, packet: PassingPacket) -> End | None:
-        """Return the endpoint that is source or destination of a packet; None before an endpoint is picked."""
+        """Return the endpoint that is source or destination of a packet, or None before an endpoint is picked."""
         is_answer = packet.purpose is CompiledFor.ANSWER and packet.source is not None
         end = (packet.source if is_answer else packet.destination) or b"", packet.port
         return end if end in self.targets else None
@@ -135,7 +135,7 @@ class CheckedNode(Struct, frozen=True):
         return {end for end in self.targets if end[0] == address}
 
     def concerns(self, family: Family | None) -> bool:
-        """Return whether a family must be checked; None stands for both."""
+        """Return whether a family must be checked. The family None stands for both families."""
         return self.family is None or family is None or family is self.family
 
     def path(self, text: str) -> Path:
@@ -248,7 +248,7 @@ def changed_sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def number(key: str) -> int | None:
-    """Return a sysctl's value; None if it cannot be read."""
+    """Return a sysctl's value, or None if it cannot be read."""
     try:
         return int(read_sysctl(key))
     except (KubeProxyError, ValueError):

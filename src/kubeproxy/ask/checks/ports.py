@@ -22,7 +22,7 @@ HIDDEN = Process(-1, "")
 
 
 class ListeningPort(NamedTuple):
-    """A port of the proxy that a field configures. `holder` is the process that uses the port; None if unknown."""
+    """A port of the proxy that a field configures. `holder` is the process that uses the port, or None if unknown."""
 
     field: str
     address: str

@@ -70,7 +70,7 @@ def refused(node: CheckedNode, others: Callable[[], Sequence[Firewall]] = tuple)
 
 
 def _ends(node: CheckedNode, packets: Iterable[RoutedPacket]) -> frozenset[End | None]:
-    """Return the endpoints that are destinations or sources of packets; None for packets before the choice."""
+    """Return the endpoints that are destinations or sources of packets, or None for packets before the choice."""
     each = (node.ends_at(one.destination) or node.ends_at(one.source) or (None,) for one in packets)
     return frozenset[End | None]().union(*each)
 

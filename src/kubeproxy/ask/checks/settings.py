@@ -27,7 +27,7 @@ _PERSIST: Final = "and remove it from the file in /etc/sysctl.d, or the program,
 
 
 class Setting(NamedTuple):
-    """A sysctl with its wanted value and its present value; None if it cannot be read."""
+    """A sysctl with its wanted value and its present value, which is None if the sysctl cannot be read."""
 
     key: str
     wanted: int

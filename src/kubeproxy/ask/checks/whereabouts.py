@@ -40,7 +40,7 @@ def registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
 
 
 def elsewhere(node: CheckedNode, command: str) -> Diagnosis | None:
-    """Return the finding that this machine is not the node in question; None if it may be the node, or if a proxy
+    """Return the finding that this machine is not the node in question, or None if it may be the node, or if a proxy
     answered. `command` asks the nodes' proxies. Raises ApplyError."""
     if node.running:
         return None
@@ -70,7 +70,7 @@ def must_be_here(node: CheckedNode, command: str) -> None:
 
 
 def _has_rules() -> bool:
-    """Return whether the kernel has rules of a kube-proxy of any mode; True if the rules cannot be read."""
+    """Return whether the kernel has rules of a kube-proxy of any mode, or True if the rules cannot be read."""
     try:
         known = chains.chains()
         sight = Sight(known, chains.iptables_chains(known))

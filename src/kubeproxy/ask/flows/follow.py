@@ -32,8 +32,8 @@ _RENEWAL_SHARE = 0.05  # maximum fraction of the time that reloads may take
 
 
 class FlowEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """The beginning or the end of a connection. `seconds` is the connection's duration; None if its beginning was not
-    observed."""
+    """The beginning or the end of a connection. `seconds` is the connection's duration, or None if its beginning was
+    not observed."""
 
     time: str
     event: str
@@ -116,7 +116,7 @@ class Follower:
         self._began: dict[bytes, float] = {}
 
     def line(self, event: Event) -> FlowEvent | None:
-        """Return the line for an event; None if the event does not belong to a followed Service."""
+        """Return the line for an event, or None if the event does not belong to a followed Service."""
         entry, known = event.entry, self._known
         port = known.port(entry.target)
         if port is None:
@@ -197,7 +197,7 @@ class Look:
             yield from entries(link, family, wanted)
 
     def _silent(self, link: Netlink) -> frozenset[bytes] | None:
-        """Return the ids of unanswered entries; None if there are too many."""
+        """Return the ids of unanswered entries, or None if there are too many."""
         clients = 0 if self._where.own is not None else self._where.mode.tracked_as
         found = set()
         for entry in self._entries(link, Wanted(clients, clients | ANSWERED)):

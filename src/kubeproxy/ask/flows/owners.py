@@ -52,7 +52,8 @@ def _nodeport(family: int, key: bytes) -> bytes:
 def nodeport_addresses(
     asked: Mapping[Family, Collection[bytes] | None], local: Mapping[Family, Iterable[bytes]]
 ) -> Mapping[Family, frozenset[bytes]]:
-    """Return the packed addresses on which NodePorts answer; None stands for all local addresses except loopback."""
+    """Return the packed addresses on which NodePorts answer. None in `asked` stands for all local addresses except
+    loopback."""
     return {
         family: frozenset([a for a in local[family] if not is_loopback(a)] if given is None else given)
         for family, given in asked.items()
@@ -96,7 +97,7 @@ class Targets(Generic[Owner]):
         return self._ranges.setdefault(key[:-4], {}) if len(key) in _RANGE_SIZES else self._owners
 
     def of(self, target: bytes) -> Owner | None:
-        """Return the owner of a connection to `target` (see kernel.tracked.Tracked); None without an owner."""
+        """Return the owner of a connection to `target` (see kernel.tracked.Tracked), or None without an owner."""
         if (owner := self._owners.get(target)) is not None:
             return owner
         address = target[:-NODEPORT_KEY]
@@ -132,7 +133,7 @@ class FollowedNode(Struct, frozen=True):
     """The first line of the input: the node's addresses for NodePorts."""
 
     mode: str
-    nodeports: dict[int, tuple[bytes, ...] | None]  # addresses of NodePorts by family; None for all local ones
+    nodeports: dict[int, tuple[bytes, ...] | None]  # addresses of NodePorts by family, or None for all local ones
 
 
 class Fronts(Struct, frozen=True, array_like=True):

@@ -59,7 +59,7 @@ class KnownRules(NamedTuple):
     texts: Mapping[RuleKey, str]
     base_chains: Mapping[tuple[int, str, str], Hook]
     decision: Callable[[str, str], str | None]
-    """Returns the decision of this program's (table, chain), with the prefix LEFT for a leftover; None for another
+    """Returns the decision of this program's (table, chain), with the prefix LEFT for a leftover, or None for another
     chain."""
     untraced: Callable[[], str] = str  # findings on rules of iptables-legacy; '' without such rules
     legacy: int = 0  # the total number of iptables-legacy rules

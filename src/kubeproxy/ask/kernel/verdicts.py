@@ -91,7 +91,7 @@ _RESTART = "see that no other kube-proxy runs, then restart this one, which remo
 
 
 def _untracked(found: Sequence[Journey], served: Sequence[TracedReply], serving: Serving | None) -> Verdict | None:
-    """Return the verdict on requests that a rule of another program exempts from connection tracking; None for other
+    """Return the verdict on requests that a rule of another program exempts from connection tracking, or None for other
     requests. A program of this node, such as a DNS cache, may answer requests that are delivered to this node."""
     untracked = [one for one in without_entry(found, served) if _foreign(one, UNTRACKS)]
     if not untracked:
@@ -296,7 +296,7 @@ def _undropped(ruleset: KnownRules, subject: str = "nothing here") -> str:
 
 
 def _refused(found: Sequence[Journey], endpoint: str, ruleset: KnownRules) -> Verdict | None:
-    """Return the verdict for a flow with lost packets, or with only refusals as answers; None for other flows."""
+    """Return the verdict for a flow with lost packets or with only refusals as answers; return None for other flows."""
     for one in found:
         if one.lost:
             return Verdict(f"the {one.direction} was {one.lost}", passed=False)
