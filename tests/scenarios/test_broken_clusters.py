@@ -96,6 +96,15 @@ async def test_a_node_that_lacks_an_endpoint(nodes: ThreeNodes) -> None:
         await nodes.admit("node-c")
 
 
+async def test_a_drained_and_a_weighted_endpoint(nodes: ThreeNodes) -> None:
+    nodes.live.service("weighed", "a1 a2 b1")
+    weights = {"kube-proxy-py/weights": "node-a=50,node-b=0"}
+    nodes.cluster.patch("services", "weighed", {"metadata": {"annotations": weights}})
+    said = f"-  all 3 nodes: tcp TCP IPv4: drained {ip(nodes, 'b1')}:3000\n"
+    text = await nodes.until(0, said, "services", "svc/weighed")
+    assert f"ok endpoint {ip(nodes, 'b1')}:3000 (tcp TCP IPv4)\n" in text
+
+
 async def test_a_clients_node_without_the_api_server(nodes: ThreeNodes) -> None:
     nodes.live.service("moved", "b1")
     await nodes.until(0, "3 of 3 nodes answered", "services", "svc/moved")

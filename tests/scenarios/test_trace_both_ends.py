@@ -103,6 +103,19 @@ async def test_a_trace_of_answers_that_a_node_does_not_route(nodes: ThreeNodes, 
     assert (status, said in text) == (1, True), text
 
 
+async def test_a_trace_of_requests_in_a_zone_of_connection_tracking(nodes: ThreeNodes) -> None:
+    nodes.live.service("zoned", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/zoned:tcp")
+    rule = ("PREROUTING", "-s", ip(nodes, "a1"), "-j", "CT", "--zone", "7")
+    await nodes.run("node-a", "iptables-nft", "-t", "raw", "-A", *rule)
+    try:
+        status, text = await nodes.ask("trace", "pod/a1", "svc/zoned:tcp", "--seconds", "4")
+    finally:
+        await nodes.run("node-a", "iptables-nft", "-t", "raw", "-D", *rule)
+    said = f'rule "ip saddr {ip(nodes, "a1")} counter ct zone set 7" of table ip raw, chain PREROUTING, which is'
+    assert (status, "3000 answers, but on node-a, " in text, said in text.splitlines()[1]) == (1, True, True), text
+
+
 @pytest.mark.slow("another protocol")
 async def test_a_trace_of_datagrams(nodes: ThreeNodes) -> None:
     nodes.live.service("datagrams", "b1")

@@ -251,11 +251,17 @@ def _port_lines(port: Json, title: str) -> Iterator[str]:
             yield f"    {'':12} only from {', '.join(frontend['sources']) or 'nowhere'}"
     if "reason" in port or not any(port.get(key) for key, _, _ in _POOLS):
         yield f"    {'endpoints':12} none (x)" + (f": {port['reason']}" if "reason" in port else "")
+    for label, texts in pools(port):
+        yield f"    {label:12} {' '.join(texts)}"
+
+
+def pools(port: Json) -> Iterator[tuple[str, list[str]]]:
+    """Yield the groups of endpoints of a port: their label, and each endpoint, with its weight or the reason of its
+    ejection in brackets."""
     for key, label, weights in _POOLS:
         if port.get(key):
             weighed = port.get(weights, {})
-            texts = [f"{one} ({weighed[one]})" if one in weighed else one for one in port[key]]
-            yield f"    {label:12} {' '.join(texts)}"
+            yield label, [f"{one} ({weighed[one]})" if one in weighed else one for one in port[key]]
 
 
 _PARAMETERS: Final = frozenset(("namespace", "name", "address", "port", "limit", "continue", "format"))

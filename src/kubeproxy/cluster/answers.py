@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +17,7 @@ from kubeproxy.ask.flows.users import PortUse
 from kubeproxy.ask.kernel.journeys import Journey
 from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
 from kubeproxy.ask.snapshot import FINE_STATES
+from kubeproxy.ask.state import pools
 from kubeproxy.ask.why import Why
 from kubeproxy.commands import exit_code
 from kubeproxy.errors import NoAnswerError
@@ -194,28 +195,6 @@ class ServicesAnswer(_Answer):
                 yield Fact(Severity.NOTE, f"{name}: no endpoint for {' '.join(one.unserved)}")
 
 
-class _Frontend(Struct):
-    kind: str
-    address: str
-
-
-class _Port(Struct, rename="camel"):
-    name: str
-    protocol: str
-    family: str
-    frontends: list[_Frontend]
-    endpoints: list[str]
-    local_endpoints: list[str]
-    other_endpoints: list[str] = []
-    drained_endpoints: list[str] = []
-    ejected_endpoints: dict[str, str] = {}
-
-    @property
-    def ends(self) -> list[str]:
-        pools = self.endpoints, self.local_endpoints, self.other_endpoints, self.drained_endpoints
-        return sorted({*self.ejected_endpoints}.union(*pools))
-
-
 class ServiceAnswer(_Answer):
     """An answer of `services NAME`."""
 
@@ -225,14 +204,15 @@ class ServiceAnswer(_Answer):
     reason: str = ""
     resource_version: str | None = None
     slices: dict[str, str | None] = {}
-    ports: list[_Port] = []
-    committed: list[_Port] | None = None
+    ports: list[dict[str, Any]] = []
+    committed: list[dict[str, Any]] | None = None
     problems: list[str] = []
 
     def facts(self) -> Iterator[Fact]:
         """Yield facts about the Service: its state, the versions of its objects, and whether the kernel has its rules.
 
-        Actions and local endpoints are no facts, because they depend on the node by policy."""
+        Actions and local endpoints are no facts, because they depend on the node by policy. Weights, drained endpoints
+        and ejected endpoints are notes, because nodes may differ in them for a time."""
         reason = f" ({self.reason})" * bool(self.reason)
         yield Fact(_severity(self.state), f"{self.namespace}/{self.name}: {self.state}{reason}", expected=True)
         if self.resource_version:
@@ -242,12 +222,16 @@ class ServiceAnswer(_Answer):
         for text in self.problems:
             yield Fact(Severity.NOTE, text)
         for port in self.ports if self.committed is None else self.committed:
-            label = " ".join(filter(None, (port.name, port.protocol, port.family)))
-            for front in port.frontends:
-                yield Fact(Severity.FINE, f"{front.kind} {front.address} ({label})", expected=True)
-            for end in port.ends:
-                yield Fact(Severity.FINE, f"endpoint {end} ({label})", expected=True)
-            if not port.ends:
+            label = " ".join(filter(None, (port["name"], port["protocol"], port["family"])))
+            for front in port["frontends"]:
+                yield Fact(Severity.FINE, f"{front['kind']} {front['address']} ({label})", expected=True)
+            groups = list(pools(port))
+            ends = sorted({one.partition(" ")[0] for _, group in groups for one in group})
+            yield from (Fact(Severity.FINE, f"endpoint {end} ({label})", expected=True) for end in ends)
+            for kind, group in groups:
+                if special := [one for one in group if kind == "drained" or " " in one]:
+                    yield Fact(Severity.NOTE, f"{label}: {kind} {' '.join(special)}")
+            if not ends:
                 yield Fact(Severity.NOTE, f"no endpoint for new connections ({label})")
 
 
@@ -271,7 +255,8 @@ class TraceAnswer(_Answer):
     lost: int
     legacy: int
     departed: bool | msgspec.UnsetType = msgspec.UNSET
-    sent: bool = False  # older releases lack this field
+    sent: bool = False  # older releases lack this field and the next one
+    lost_answers: str = ""
 
     @property
     def drops(self) -> str:
@@ -332,5 +317,5 @@ def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAn
         kind: type[NodeAnswer] = ServiceAnswer if command == "services" and arguments else _KINDS[command]
         answer = msgspec.json.decode(text, type=kind)
         return answer, list(answer.facts())
-    except (msgspec.MsgspecError, RecursionError, KeyError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, RecursionError, LookupError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise NoAnswerError(f"this plugin cannot decode the node's answer: {error}") from None

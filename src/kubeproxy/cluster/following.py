@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from kubeproxy.ask.kernel.verdicts import ANOTHER_ZONE, NO_ADDRESS_HERE, TracedReply
+from kubeproxy.ask.kernel.verdicts import TracedReply
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.why import Why
 from kubeproxy.cluster.answers import TraceAnswer
@@ -111,9 +111,7 @@ def _arrived(node: str, where: str, endpoint: str, far: TraceAnswer, second: Tra
         return f"on {where}, {far.verdict.text}", far.status
     if second is not None and second.verdict.passed:
         return f"{where} delivers it, and {endpoint} answers; the first packet had no answer in time", YES
-    if second is not None and (
-        second.reset or any(one in second.verdict.text for one in (NO_ADDRESS_HERE, ANOTHER_ZONE))
-    ):
+    if second is not None and (second.reset or second.lost_answers):
         return f"{where} delivers it, and {endpoint} answers, but on {node}, {second.verdict.text}", NO
     lost = f"but no answer arrives on {node}: see the network between the nodes"
     return f"{where} delivers it, and {endpoint} answers, {lost}", NO

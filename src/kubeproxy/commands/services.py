@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from kubeproxy.ask.checks.doubts import doubted, outdated
 from kubeproxy.ask.facts import ProgrammedService
@@ -74,7 +75,7 @@ def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
 
 def _all(asked: Source, head: Mapping[str, object], warn: Callable[[], None]) -> WatchedAnswer:
     held = sorted(asked.services(), key=lambda one: one.name)
-    rows = [(_cells(one), _row(one)) for one in held]
+    rows = [(_cells(one, row), row) for one in held for row in [_row(one)]]
 
     def show() -> None:
         warn()
@@ -113,10 +114,6 @@ def _raise(error: QuestionError) -> None:
     raise error
 
 
-def _addresses(held: ProgrammedService) -> Iterator[str]:
-    return addresses(held.plans if held.wanted is None else held.wanted)
-
-
 def _endpoints(held: ProgrammedService) -> tuple[int, int]:
     """Return the number of used endpoints and of all serving endpoints, in the family that has more endpoints."""
     by_family: dict[Family, tuple[set[bytes], set[bytes]]] = {}
@@ -139,17 +136,17 @@ def _row(held: ProgrammedService) -> dict[str, object]:
         "endpoints": used,
         "serving": serving,
         "unserved": list(unserved(held.plans)),
-        "addresses": list(_addresses(held)),
+        "addresses": list(addresses(held.plans if held.wanted is None else held.wanted)),
         "problems": [f"{problem.field}: {problem.reason}" for problem in held.problems],
     }
 
 
-def _cells(held: ProgrammedService) -> tuple[str, ...]:
-    used, serving = _endpoints(held)
+def _cells(held: ProgrammedService, row: Mapping[str, Any]) -> tuple[str, ...]:
+    used, serving, lacking = row["endpoints"], row["serving"], row["unserved"]
     count = str(used) if used == serving else f"{used} of {serving}"
     gone = {one for plan in held.plans for one in plan.ejected or ()}
     if ejected := max(Counter(len(one) for one in gone).values(), default=0):  # a dual-stack pod counts once
         count += f", {ejected} ejected"
-    if lacking := list(unserved(held.plans)):
+    if lacking:
         count += f", none for {' '.join(lacking)} (x)" if used else " (x)"
-    return ("/".join(held.name), held.state, count, " ".join(_addresses(held)))
+    return ("/".join(held.name), held.state, count, " ".join(row["addresses"]))

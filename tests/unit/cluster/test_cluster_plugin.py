@@ -64,7 +64,7 @@ def why(heading: str, answer: str = "yes", elsewhere: str = "", **fields: Any) -
     return {"out": out, "status": {"yes": 0, "no": 1, "unknown": 2}[answer]}
 
 
-def service(version: str, *endpoints: str, state: str = "programmed") -> Json:
+def service(version: str, *endpoints: str, state: str = "programmed", **more: Json | list[str]) -> Json:
     port = {
         "name": "http",
         "protocol": "TCP",
@@ -74,6 +74,7 @@ def service(version: str, *endpoints: str, state: str = "programmed") -> Json:
         ],
         "endpoints": endpoints,
         "localEndpoints": endpoints[:1],
+        **more,
     }
     return {
         "out": made(
@@ -339,6 +340,22 @@ def test_a_service_without_endpoints_is_noted(cluster: StandIn, run: Run):
     cluster.node("node-a", **service("9"))
     status, text, _ = run("services", "shop/web")
     assert (status, "\n  -  no endpoint for new connections (http TCP IPv4)\n" in text) == (YES, True), text
+
+
+def test_weights_drained_and_ejected_endpoints_are_noted(cluster: StandIn, run: Run):
+    drained, ejected = "10.244.1.9:3000", "10.244.1.10:3000"
+    pools = {"weights": {"10.244.0.7:3000": 100, "10.244.1.8:3000": 25}, "drainedEndpoints": [drained]}
+    for name in ("node-a", "node-b"):
+        lost = (
+            {"ejectedEndpoints": {ejected: "it does not answer"}} if name == "node-b" else {"otherEndpoints": [ejected]}
+        )
+        cluster.node(name, **service("9", "10.244.0.7:3000", "10.244.1.8:3000", **pools, **lost))
+    status, text, _ = run("services", "shop/web")
+    assert (status, text.count("ok endpoint 10.244.")) == (YES, 4), text
+    weights = "endpoints 10.244.0.7:3000 (100) 10.244.1.8:3000 (shop/web-8) (25)"
+    assert f"  -  all 2 nodes: http TCP IPv4: {weights}\n" in text, text
+    assert f"  -  all 2 nodes: http TCP IPv4: drained {drained}\n" in text, text
+    assert f"  -  1 of 2 nodes: http TCP IPv4: ejected {ejected} (it does not answer): node-b\n" in text, text
 
 
 def test_nodes_without_local_endpoint_do_not_differ_in_the_list_of_services(cluster: StandIn, run: Run):

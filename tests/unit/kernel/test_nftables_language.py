@@ -57,6 +57,7 @@ def test_a_translation_by_iptables_is_listed_with_its_destination(family, flags,
     [
         ("SNAT", struct.pack("=I", 1) + b"\xc0\0\2\x09".ljust(16, b"\0") * 2 + bytes(12), "snat to 192.0.2.9"),
         ("CT", struct.pack("=H", 1) + bytes(30), "notrack"),
+        ("CT", struct.pack("=HH", 0, 7) + bytes(28), "ct zone set 7"),
         ("CT", bytes(32), 'xt target "CT"'),
     ],
 )

@@ -54,7 +54,7 @@ class Traced(Struct, frozen=True, rename="camel"):
     """The result for a flow. `lost` is the number of overruns of the kernel's messages. `legacy` is the number of
     iptables-legacy rules, which are not traced. `departed` means that a request left this node for the endpoint of
     the last entry, and no answer arrived. `sent` means that the command sent packets from the client's network
-    namespace."""
+    namespace. `lost_answers` is the text about a rule that keeps answers from counting as answers; '' for none."""
 
     journeys: tuple[paths.Journey, ...]
     served: tuple[verdicts.TracedReply, ...]
@@ -63,6 +63,7 @@ class Traced(Struct, frozen=True, rename="camel"):
     legacy: int
     departed: bool
     sent: bool
+    lost_answers: str
 
 
 def look(
@@ -95,7 +96,8 @@ def look(
     if not found and opening is not None:
         made = verdicts.Verdict(_NOT_ARRIVED, None)
     left = not proxied and verdicts.departed(found, served, made, silent=silent)
-    return Traced(found, served, made, captured.lost, legacy, left, opening is not None)
+    rule = verdicts.lost_answers(found, served, ruleset)
+    return Traced(found, served, made, captured.lost, legacy, left, opening is not None, rule)
 
 
 def _silent(found: Sequence[paths.Journey], served: Sequence[verdicts.TracedReply], endpoints: Collection[str]) -> str:

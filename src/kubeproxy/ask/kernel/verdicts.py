@@ -112,21 +112,27 @@ def _foreign(request: Journey, pattern: re.Pattern[str]) -> str:
     return next((place.format(words, met.table, met.chain) for met, words in rules if pattern.search(words)), "")
 
 
-def _cause(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> str:
-    """Return why connections may have got no answer: the rule of another program that gave requests a source address
-    that this node does not have, or a zone of connection tracking; or else the command that shows other causes."""
+def lost_answers(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> str:
+    """Return why answers of connections may not count as answers: the rule of another program that gave requests a
+    source address that this node does not have, or a zone of connection tracking; '' without such a rule."""
     sources = {one.source: one.client for one in served if not one.answered and one.client}
     for request in found:
         client = sources.get(request.source, "")
         rule = _foreign(request, REWRITES) if client and client != place_of_text(request.source)[0] else ""
         if rule and client not in ruleset.addresses():
-            return f"; {rule} gives it the source {client}, {NO_ADDRESS_HERE}"
+            what = "which is no address of this node, so answers do not return to this node"
+            return f"{rule} gives it the source {client}, {what}"
     zoned = next(filter(None, (_foreign(one, ZONES) for one in found if one.direction == "request")), "")
-    return f"; {zoned} puts it into {ANOTHER_ZONE}" if zoned else f" ({_SHOWS})"
+    return zoned and f"{zoned} puts it into a zone of connection tracking: {_ZONED}"
 
 
-ANOTHER_ZONE = "a zone of connection tracking: answers without the same zone do not count as answers of this connection"
-NO_ADDRESS_HERE = "which is no address of this node, so answers do not return to this node"
+_ZONED = "answers without the same zone do not count as answers of this connection"
+
+
+def _cause(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> str:
+    """Return why connections may have got no answer, or else the command that shows other causes."""
+    lost = lost_answers(found, served, ruleset)
+    return f"; {lost}" if lost else f" ({_SHOWS})"
 
 
 def _left(found: Sequence[Journey]) -> str:

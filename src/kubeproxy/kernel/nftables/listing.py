@@ -76,7 +76,8 @@ def _bracketed(expression: x.Expression, ip: str) -> str:
                 return f"snat to {unpack(info[4 : 8 if ip == 'ip' else 20])}"
             if name == "NOTRACK" or (name == "CT" and int.from_bytes(info[:2], sys.byteorder) & _NOTRACK):
                 return "notrack"
-            return f'xt {expression.name} "{name}"'
+            zone = int.from_bytes(info[2:4], sys.byteorder) if name == "CT" else 0
+            return f"ct zone set {zone}" if zone else f'xt {expression.name} "{name}"'
         return f"[ {expression.name} {expression.raw.hex()} ]" if expression.name != "notrack" else expression.name
     fields = {name: getattr(expression, name) for name in expression.__struct_fields__}
     known = (f"{name} {_value(value)}" for name, value in fields.items() if value is not None)
