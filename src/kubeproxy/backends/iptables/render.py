@@ -10,20 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from kubeproxy.backends.iptables import skeleton
 from kubeproxy.backends.iptables.skeleton import (
-    EXT,
-    FW,
-    LOCALHOST_COUNTER,
-    NAT_NODEPORTS,
     NAT_SERVICES,
     PROTOCOL_WORDS,
-    SEP,
-    SVC,
-    SVL,
     Place,
     RuleSettings,
     chain_hashes,
-    comment,
     port_name,
 )
 from kubeproxy.model.addresses import Range, destination_texts, network_text, unpack
@@ -42,8 +35,13 @@ class _Port:
         name = port_name(plan.key)
         self.proto = PROTOCOL_WORDS[plan.key.protocol]
         self.hash_text = name + self.proto
-        self.text = comment(name)
-        self.svc, self.svl, self.ext, self.fw = SVC + suffix, SVL + suffix, EXT + suffix, FW + suffix
+        self.text = skeleton.comment(name)
+        self.svc, self.svl, self.ext, self.fw = (
+            skeleton.SVC + suffix,
+            skeleton.SVL + suffix,
+            skeleton.EXT + suffix,
+            skeleton.FW + suffix,
+        )
 
     def internal_chain(self, traffic: Traffic) -> str:
         """Return the chain for cluster IP traffic, '' without endpoints."""
@@ -113,9 +111,9 @@ def _node_port(plan: ServicePlan, port: _Port, number: int, settings: RuleSettin
     if plan.usable:
         match = f'-p {port.proto} -m comment --comment "{port.text}" -m {port.proto} --dport {number}'
         if settings.localhost_counter:
-            counted = f"-m nfacct --nfacct-name {LOCALHOST_COUNTER}"
-            lines[NAT_NODEPORTS] += f"-A KUBE-NODEPORTS -d 127.0.0.0/8 {match} {counted} -j {port.ext}\n"
-        lines[NAT_NODEPORTS] += f"-A KUBE-NODEPORTS {match} -j {port.ext}\n"
+            counted = f"-m nfacct --nfacct-name {skeleton.LOCALHOST_COUNTER}"
+            lines[skeleton.NAT_NODEPORTS] += f"-A KUBE-NODEPORTS -d 127.0.0.0/8 {match} {counted} -j {port.ext}\n"
+        lines[skeleton.NAT_NODEPORTS] += f"-A KUBE-NODEPORTS {match} -j {port.ext}\n"
     if not plan.external.outside.forwards:
         words, target = _refusal(plan.external)
         lines["filter", "KUBE-EXTERNAL-SERVICES"] += (
@@ -150,7 +148,7 @@ def chains(plan: ServicePlan, suffix: str, settings: RuleSettings, commented: bo
             addresses |= texts
             choices.append((chain, sorted(texts)))
     ends = chain_hashes([port.hash_text + text for text in addresses])
-    seps = {text: SEP + end for text, end in zip(addresses, ends, strict=True)}
+    seps = {text: skeleton.SEP + end for text, end in zip(addresses, ends, strict=True)}
     for chain, ordered in choices:
         rules = _masquerade_rule(plan, port, chain, settings) if port.internal_chain(plan.internal) == chain else ""
         rules_by_chain[chain] = rules + _choice_rules(plan, port, chain, ordered, seps, commented)

@@ -7,19 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kubeproxy.backends.mode import Room
-from kubeproxy.backends.nftables import port_ranges
-from kubeproxy.backends.nftables.layout import (
-    CLIENTS,
-    FIRST_ENDPOINT,
-    LARGEST_NUMBER,
-    POOLS_OF,
-    TABLE,
-    VERDICT_MAPS,
-    ChainName,
-    Layout,
-    SetId,
-    endpoint_number,
-)
+from kubeproxy.backends.nftables import layout, port_ranges
+from kubeproxy.backends.nftables.layout import CLIENTS, FIRST_ENDPOINT, POOLS_OF, TABLE, ChainName, Layout, SetId
 from kubeproxy.backends.nftables.packing import chain_names
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
@@ -134,10 +123,10 @@ class NumberMark:
         """Return a number for the mark that is at least `last`, and the messages that write the mark to the kernel."""
         if last <= self.number:
             return self.number, []
-        number = min(last + _RESERVED, LARGEST_NUMBER)
+        number = min(last + _RESERVED, layout.LARGEST_NUMBER)
         place = self._family, TABLE, CLIENTS
         old = element_messages(DELETE_ELEMENT, *place, [plain_element(self._key)]) if self.number else []
-        element = timed_element(self._key, _FOREVER, _FOREVER, endpoint_number(number, self._family))
+        element = timed_element(self._key, _FOREVER, _FOREVER, layout.endpoint_number(number, self._family))
         return number, [*old, *element_messages(NEW_ELEMENT, *place, [element])]
 
 
@@ -149,7 +138,7 @@ def client_number(address: bytes) -> bytes:
 
 def chains_of(elements: Elements) -> set[ChainName]:
     """Return the names of the chains of session affinity and consistent hashing to which these elements refer."""
-    maps = (*VERDICT_MAPS, SetId.RANGE_CHAINS)
+    maps = (*layout.VERDICT_MAPS, SetId.RANGE_CHAINS)
     return chain_names({data for set_id in maps for data in elements.get(set_id, {}).values()})
 
 

@@ -12,23 +12,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
 
+from kubeproxy.backends.nftables import layout
 from kubeproxy.backends.nftables.affinity import client_number
-from kubeproxy.backends.nftables.layout import (
-    CLIENTS,
-    ENDPOINT_MAPS,
-    OF_RANGES,
-    POOL_MAPS,
-    SERVICE_CIDRS,
-    SESSION_SETS,
-    TABLE,
-    TRANSPORTS,
-    VERDICT_MAPS,
-    ChainName,
-    SetId,
-    list_number,
-    parse_chain_name,
-    slot_keys,
-)
+from kubeproxy.backends.nftables.layout import SERVICE_CIDRS, TABLE, TRANSPORTS, ChainName, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.render import Numbers, Placed, own_frontend, sticky_pool
 from kubeproxy.backends.nftables.ruleset import SOURCE_RANGES, Ruleset
@@ -130,7 +116,7 @@ def edges(ranges: Iterable[Range]) -> frozenset[tuple[bytes, bool]]:
 
 def affinity_chains(names: Iterable[str]) -> set[ChainName]:
     """Return the chains of session affinity and consistent hashing among these chains."""
-    return {name for name in map(parse_chain_name, names) if name is not None}
+    return {name for name in map(layout.parse_chain_name, names) if name is not None}
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
@@ -146,7 +132,7 @@ def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[
     definition = wanted(ruleset, found)
     of_services = [spec for spec in definition.sets if spec.name in ruleset.layout.shapes]
     forms = {spec.name: found.sets.get(spec.name) or older_form(spec.name, found) for spec in of_services}
-    added = {*SESSION_SETS, *OF_RANGES}  # not in earlier versions, or tables without ranges
+    added = {*layout.SESSION_SETS, *layout.OF_RANGES}  # not in earlier versions, or tables without ranges
     if any(forms[spec.name] != spec.form for spec in of_services if forms[spec.name] or spec.name not in added):
         return None
     changes = messages.changes(ruleset.family, TABLE, found, definition)
@@ -170,7 +156,7 @@ _OLDER: Final[dict[str, tuple[str, ...]]] = {
     SetId.LOCAL_AFFINITY_SERVICES: ("local-session-services", "local-affinity-services"),
     SetId.AFFINITY_NODEPORTS: ("session-nodeports", "affinity-nodeports"),
     SetId.LOCAL_AFFINITY_NODEPORTS: ("local-session-nodeports", "local-affinity-nodeports"),
-    **{name: (name, name.replace("session", "affinity")) for name in POOL_MAPS},
+    **{name: (name, name.replace("session", "affinity")) for name in layout.POOL_MAPS},
 }
 """Names of sets in earlier versions, by their present name."""
 _OLDER_CHAIN: Final = re.compile(
@@ -190,7 +176,7 @@ def older_form(name: str, found: TableContents) -> SetForm | None:
 def older_chains(found: TableContents) -> set[ChainName]:
     """Return the present chains that replace an earlier version's chains for each number of endpoints."""
     matches = filter(None, map(_OLDER_CHAIN.fullmatch, found.chains))
-    return {name for match in matches if (name := parse_chain_name(f"{match[1]}-{match[3]}")) is not None}
+    return {name for match in matches if (name := layout.parse_chain_name(f"{match[1]}-{match[3]}")) is not None}
 
 
 def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes]:
@@ -206,7 +192,9 @@ def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[b
     pools: dict[bytes, dict[bytes, bytes]] = {}  # number of a pool : its endpoints : their numbers
     slots_of: dict[bytes, list[bytes]] = {}  # number of a pool : numbers of the endpoints in its slots
     known = Numbers()
-    for endpoint_map, chain_map, pool_map in zip(ENDPOINT_MAPS, VERDICT_MAPS, POOL_MAPS, strict=True):
+    for endpoint_map, chain_map, pool_map in zip(
+        layout.ENDPOINT_MAPS, layout.VERDICT_MAPS, layout.POOL_MAPS, strict=True
+    ):
         pool_of = _older(pool_map, found, table)
         if pool_map not in found.sets:
             for frontend, data in pool_of.items():
@@ -218,7 +206,7 @@ def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[b
             if match is None or number is None:
                 continue
             if number not in pools:
-                slots = slot_keys(frontend, int(match[2]))
+                slots = layout.slot_keys(frontend, int(match[2]))
                 there = table.lookup(endpoint_map, slots)
                 members = tuple([there[slot][:-2] for slot in slots if slot in there])
                 pools[number] = known.endpoints(members, {}, ruleset.family)
@@ -246,7 +234,7 @@ def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table
             key = (client_number(who) if addresses else who) + pool
             if client.expires > 0 and slot < len(pools.get(pool, ())) and key not in added:
                 added[key] = timed_element(key, client.timeout, client.expires, pools[pool][slot])
-    return element_messages(NEW_ELEMENT, table.family, TABLE, CLIENTS, list(added.values()))
+    return element_messages(NEW_ELEMENT, table.family, TABLE, layout.CLIENTS, list(added.values()))
 
 
 def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, ChainContents]:
@@ -272,7 +260,7 @@ def ordinary(ruleset: Ruleset) -> list[bytes]:
 def _rules(ip: str, services: Iterable[Iterable[Placed]]) -> Iterator[x.Rule]:
     at_least, at_most = map(x.OPERATORS.index, (">=", "<="))
     for item in (item for placed in services for item in placed):
-        number = unpack(list_number(item.ranges, item.plan.key.family))
+        number = unpack(layout.list_number(item.ranges, item.plan.key.family))
         for first, last in item.allowed:
             text = f"{ip} daddr {number} {ip} saddr {unpack(first)} goto source-allowed"
             *before, equals, onwards = compiling.rule(text, ip)

@@ -11,62 +11,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, repeat
 from typing import Any, Final
 
-from kubeproxy.backends.nftables import audit
+from kubeproxy.backends.nftables import audit, layout
 from kubeproxy.backends.nftables.affinity import client_number
 from kubeproxy.backends.nftables.found import numbers, overlapping, recall
 from kubeproxy.backends.nftables.gone import GONE, endpoint_key
-from kubeproxy.backends.nftables.layout import (
-    CLIENTS,
-    ENDPOINT_MAPS,
-    INTERVALS,
-    NUMBER_MAPS,
-    OF_RANGES,
-    POOL_MAPS,
-    RANGE_MAPS,
-    RANGE_POOLS,
-    SERVICE_CIDRS,
-    SESSION_SETS,
-    TABLE,
-    TRANSPORTS,
-    Layout,
-    Packing,
-    SetId,
-    protocol_field,
-    range_key,
-    service_key,
-    service_port_number,
-    slot_keys,
-)
+from kubeproxy.backends.nftables.layout import POOL_MAPS, SERVICE_CIDRS, TRANSPORTS, Layout, SetId, slot_keys
 from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
 from kubeproxy.backends.nftables.port_ranges import needed_sets
 from kubeproxy.backends.nftables.render import Numbers, Parts, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.wording import OF_NUMBERS, SOCKETS, ElementWords
-from kubeproxy.backends.state import (
-    Elements,
-    Examiner,
-    Finding,
-    Kind,
-    Plans,
-    findings,
-    of_family,
-)
+from kubeproxy.backends.state import Elements, Examiner, Finding, Kind, Plans, findings, of_family
 from kubeproxy.backends.table_view import CHAINS, TableView, complete
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.proc.processes import Listening, listening
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, endpoint_id, pack, unpack
 from kubeproxy.model.claims import ranges_of
-from kubeproxy.model.plan import (
-    FamilyGlobals,
-    FrontendKind,
-    Globals,
-    Loopback,
-    Policy,
-    Pool,
-    ServiceName,
-    ServicePlan,
-)
+from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback, Policy, Pool, ServiceName, ServicePlan
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
@@ -81,8 +43,12 @@ class NftablesView(TableView):
     """Examines our table in the network namespace of a socket."""
 
     def __init__(self, family: Family, link: Netlink) -> None:
-        ranges = {name for name, shape in Layout(family, OF_RANGES).shapes.items() if shape.kind is Packing.INTERVAL}
-        super().__init__(family, TABLE, ranges, link)
+        ranges = {
+            name
+            for name, shape in Layout(family, layout.OF_RANGES).shapes.items()
+            if shape.kind is layout.Packing.INTERVAL
+        }
+        super().__init__(family, layout.TABLE, ranges, link)
 
 
 class NftablesExaminer(Examiner):
@@ -129,11 +95,11 @@ class NftablesExaminer(Examiner):
 
     def remembered(self, plan: ServicePlan, client: bytes, policy: Policy) -> Iterator[bytes]:
         """See Examiner."""
-        hashed, protocol = client_number(client), protocol_field(plan.key.protocol)
+        hashed, protocol = client_number(client), layout.protocol_field(plan.key.protocol)
         fronts = list(_fronts([plan]))
         found = (self._view.lookup(name, self._fitting(name, fronts)) for name in POOL_MAPS)
         numbers = {number for pools in found for number in pools.values() if number[-1] & 1 == policy}
-        known = self._view.lookup(CLIENTS, [hashed + number for number in sorted(numbers)])
+        known = self._view.lookup(layout.CLIENTS, [hashed + number for number in sorted(numbers)])
         there = self._view.lookup(SetId.SESSION_ENDPOINTS, [endpoint + protocol for endpoint in known.values()])
         yield from {destination[: -len(_PAD)] for destination in there.values()}
 
@@ -153,14 +119,14 @@ class NftablesExaminer(Examiner):
                 keys[set_id].update(slot_keys(key, _most_slots(len(pool))))
         fronts = list(_fronts(chain.from_iterable(plans.values())))
         for name, shape in self._layout.shapes.items():
-            if name not in (*ENDPOINT_MAPS, SetId.SESSION_OWN, *INTERVALS) and shape.fields[-1] == "port":
+            if name not in (*layout.ENDPOINT_MAPS, SetId.SESSION_OWN, *layout.INTERVALS) and shape.fields[-1] == "port":
                 keys[name].update(self._fitting(name, fronts))
         restricted = keys.pop(SetId.FIREWALL_ALLOW, None) is not None
-        for name in (*SESSION_SETS, *OF_RANGES):  # read below: their numbers, or their ranges, may differ
+        for name in (*layout.SESSION_SETS, *layout.OF_RANGES):  # read below: their numbers, or their ranges, may differ
             keys.pop(name, None)
         found: Elements = {name: {} for name in self._layout.shapes}
         found |= {name: dict(self._view.lookup(name, asked)) for name, asked in keys.items()}
-        for name in found.keys() & INTERVALS:
+        for name in found.keys() & layout.INTERVALS:
             found[name] = self._ranges_of(name, plans)
         self._read_pools(found)
         lists = {*found[SetId.FIREWALL_LISTS].values(), *found.get(SetId.FIREWALL_RANGES, {}).values()}
@@ -180,7 +146,7 @@ class NftablesExaminer(Examiner):
 
     def _read_pools(self, found: Elements) -> None:
         """Add the pools with session affinity, under the pool numbers found in the kernel for their frontends."""
-        numbers = {number for name in (*POOL_MAPS, *RANGE_POOLS) for number in found.get(name, {}).values()}
+        numbers = {number for name in (*POOL_MAPS, *layout.RANGE_POOLS) for number in found.get(name, {}).values()}
         size = self.family.address_size
         for name in OF_NUMBERS if numbers else ():
             if name in found:
@@ -194,12 +160,12 @@ class NftablesExaminer(Examiner):
         all_plans = [plan for its in plans.values() for plan in its]
         if any(plan.numbered or plan.source_ranges is not None for plan in all_plans):
             own = {*_fronts(all_plans), *self._range_keys(plans)}
-            for set_id in (*NUMBER_MAPS, *(self._layout.shapes.keys() & RANGE_MAPS)):
+            for set_id in (*layout.NUMBER_MAPS, *(self._layout.shapes.keys() & layout.RANGE_MAPS)):
                 others = (number for key, number in self._view.elements(set_id).items() if key not in own)
-                yield from map(service_port_number, others)
+                yield from map(layout.service_port_number, others)
 
     def _range_keys(self, plans: Plans) -> Iterator[bytes]:
-        return (range_key(span) for its in plans.values() for span in ranges_of(its, self.family))
+        return (layout.range_key(span) for its in plans.values() for span in ranges_of(its, self.family))
 
     def _of_node(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return two values: the found and the desired state of chains, rules, and sets that belong to no Service."""
@@ -272,7 +238,7 @@ class NftablesExaminer(Examiner):
                 state.setdefault(set_id, {}).update(wanted)
                 unplanned |= {extra[len(key) : -4]: name for extra in present.keys() - wanted.keys()}
             desired[name] = state | self._sockets(plans[name])
-        for key, data in chain.from_iterable(found[set_id].items() for set_id in ENDPOINT_MAPS):
+        for key, data in chain.from_iterable(found[set_id].items() for set_id in layout.ENDPOINT_MAPS):
             if isinstance(data, bytes) and key[:-4] in owners:  # in a slot after the planned slots
                 unplanned[data[:-4]] = owners[key[:-4]]
         if node_desired:
@@ -305,7 +271,7 @@ class NftablesExaminer(Examiner):
 def _owners_of_pools(state: Elements, owners: Mapping[bytes, ServiceName]) -> dict[bytes, ServiceName]:
     """Return the Services by number of their pools with session affinity, and of their endpoints."""
     found: dict[bytes, ServiceName] = {}
-    for name in (*POOL_MAPS, *RANGE_POOLS):
+    for name in (*POOL_MAPS, *layout.RANGE_POOLS):
         found |= {number: owners[key] for key, number in state.get(name, {}).items() if key in owners}
     slots = state.get(SetId.SESSION_SLOTS, {}).items()
     return found | {endpoint: found[key[:-4]] for key, endpoint in slots if key[:-4] in found}
@@ -330,7 +296,7 @@ def _places(part: Parts) -> Iterator[tuple[str, bytes]]:
 
 
 def _fronts(plans: Iterable[ServicePlan]) -> Iterator[bytes]:
-    return (service_key(frontend.key) for plan in plans for frontend in plan.frontends)
+    return (layout.service_key(frontend.key) for plan in plans for frontend in plan.frontends)
 
 
 def _most_slots(planned: int) -> int:

@@ -12,23 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from typing import Final
 
+from kubeproxy.backends.nftables import layout
 from kubeproxy.backends.nftables.layout import (
-    BELOW,
-    CLASSES,
-    ENDPOINT_MAPS,
-    INTERVALS,
-    NUMBER_MAPS,
-    PADDING,
-    POOL_MAPS,
-    RANGE_MAPS,
-    RANGE_POOLS,
-    SHARED,
-    VERDICT_MAPS,
     SetId,
-    parse_chain_name,
     pool_number,
-    protocol_field,
-    range_key,
     service_key,
     service_port_number,
     slot_bytes,
@@ -63,13 +50,13 @@ _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
 """For each map whose keys end with a slot: the maps of the frontends or pools that use these slots."""
 
 _OF_POOLS: Final = (SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS)
-_READ_BY_KEY: Final[Sequence[str]] = (*ENDPOINT_MAPS, *_OF_POOLS)
+_READ_BY_KEY: Final[Sequence[str]] = (*layout.ENDPOINT_MAPS, *_OF_POOLS)
 _NONE: Final = repeat(None)
 
 
 def numbers(actual: Elements) -> Iterator[int]:
     """Yield the kernel's numbers of service ports, lists of source ranges, and endpoints with affinity."""
-    for numbered in (*NUMBER_MAPS, *RANGE_MAPS):
+    for numbered in (*layout.NUMBER_MAPS, *layout.RANGE_MAPS):
         yield from map(service_port_number, actual.get(numbered, {}).values())
     # A list number with ranges counts as used, because a new list must not get ranges that another program added.
     for key in actual[SetId.FIREWALL_ALLOW]:
@@ -107,7 +94,9 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
         ranges = known.recall(
             list_key(plan.key), _number(plan, (SetId.FIREWALL_LISTS,), (SetId.FIREWALL_RANGES,), actual)
         )
-    if plan.numbered and (number := known.recall(plan.key, _number(plan, POOL_MAPS, RANGE_POOLS, actual))):
+    if plan.numbered and (
+        number := known.recall(plan.key, _number(plan, layout.POOL_MAPS, layout.RANGE_POOLS, actual))
+    ):
         pools, endpoints = _sticky(plan, number, actual, known)
         cluster, local = pools[Policy.CLUSTER] or cluster, pools[Policy.LOCAL] or local
     return Placed(plan, cluster, local, number, ranges, endpoints=endpoints)
@@ -118,7 +107,7 @@ def _sticky(
 ) -> tuple[Mapping[Policy, Pool], Identities]:
     """Return the found pools of a plan with session affinity, with the numbers of their endpoints."""
     slots, owners = actual[SetId.SESSION_SLOTS], actual[SetId.SESSION_ENDPOINTS]
-    protocol = protocol_field(plan.key.protocol)
+    protocol = layout.protocol_field(plan.key.protocol)
     pools, endpoints = {}, {}
 
     def owner(packed: bytes) -> bytes:
@@ -138,7 +127,7 @@ def _number(plan: ServicePlan, maps: Iterable[SetId], intervals: Iterable[SetId]
     """Return the number in these maps for the frontends of a plan, or in `intervals` for its ranges of ports; 0 for
     none."""
     found = [actual[name].get(service_key(front.key), b"") for front in plan.frontends for name in maps]
-    found += [actual.get(name, {}).get(range_key(span), b"") for span in plan.port_ranges for name in intervals]
+    found += [actual.get(name, {}).get(layout.range_key(span), b"") for span in plan.port_ranges for name in intervals]
     return next(filter(None, map(service_port_number, found)), 0)
 
 
@@ -160,9 +149,9 @@ class FoundElements:
         self._table = table
         self._ranges = ranges_by_list(self.left)
         self._frontends = {name: _slots(name, self.left) for name in _FRONTENDS}
-        for pool in chain.from_iterable(self.left[name].values() for name in POOL_MAPS):
+        for pool in chain.from_iterable(self.left[name].values() for name in layout.POOL_MAPS):
             # A pool for which the kernel has no class keeps its slots.
-            self._frontends[SetId.SESSION_SLOTS].setdefault(pool, (1, CLASSES[-1]))
+            self._frontends[SetId.SESSION_SLOTS].setdefault(pool, (1, layout.CLASSES[-1]))
         self._taken = dict.fromkeys(_READ_BY_KEY, 0)  # number of elements that Services need
 
     def numbers(self) -> Iterator[int]:
@@ -178,7 +167,7 @@ class FoundElements:
         present: Elements = {}
         wanted: Elements = {}
         for set_id, entries in desired.elements.items():
-            take = self.left[set_id].get if set_id in SHARED else self.left[set_id].pop
+            take = self.left[set_id].get if set_id in layout.SHARED else self.left[set_id].pop
             found = {key: data for key in entries if (data := take(key, None)) is not None}
             if found != entries:
                 present[set_id], wanted[set_id] = found, entries
@@ -188,7 +177,7 @@ class FoundElements:
             self._taken[set_id] += len(pool)
             keys = slot_keys(key, len(pool))
             there = list(map(self.left[set_id].pop, keys, _NONE))
-            slots = [entry + PADDING[set_id] for entry in pool]
+            slots = [entry + layout.PADDING[set_id] for entry in pool]
             if there != slots:
                 found = {slot: data for slot, data in zip(keys, there, strict=True) if data is not None}
                 present.setdefault(set_id, {}).update(found)
@@ -202,7 +191,7 @@ class FoundElements:
             for span in self._ranges.get(number, ()):
                 if self.left[SetId.FIREWALL_ALLOW].pop(span, None) is not None:
                     present.setdefault(SetId.FIREWALL_ALLOW, {})[span] = b""
-        for name in desired.elements.keys() & INTERVALS:
+        for name in desired.elements.keys() & layout.INTERVALS:
             # The kernel also refuses overlapping ranges of ports. Other Services may have ranges at the same address.
             spans = desired.elements[name]
             for key in [key for key in self.left[name] if any(overlapping(key, span) for span in spans)]:
@@ -216,10 +205,10 @@ class FoundElements:
             plans = [plan for _, its in some for plan in its]
             pools: dict[bytes, set[bytes]] = {}  # key: number of a pool; value: protocols of its endpoints
             for plan in plans:
-                if plan.numbered and (number := _number(plan, POOL_MAPS, RANGE_POOLS, self.left)):
+                if plan.numbered and (number := _number(plan, layout.POOL_MAPS, layout.RANGE_POOLS, self.left)):
                     for policy in Policy:
                         pool = pool_number(number, policy, plan.key.family)
-                        pools.setdefault(pool, set()).add(protocol_field(plan.key.protocol))
+                        pools.setdefault(pool, set()).add(layout.protocol_field(plan.key.protocol))
             keys = [*(service_key(front.key) for plan in plans for front in plan.frontends), *pools]
             for name, unread in self._frontends.items():
                 self._read_slots(name, [(key, *slots) for key in keys if (slots := unread.pop(key, None)) is not None])
@@ -231,7 +220,7 @@ class FoundElements:
 
     def rest(self, services: Iterable[Iterable[Placed]]) -> None:
         """Read the endpoints of frontends that belong to none of these Services, and elements without a frontend."""
-        for endpoint_map in ENDPOINT_MAPS:
+        for endpoint_map in layout.ENDPOINT_MAPS:
             frontends = self._frontends[endpoint_map].items()
             self._read_slots(endpoint_map, [(key, *slots) for key, slots in frontends])
         for of_pools in _OF_POOLS:
@@ -334,7 +323,9 @@ def _slots(name: str, actual: Elements) -> dict[bytes, tuple[int, int]]:
         for key, data in actual.get(source, {}).items():
             slots = known.get((source, data))
             if slots is None:
-                slots = known[source, data] = _chain_slots(data) if source in VERDICT_MAPS else _class_slots(data)
+                slots = known[source, data] = (
+                    _chain_slots(data) if source in layout.VERDICT_MAPS else _class_slots(data)
+                )
             if slots[1] > found.get(key, (0, 0))[1]:
                 found[key] = slots
     return found
@@ -342,9 +333,9 @@ def _slots(name: str, actual: Elements) -> dict[bytes, tuple[int, int]]:
 
 def _class_slots(data: bytes) -> tuple[int, int]:
     most = int.from_bytes(data, "big")
-    return BELOW.get(most, 0) + 1, most
+    return layout.BELOW.get(most, 0) + 1, most
 
 
 def _chain_slots(data: bytes) -> tuple[int, int]:
-    chain = parse_chain_name(data.decode(errors="replace"))
+    chain = layout.parse_chain_name(data.decode(errors="replace"))
     return (chain.size, chain.size) if chain is not None else (0, 0)

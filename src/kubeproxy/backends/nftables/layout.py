@@ -143,12 +143,7 @@ POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 COUNTED_MAPS: Final = (*ENDPOINT_MAPS, SetId.SESSION_ENDPOINTS, SetId.RANGE_ENDPOINTS)
 """Maps whose elements have counters of connections: each connection passes exactly one element."""
 
-RANGE_POOLS: Final = (
-    SetId.CLUSTER_RANGES,
-    SetId.EXTERNAL_RANGES,
-    SetId.POLICY_LOCAL_RANGES,
-    SetId.LOCAL_RANGES,
-)
+RANGE_POOLS: Final = (SetId.CLUSTER_RANGES, SetId.EXTERNAL_RANGES, SetId.POLICY_LOCAL_RANGES, SetId.LOCAL_RANGES)
 RANGE_MAPS: Final = (*RANGE_POOLS, SetId.FIREWALL_RANGES)
 INTERVALS: Final = (*RANGE_MAPS, SetId.NO_ENDPOINT_RANGES, SetId.NO_LOCAL_ENDPOINT_RANGES)
 """Sets and maps with one element for each range of ports at an address."""

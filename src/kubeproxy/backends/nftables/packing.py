@@ -12,23 +12,8 @@ from operator import add
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kubeproxy.backends.nftables.layout import (
-    CLASS_MAPS,
-    INTERVALS,
-    PADDING,
-    POOL_SETS,
-    RANGE_MAPS,
-    SESSION_SETS,
-    SHARED,
-    TABLE,
-    VERDICT_MAPS,
-    ChainName,
-    Layout,
-    Packing,
-    SetId,
-    parse_chain_name,
-    slot_bytes,
-)
+from kubeproxy.backends.nftables import layout
+from kubeproxy.backends.nftables.layout import PADDING, POOL_SETS, ChainName, Layout, Packing, SetId, slot_bytes
 from kubeproxy.backends.nftables.render import Parts, Placed, shared_elements
 from kubeproxy.backends.state import Difference, NamedPlans, diff
 from kubeproxy.kernel.nftables.elements import Packer, element_messages, goto_frame, interval_element
@@ -43,10 +28,10 @@ _VERDICTS = 4096
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 _NOTHING: Mapping[str, Sequence[bytes]] = MappingProxyType({})
-_FRONTENDS = frozenset[str]((*CLASS_MAPS, *VERDICT_MAPS))
-_LEADING = frozenset[str]((*VERDICT_MAPS, *RANGE_MAPS, SetId.FIREWALL_IPS, SetId.SESSION_ENDPOINTS))
+_FRONTENDS = frozenset[str]((*layout.CLASS_MAPS, *layout.VERDICT_MAPS))
+_LEADING = frozenset[str]((*layout.VERDICT_MAPS, *layout.RANGE_MAPS, SetId.FIREWALL_IPS, SetId.SESSION_ENDPOINTS))
 _LOOKED_UP = _FRONTENDS | _LEADING
-_NUMBERED = frozenset[str]((*SESSION_SETS, SetId.RANGE_ENDPOINTS))
+_NUMBERED = frozenset[str]((*layout.SESSION_SETS, SetId.RANGE_ENDPOINTS))
 
 
 def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
@@ -56,7 +41,7 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
     old = Parts(item for at, item in was.items() if at not in now)
     new = Parts(item for at, item in now.items() if at not in was)
     owned, wanted = (
-        {(str(name), key) for name in SHARED for key in parts.elements.get(name, ())} for parts in (old, new)
+        {(str(name), key) for name in layout.SHARED for key in parts.elements.get(name, ())} for parts in (old, new)
     )
     moving = owned ^ wanted
     for at in was.keys() & now.keys() if moving else ():
@@ -97,8 +82,8 @@ def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[
     if not moved and _LEADING.isdisjoint(delta.removed):
         return {}
     # The kernel refuses a range of ports, or of clients, that overlaps a present range.
-    overlapping = {*INTERVALS, SetId.FIREWALL_ALLOW} & delta.added.keys()
-    return _only_removed(delta, delta.removed.keys() - {*SHARED, *overlapping})
+    overlapping = {*layout.INTERVALS, SetId.FIREWALL_ALLOW} & delta.added.keys()
+    return _only_removed(delta, delta.removed.keys() - {*layout.SHARED, *overlapping})
 
 
 def _only_removed(delta: Difference[str, bytes, bytes], names: AbstractSet[str]) -> dict[str, list[bytes]]:
@@ -265,7 +250,7 @@ class Transaction:
     def _messages(self, kind: int, sets: dict[str, list[bytes]]) -> Iterator[bytes]:
         for set_id, pieces in sets.items():
             yield from element_messages(
-                kind, self._packers.family, TABLE, set_id, pieces, self._size(set_id, is_new=kind == NEW_ELEMENT)
+                kind, self._packers.family, layout.TABLE, set_id, pieces, self._size(set_id, is_new=kind == NEW_ELEMENT)
             )
 
     def _size(self, set_id: str, *, is_new: bool) -> int:
@@ -278,7 +263,7 @@ class Transaction:
 
 def chain_names(verdicts: Iterable[bytes]) -> set[ChainName]:
     """Return the target chains of verdicts."""
-    found = (parse_chain_name(verdict.decode()) for verdict in verdicts)
+    found = (layout.parse_chain_name(verdict.decode()) for verdict in verdicts)
     return {name for name in found if name is not None}
 
 

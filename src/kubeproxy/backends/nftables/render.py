@@ -11,28 +11,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from kubeproxy.backends.nftables.layout import (
-    CLASSES,
-    ENDPOINT_MAPS,
-    FIRST_ENDPOINT,
-    HASHED,
-    LARGEST_NUMBER,
-    PADDING,
-    POOLS_OF,
-    STICKY_SLOTS,
-    VERDICT_MAPS,
-    ChainName,
-    SetId,
-    endpoint_number,
-    list_number,
-    packed_class,
-    pool_number,
-    protocol_field,
-    range_key,
-    service_key,
-    slot_bytes,
-    slot_counts,
-)
+from kubeproxy.backends.nftables import layout
+from kubeproxy.backends.nftables.layout import LARGEST_NUMBER, ChainName, SetId, packed_class, pool_number, service_key
 from kubeproxy.backends.nftables.port_ranges import INTERVAL_OF, chain_of
 from kubeproxy.backends.state import Elements
 from kubeproxy.model import maglev
@@ -91,7 +71,7 @@ class Numbers:
     def _new_endpoint(self, family: Family) -> bytes:
         """Return an unused number. After 2**30 numbers, the numbers start again."""
         self.last_endpoint = self.last_endpoint % LARGEST_NUMBER + 1
-        return endpoint_number(self.last_endpoint, family)
+        return layout.endpoint_number(self.last_endpoint, family)
 
     def compare(self, had: Iterable[Placed]) -> None:
         """Begin a comparison with the kernel, with the numbers of the placements before the comparison. Numbers from a
@@ -109,8 +89,8 @@ class Numbers:
         for number in numbers:
             if number <= LARGEST_NUMBER:
                 self._last = max(self._last, number)
-            elif 0 <= number - FIRST_ENDPOINT <= LARGEST_NUMBER:
-                self.last_endpoint = max(self.last_endpoint, number - FIRST_ENDPOINT)
+            elif 0 <= number - layout.FIRST_ENDPOINT <= LARGEST_NUMBER:
+                self.last_endpoint = max(self.last_endpoint, number - layout.FIRST_ENDPOINT)
 
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
@@ -226,12 +206,12 @@ def slots(plan: ServicePlan, policy: Policy) -> Pool:
         return MaglevTable(maglev.fill(pool, weights, plan.balance.hashing.size))
     if not weights or plan.balance is None:
         return pool
-    return repeated(pool, weights, min(plan.balance.room, STICKY_SLOTS if plan.affinity else CLASSES[-1]))
+    return repeated(pool, weights, min(plan.balance.room, layout.STICKY_SLOTS if plan.affinity else layout.CLASSES[-1]))
 
 
 def repeated(pool: Pool, weights: Weights, most: int) -> Pool:
     """Return the endpoints of a pool, each repeated for each of its slots: see layout.slot_counts."""
-    counts = slot_counts(weights, most)
+    counts = layout.slot_counts(weights, most)
     return tuple([destination for destination, count in zip(pool, counts, strict=True) for _ in range(count)])
 
 
@@ -299,8 +279,8 @@ def render(placed: Iterable[Placed]) -> Elements:
     parts = Parts(placed)
     found = parts.elements
     for (set_id, key), pool in parts.pools.items():
-        elements, padding = found.setdefault(set_id, {}), PADDING[set_id]
-        elements.update({key + slot: d + padding for slot, d in zip(slot_bytes(len(pool)), pool, strict=False)})
+        elements, padding = found.setdefault(set_id, {}), layout.PADDING[set_id]
+        elements.update({key + slot: d + padding for slot, d in zip(layout.slot_bytes(len(pool)), pool, strict=False)})
     return found
 
 
@@ -325,7 +305,7 @@ def translate(item: Placed, recipient: Recipient) -> None:
     for span in plan.port_ranges:
         _range(item, span, recipient)
     if item.allowed:
-        number = list_number(item.ranges, plan.key.family)
+        number = layout.list_number(item.ranges, plan.key.family)
         for first, last in item.allowed:
             recipient.entry(SetId.FIREWALL_ALLOW, number + first + number + last, b"")
 
@@ -335,7 +315,7 @@ def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Rec
     key = service_key(frontend.key)
     if kind is FrontendKind.LOADBALANCER and item.plan.source_ranges is not None:
         recipient.entry(SetId.FIREWALL_IPS, key, b"")
-        recipient.entry(SetId.FIREWALL_LISTS, key, list_number(item.ranges, item.plan.key.family))
+        recipient.entry(SetId.FIREWALL_LISTS, key, layout.list_number(item.ranges, item.plan.key.family))
     way = way_of(kind, traffic)
     if way.picked:
         _forward(item, key, way, recipient)
@@ -353,9 +333,9 @@ def _range_pool(number: bytes, numbers: Mapping[bytes, bytes], affinity: int, re
 
 
 def _range(item: Placed, span: PortRange, recipient: Recipient) -> None:
-    plan, key, family = item.plan, range_key(span), item.plan.key.family
+    plan, key, family = item.plan, layout.range_key(span), item.plan.key.family
     if span.kind is FrontendKind.LOADBALANCER and plan.source_ranges is not None:
-        recipient.entry(SetId.FIREWALL_RANGES, key, list_number(item.ranges, family))
+        recipient.entry(SetId.FIREWALL_RANGES, key, layout.list_number(item.ranges, family))
     way = way_of(span.kind, plan.traffic(span))
     for _, class_map, _, policy in way.picked:
         recipient.entry(INTERVAL_OF[class_map], key, pool_number(item.number, policy, family))
@@ -379,7 +359,7 @@ def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
     for endpoint_map, class_map, treatment, policy in picked:
         members = item.local if policy is _LOCAL else item.cluster
         if affinity:
-            recipient.entry(POOLS_OF[endpoint_map], key, pool_number(item.number, policy, plan.key.family))
+            recipient.entry(layout.POOLS_OF[endpoint_map], key, pool_number(item.number, policy, plan.key.family))
             recipient.entry(_AFFINITY_MAPS[endpoint_map], key, affinity_chain(nodeport, treatment, affinity))
             for own in own_frontend(item.endpoints[policy], key):
                 recipient.entry(SetId.SESSION_OWN, own, b"")
@@ -396,7 +376,7 @@ def sticky_pool(
     recipient.entry(SetId.SESSION_CLASSES, number, packed_class(len(members)))
     recipient.pool(SetId.SESSION_SLOTS, number, tuple([numbers[each] for each in members]))
     for destination, packed in numbers.items():
-        recipient.entry(SetId.SESSION_ENDPOINTS, packed + protocol_field(protocol), destination + _PAD)
+        recipient.entry(SetId.SESSION_ENDPOINTS, packed + layout.protocol_field(protocol), destination + _PAD)
 
 
 def own_frontend(numbers: Mapping[bytes, bytes], frontend: bytes) -> Iterator[bytes]:
@@ -467,13 +447,13 @@ _CLASS_MAPS: dict[tuple[bool, str], SetId] = {
     (True, "external"): SetId.EXTERNAL_NODEPORTS,
     (True, "policy-local"): SetId.POLICY_LOCAL_NODEPORTS,
 }
-_AFFINITY_MAPS = dict(zip(ENDPOINT_MAPS, VERDICT_MAPS, strict=True))
+_AFFINITY_MAPS = dict(zip(layout.ENDPOINT_MAPS, layout.VERDICT_MAPS, strict=True))
 
 
 @lru_cache(maxsize=256)
 def hashed_chain(nodeport: bool, treatment: str, hashing: Hashing) -> bytes:
     """Return the packed name of the chain for a frontend with Maglev."""
-    suffix = HASHED[hashing.key]
+    suffix = layout.HASHED[hashing.key]
     treatment = f"local-{suffix}" if treatment == "local-pick" else f"{treatment}-{suffix}"
     return str(ChainName(nodeport, treatment, hashing.size)).encode()
 

@@ -11,24 +11,8 @@ from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final
 
-from kubeproxy.backends.nftables import affinity, failing, forwarding, gone, port_ranges
-from kubeproxy.backends.nftables.layout import (
-    BELOW,
-    CLASS_MAPS,
-    CLASSES,
-    COUNTED_MAPS,
-    COUNTERS,
-    EXACT,
-    HASHED,
-    POOL_SETS,
-    SERVICE_CIDRS,
-    TABLE,
-    TRANSPORTS,
-    ChainName,
-    Layout,
-    SetId,
-    tries,
-)
+from kubeproxy.backends.nftables import affinity, failing, forwarding, gone, layout, port_ranges
+from kubeproxy.backends.nftables.layout import CLASSES, TABLE, ChainName, SetId
 from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, REFUSAL_RESETS, RESETS
 from kubeproxy.kernel.nftables import compiling, messages, tables
@@ -67,7 +51,7 @@ class Ruleset:
         ours = world.of(family)
         self.family = family
         self.extra = extra
-        self.layout = Layout(family, extra)
+        self.layout = layout.Layout(family, extra)
         self._ours = ours if ours is not None else FamilyGlobals()
         self._world = world
         self._mark = f"{world.masquerade_mark:#x}"
@@ -100,7 +84,7 @@ class Ruleset:
     def definition(self, chains: Iterable[ChainName]) -> tables.Definition:
         """Return the table without Services, but with these chains and their targets."""
         made = {name: self._chain(rules, hook) for name, (hook, rules) in self.chains(chains).items()}
-        counters = () if self._ours.loopback is Loopback.NOTHING else tuple(COUNTERS)
+        counters = () if self._ours.loopback is Loopback.NOTHING else tuple(layout.COUNTERS)
         flowtables = (forwarding.FLOWTABLE,) if self._forwarding.protocols else ()
         return tables.Definition(tuple(self.sets()), made, counters, flowtables)
 
@@ -125,7 +109,9 @@ class Ruleset:
         """Return the sets that every table has."""
         counted = CONNECTION_COUNTERS.value(self._world)
         found = [
-            shape.spec._replace(flags=tables.COUNTED) if counted and shape.spec.name in COUNTED_MAPS else shape.spec
+            shape.spec._replace(flags=tables.COUNTED)
+            if counted and shape.spec.name in layout.COUNTED_MAPS
+            else shape.spec
             for shape in self.layout.shapes.values()
         ]
         if self._resets:
@@ -133,8 +119,10 @@ class Ruleset:
         if self._world.ejects:
             found.append(failing.declaration(self.layout))
         found.append(affinity.declaration(self.layout))
-        found.append(tables.SetSpec(TRANSPORTS, ("meta l4proto",)))
-        found.append(tables.SetSpec(SERVICE_CIDRS, (f"{self.layout.ip} daddr",), flags=tables.INTERVAL, merges=True))
+        found.append(tables.SetSpec(layout.TRANSPORTS, ("meta l4proto",)))
+        found.append(
+            tables.SetSpec(layout.SERVICE_CIDRS, (f"{self.layout.ip} daddr",), flags=tables.INTERVAL, merges=True)
+        )
         return found
 
     def _static(self) -> dict[str, tuple[str, ...]]:
@@ -231,12 +219,14 @@ class Ruleset:
         if self._ours.loopback is Loopback.NOTHING:
             return {}
         relayed = ("meta l4proto tcp return",) if self._ours.loopback is Loopback.RELAYED else ()
-        counted = [f'meta l4proto {protocol.lower()} counter name "{name}"' for name, protocol in COUNTERS.items()]
+        counted = [
+            f'meta l4proto {protocol.lower()} counter name "{name}"' for name, protocol in layout.COUNTERS.items()
+        ]
         return {
             "localhost-nodeports-check": (
                 *relayed,
                 *(
-                    f"{_carry(_NODEPORT, set_id) if set_id in CLASS_MAPS else f'{_NODEPORT} @{set_id}'}"
+                    f"{_carry(_NODEPORT, set_id) if set_id in layout.CLASS_MAPS else f'{_NODEPORT} @{set_id}'}"
                     " goto refuse-localhost"
                     for set_id in _NODEPORTS
                 ),
@@ -264,7 +254,7 @@ class Ruleset:
         # nft derives the type of the port from the protocols. Checksums are computed after the port is restored.
         put_back = f"meta l4proto {{ {_TRANSPORTS} }} th dport set ct original proto-dst"
         found: dict[str, tuple[str, ...]] = {PUT_BACK: (put_back,)}
-        for pool_set in POOL_SETS:
+        for pool_set in layout.POOL_SETS:
             verdicts = ", ".join(f"{size} : goto {pick_chain(pool_set, size)}" for size in CLASSES)
             found[pick_chain(pool_set)] = (f"th dport vmap {{ {verdicts} }}",)
             for size in CLASSES:
@@ -279,12 +269,12 @@ class Ruleset:
         pick = f"{ip} daddr set {ip} daddr . {slot} map @{pool_set}" if sticky else self._dnat(pool_set, slot)
         done = (f"{ip} daddr {affinity.ENDPOINT_NUMBERS[self.family]} return",) if sticky else ()
         back, first = f"jump {PUT_BACK}", f"goto {pick_chain(pool_set, CLASSES[0])}"
-        if size <= EXACT:
+        if size <= layout.EXACT:
             return {chain: (back, pick, *done, first) if size > 1 else (back, pick)}
         # One rule for all tries, because the kernel checks each new element against each rule of its map.
-        attempt, below = try_chain(pool_set, size), BELOW[size]
-        settled = try_chain(pool_set, below) if below > EXACT else pick_chain(pool_set, below)
-        picks = [rule for to in (*[attempt] * tries(size), settled) for rule in (f"jump {to}", *done)]
+        attempt, below = try_chain(pool_set, size), layout.BELOW[size]
+        settled = try_chain(pool_set, below) if below > layout.EXACT else pick_chain(pool_set, below)
+        picks = [rule for to in (*[attempt] * layout.tries(size), settled) for rule in (f"jump {to}", *done)]
         return {chain: (back, *picks, first), attempt: (pick,)}
 
     def _base_chains(self) -> list[tuple[str, tables.Hook, tuple[str, ...]]]:
@@ -345,7 +335,7 @@ class Ruleset:
     def _chain_rules(self, name: ChainName) -> list[str]:
         onwards = [f"goto {target}" for target in _leads_to(name)]
         if name.picks:
-            port = " . th sport" if name.hashed == HASHED[HashKey.FLOW] else ""
+            port = " . th sport" if name.hashed == layout.HASHED[HashKey.FLOW] else ""
             slot = f"jhash {self.layout.ip} saddr{port} mod {name.size} seed {SEED:#x}"
             return [self._dnat(name.endpoint_map, slot)]
         treatment = _base(name)

@@ -5,33 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kubeproxy.backends.nftables import layout
 from kubeproxy.backends.nftables.gone import GONE
-from kubeproxy.backends.nftables.layout import (
-    CLASS_MAPS,
-    ENDPOINT_MAPS,
-    INTERVALS,
-    POOL_MAPS,
-    RANGE_POOLS,
-    SERVICE_CIDRS,
-    SESSION_SETS,
-    TRANSPORTS,
-    VERDICT_MAPS,
-    Layout,
-    SetId,
-)
+from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, INTERVALS, POOL_MAPS, RANGE_POOLS, Layout, SetId
 from kubeproxy.backends.nftables.render import MaglevTable
-from kubeproxy.backends.state import (
-    Wording,
-    front_text,
-    meanings,
-)
+from kubeproxy.backends.state import Wording, front_text, meanings
 from kubeproxy.backends.table_view import CHAINS, TableWords
 from kubeproxy.model.addresses import destination_text, unpack
-from kubeproxy.model.plan import (
-    FrontendKind,
-    PortRange,
-    ServiceName,
-)
+from kubeproxy.model.plan import FrontendKind, PortRange, ServiceName
 from kubeproxy.wording import counted
 
 SOCKETS: Final = "sockets"
@@ -59,7 +40,7 @@ _MEANINGS: Final[dict[str, str]] = {
     SetId.SESSION_OWN: "is both endpoint and frontend, and is not translated",
 }
 
-OF_NUMBERS: Final = (*SESSION_SETS, SetId.RANGE_ENDPOINTS, SetId.RANGE_CHAINS)
+OF_NUMBERS: Final = (*layout.SESSION_SETS, SetId.RANGE_ENDPOINTS, SetId.RANGE_CHAINS)
 """Sets whose keys begin with the number of a pool or of an endpoint."""
 
 _OF_ENDPOINTS: Final = (SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN, SetId.RANGE_ENDPOINTS)
@@ -116,7 +97,7 @@ class ElementWords(TableWords):
             return Wording(f"NodePort {key[1]}/tcp on {key[0]}", "the proxy's own sockets")
         shape = self._layout.shapes.get(place)
         where = f"{shape.spec.keyword if shape is not None else 'set'} {place} of {self._where}"
-        if place in {SERVICE_CIDRS, TRANSPORTS}:
+        if place in {layout.SERVICE_CIDRS, layout.TRANSPORTS}:
             return Wording(key, where, wanted, present)
         if place == GONE:
             return Wording(f"{destination_text(key[1])}, whose connections are reset as if it were deleted", where)
@@ -177,14 +158,14 @@ class ElementWords(TableWords):
             size, half = self._layout.family.address_size, len(key) // 2
             first, last = unpack(key[half - size : half]), unpack(key[-size:])
             return f"open for {first}" if first == last else f"open for {first} to {last}"
-        if set_id in (*VERDICT_MAPS, SetId.RANGE_CHAINS):
+        if set_id in (*layout.VERDICT_MAPS, SetId.RANGE_CHAINS):
             return f"forwarded with session affinity, by chain {data.decode(errors='replace')}"
         if set_id in _NUMBERED:
             return f"{_NUMBERED[set_id]} {unpack(data)}"
         if set_id == SetId.SESSION_ENDPOINTS:
             return f"with session affinity, {destination_text(data[:-2])}"
         meaning = _MEANINGS.get(set_id, "known")
-        if set_id in (*CLASS_MAPS, SetId.SESSION_CLASSES) and data:
+        if set_id in (*layout.CLASS_MAPS, SetId.SESSION_CLASSES) and data:
             size = int.from_bytes(data, "big")
             return f"{meaning}, picked among up to {counted(size, 'endpoint')}"
         return meaning

@@ -12,29 +12,14 @@ from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.netlink.announcements import IF_EQUAL, LOAD_WORD, Announcements, keeping
-from kubeproxy.kernel.netlink.protocol import (
-    ATTRIBUTE,
-    HEADER,
-    NLA_F_NESTED,
-    NLA_TYPE_MASK,
-    NLMSG_DONE,
-    Netlink,
-    NetlinkError,
-    answers,
-    attribute,
-    nested,
-    netfilter_header,
-    number_attribute,
-    parts,
-    understood,
-)
 from kubeproxy.model.addresses import PORT_BYTES
 
 SUBSYSTEM: Final = 1 << 8  # NFNL_SUBSYS_CTNETLINK
 GET: Final = SUBSYSTEM | 1  # IPCTNL_MSG_CT_GET
 DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
-FIRST_ATTRIBUTE: Final = HEADER.size + 4  # struct nfgenmsg
+FIRST_ATTRIBUTE: Final = nl.HEADER.size + 4  # struct nfgenmsg
 
 # Bits of an entry's status (enum ip_conntrack_status).
 ANSWERED: Final = 1 << 1
@@ -114,20 +99,20 @@ class Wanted(NamedTuple):
 EVERYTHING: Final = Wanted()
 
 
-def entries(link: Netlink, family: int, wanted: Wanted = EVERYTHING, selected: bytes = b"") -> Iterator[Tracked]:
+def entries(link: nl.Netlink, family: int, wanted: Wanted = EVERYTHING, selected: bytes = b"") -> Iterator[Tracked]:
     """Yield the entries of a family (AF_INET or AF_INET6) of TCP, UDP and SCTP. Raises ApplyError.
 
     `selected` are the attributes of a `selection`, which Linux before 5.8 ignores. The kernel needs 10 ms to search a
     table of the usual size, 0.1 us per entry that it skips, and 3 us per entry that it returns."""
-    payload = netfilter_header(family) + selected
+    payload = nl.netfilter_header(family) + selected
     if wanted.mask:
-        payload += number_attribute(STATUS, wanted.status) + number_attribute(_STATUS_MASK, wanted.mask)
+        payload += nl.number_attribute(STATUS, wanted.status) + nl.number_attribute(_STATUS_MASK, wanted.mask)
     yield from _dump(link, family, payload, wanted)
 
 
-def entries_to(link: Netlink, family: int, protocol: int, port: int) -> Iterator[Tracked]:
+def entries_to(link: nl.Netlink, family: int, protocol: int, port: int) -> Iterator[Tracked]:
     """Yield the entries with a protocol and a port in their original destination. Raises ApplyError."""
-    payload = netfilter_header(family) + selection(protocol, (b"", PORT_BYTES[port]))
+    payload = nl.netfilter_header(family) + selection(protocol, (b"", PORT_BYTES[port]))
     tail = target_of(b"", protocol, port)
     return (entry for entry in _dump(link, family, payload, EVERYTHING) if entry.target.endswith(tail))
 
@@ -139,43 +124,43 @@ def selection(protocol: int, *ends: tuple[bytes, bytes]) -> bytes:
     tuples = flags = b""
     for (address, port), (kind, of_address, compare_address, of_port, compare_port) in zip(ends, _ENDS, strict=False):
         compare = _COMPARE_PROTOCOL
-        numbers = attribute(_PROTOCOL, bytes([protocol]))
-        parts = b""
+        numbers = nl.attribute(_PROTOCOL, bytes([protocol]))
+        addresses = b""
         if address:
             compare |= compare_address
-            parts = nested(_TUPLE_IP, attribute(of_address, address))
+            addresses = nl.nested(_TUPLE_IP, nl.attribute(of_address, address))
         if port:
             compare |= compare_port
-            numbers += attribute(of_port, port)
-        tuples += nested(kind, parts, nested(_TUPLE_PROTOCOL, numbers))
-        flags += attribute(kind, _FLAGS.pack(compare))
-    return tuples + nested(FILTER, flags)
+            numbers += nl.attribute(of_port, port)
+        tuples += nl.nested(kind, addresses, nl.nested(_TUPLE_PROTOCOL, numbers))
+        flags += nl.attribute(kind, _FLAGS.pack(compare))
+    return tuples + nl.nested(FILTER, flags)
 
 
 def identity(entry: Tracked) -> bytes:
     """Return the attributes that identify an entry for a deletion, also if a newer entry has the same addresses."""
     ends = ((entry.client[:-2], entry.client[-2:]), (entry.target[:-3], entry.target[-2:]))
     first = 1 if len(entry.client) == _IPV4_END else 3  # CTA_IP_V4_SRC, CTA_IP_V6_SRC; the destination follows
-    addresses = [attribute(first + place, address) for place, (address, _) in enumerate(ends)]
-    ports = [attribute(_SOURCE_PORT + place, port) for place, (_, port) in enumerate(ends)]
-    numbers = nested(_TUPLE_PROTOCOL, attribute(_PROTOCOL, entry.target[-3:-2]), *ports)
-    return nested(TUPLE_ORIGINAL, nested(_TUPLE_IP, *addresses), numbers) + attribute(ID, entry.entry_id)
+    addresses = [nl.attribute(first + place, address) for place, (address, _) in enumerate(ends)]
+    ports = [nl.attribute(_SOURCE_PORT + place, port) for place, (_, port) in enumerate(ends)]
+    numbers = nl.nested(_TUPLE_PROTOCOL, nl.attribute(_PROTOCOL, entry.target[-3:-2]), *ports)
+    return nl.nested(TUPLE_ORIGINAL, nl.nested(_TUPLE_IP, *addresses), numbers) + nl.attribute(ID, entry.entry_id)
 
 
-def delete(link: Netlink, payloads: Sequence[bytes], what: str) -> int:
+def delete(link: nl.Netlink, payloads: Sequence[bytes], what: str) -> int:
     """Delete entries by packed identities; return the number of entries that existed. Raises NetlinkError."""
     results = link.requests(DELETE, payloads, f"the deletion of {what}")
     refused = [result for result in results if result[0] not in {0, errno.ENOENT}]
     if refused:
         code, text = refused[0]
-        raise NetlinkError(code, f"cannot delete {len(refused)} of {len(results)} {what}", text)
+        raise nl.NetlinkError(code, f"cannot delete {len(refused)} of {len(results)} {what}", text)
     return sum(code == 0 for code, _ in results)
 
 
-def _dump(link: Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterator[Tracked]:
+def _dump(link: nl.Netlink, family: int, payload: bytes, wanted: Wanted) -> Iterator[Tracked]:
     read = LAYOUTS[family].entries
     what = "connection tracking"
-    with understood(what):
+    with nl.understood(what):
         for data in link.dump(GET, payload, what):
             for ends in read(data):
                 if ends is not None:
@@ -204,12 +189,12 @@ class EntryLayout:
 
     def __init__(self, family: int) -> None:
         size = 4 if family == 2 else 16
-        ip = ATTRIBUTE.pack(4 + 2 * (4 + size), _TUPLE_IP | NLA_F_NESTED)
-        source = ATTRIBUTE.pack(4 + size, 1 if family == 2 else 3)  # CTA_IP_V4_SRC or CTA_IP_V6_SRC
+        ip = nl.ATTRIBUTE.pack(4 + 2 * (4 + size), _TUPLE_IP | nl.NLA_F_NESTED)
+        source = nl.ATTRIBUTE.pack(4 + size, 1 if family == 2 else 3)  # CTA_IP_V4_SRC or CTA_IP_V6_SRC
         length = 4 + 4 + 2 * (4 + size) + 28
-        self.head = ATTRIBUTE.pack(length, TUPLE_ORIGINAL | NLA_F_NESTED) + ip + source
-        self._protocol = ATTRIBUTE.pack(28, _TUPLE_PROTOCOL | NLA_F_NESTED) + ATTRIBUTE.pack(5, _PROTOCOL)
-        self._port = ATTRIBUTE.pack(6, _SOURCE_PORT)
+        self.head = nl.ATTRIBUTE.pack(length, TUPLE_ORIGINAL | nl.NLA_F_NESTED) + ip + source
+        self._protocol = nl.ATTRIBUTE.pack(28, _TUPLE_PROTOCOL | nl.NLA_F_NESTED) + nl.ATTRIBUTE.pack(5, _PROTOCOL)
+        self._port = nl.ATTRIBUTE.pack(6, _SOURCE_PORT)
         # The addresses and ports of both tuples, and the protocol of the original tuple.
         self._tuples = struct.Struct(f"=12s{size}s4x{size}s8ss3x4s2s2x4x2s2x12x{size}s4x{size}s8x4x4x2s2x8x")
 
@@ -225,12 +210,12 @@ class EntryLayout:
 
         For an entry of another protocol, or without ports, the iterator yields None. The function is long and uses
         local variables for speed: its loop runs 100,000 times per sync of a busy node."""
-        unpack, size, header = self._tuples.unpack_from, self._tuples.size, HEADER.unpack_from
+        unpack, size, header, done = self._tuples.unpack_from, self._tuples.size, nl.HEADER.unpack_from, nl.NLMSG_DONE
         head, kind, port = self.head, self._protocol, self._port
-        following, last = 0, len(data) - HEADER.size
+        following, last = 0, len(data) - nl.HEADER.size
         while following <= last:
             length, message, _, _, _ = header(data, following)
-            if message == NLMSG_DONE:
+            if message == done:
                 return
             start, end = following + FIRST_ATTRIBUTE, following + length
             following += (length + 3) & ~3
@@ -264,7 +249,7 @@ def _tracked(data: bytes, ends: Ends) -> Tracked:
     entry_id = b""
     while start < end:
         length, kind, value = _FIRST.unpack_from(data, start)
-        kind &= NLA_TYPE_MASK
+        kind &= nl.NLA_TYPE_MASK
         if kind == STATUS:
             status = _U32.unpack(value)[0]
         elif kind == ID:
@@ -284,7 +269,7 @@ def _tcp_state(data: bytes, start: int, end: int) -> int:
 
 
 def _attribute_by_attribute(data: bytes, start: int, end: int) -> Ends | None:
-    found = parts(data, start, end)
+    found = nl.parts(data, start, end)
     if TUPLE_ORIGINAL not in found or _TUPLE_REPLY not in found:
         return None
     (source, destination), numbers = _tuple(found[TUPLE_ORIGINAL])
@@ -297,14 +282,14 @@ def _attribute_by_attribute(data: bytes, start: int, end: int) -> Ends | None:
 
 def _tuple(data: bytes) -> tuple[tuple[bytes, bytes], dict[int, bytes]]:
     """Return a tuple's source and destination address, and the CTA_PROTO_... attributes (protocol, ports) by number."""
-    found = parts(data)
-    addresses = {kind & 1: value for kind, value in parts(found.get(_TUPLE_IP, b"")).items()}
-    return (addresses.get(1, b""), addresses.get(0, b"")), parts(found.get(_TUPLE_PROTOCOL, b""))
+    found = nl.parts(data)
+    addresses = {kind & 1: value for kind, value in nl.parts(found.get(_TUPLE_IP, b"")).items()}
+    return (addresses.get(1, b""), addresses.get(0, b"")), nl.parts(found.get(_TUPLE_PROTOCOL, b""))
 
 
 _GET_STATS_CPU: Final = SUBSYSTEM | 4  # IPCTNL_MSG_CT_GET_STATS_CPU
 _GET_STATS: Final = SUBSYSTEM | 5  # IPCTNL_MSG_CT_GET_STATS
-_ALL_FAMILIES: Final = netfilter_header()
+_ALL_FAMILIES: Final = nl.netfilter_header()
 
 
 class Level(NamedTuple):
@@ -336,27 +321,27 @@ _FIELDS: Final = {"dropped": 10, "early": 11, "failed": 9, "clashes": 14, "chain
 """The number of the CTA_STATS_... attribute of each field."""
 
 
-@understood("connection tracking")
-def level(link: Netlink) -> Level:
+@nl.understood("connection tracking")
+def level(link: nl.Netlink) -> Level:
     """Return the number of entries and its limit. Raises ApplyError."""
     places = link.ask(_GET_STATS, _ALL_FAMILIES, "the number of tracked connections")
     found = next(map(_numbers, places), {})
     return Level(found.get(1, 0), found.get(2, 0))
 
 
-@understood("connection tracking")
-def refusals(link: Netlink) -> Refusals:
+@nl.understood("connection tracking")
+def refusals(link: nl.Netlink) -> Refusals:
     """Return the present counters of failures. Raises ApplyError."""
     sums = dict.fromkeys(_FIELDS, 0)
     buffers = link.dump_all(_GET_STATS_CPU, _ALL_FAMILIES, "the statistics of connection tracking")
-    for place in answers(buffers, len(_ALL_FAMILIES)):
+    for place in nl.answers(buffers, len(_ALL_FAMILIES)):
         found = _numbers(place)
         sums = {name: total + found.get(_FIELDS[name], 0) for name, total in sums.items()}
     return Refusals(**sums)
 
 
 def _numbers(place: tuple[bytes, int, int]) -> dict[int, int]:
-    return {kind: int.from_bytes(value, "big") for kind, value in parts(*place).items()}
+    return {kind: int.from_bytes(value, "big") for kind, value in nl.parts(*place).items()}
 
 
 _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
@@ -413,7 +398,7 @@ class Events(Announcements):
 
     def events(self, end: float) -> Iterator[Event]:
         """Yield events until the time `end` of time.monotonic(). Raises NetlinkError."""
-        with understood("connections that begin and end"):
+        with nl.understood("connections that begin and end"):
             for data in self.until(end):
                 if (event := read(data)) is not None:
                     yield event
@@ -421,8 +406,8 @@ class Events(Announcements):
 
 def read(data: bytes) -> Event | None:
     """Return the event in a message, None for a connection without ports."""
-    kind = HEADER.unpack_from(data)[1]
-    family = data[HEADER.size]
+    kind = nl.HEADER.unpack_from(data)[1]
+    family = data[nl.HEADER.size]
     if kind not in (_NEW, DELETE) or family not in LAYOUTS:
         return None
     entry = LAYOUTS[family].read(data)

@@ -8,20 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from kubeproxy.kernel.conntrack.tracked import (
-    ANSWERED,
-    DESTINATION_TRANSLATED,
-    Tracked,
-    Wanted,
-    delete,
-    entries,
-    identity,
-    selection,
-)
+from kubeproxy.kernel.conntrack import tracked
 from kubeproxy.kernel.netlink.protocol import LastingLink, Netlink, netfilter_header
 from kubeproxy.model.addresses import Family, endpoint_id, family_of
 
-_WANTED: Final = Wanted(DESTINATION_TRANSLATED, DESTINATION_TRANSLATED | ANSWERED)
+_WANTED: Final = tracked.Wanted(tracked.DESTINATION_TRANSLATED, tracked.DESTINATION_TRANSLATED | tracked.ANSWERED)
 
 _FEW: Final = 8  # endpoints: the kernel searches its whole table once for each endpoint
 
@@ -36,21 +27,21 @@ class Unanswered(LastingLink):
         with self.link() as link:
             for family in {family_of(endpoint[:-3]) for endpoint in endpoints}:
                 found = [one for one in _found(link, family, endpoints) if _endpoint(one) in endpoints]
-                payloads = [netfilter_header(family) + identity(one) for one in found]
-                removed += delete(link, payloads, "connections to ejected endpoints")
+                payloads = [netfilter_header(family) + tracked.identity(one) for one in found]
+                removed += tracked.delete(link, payloads, "connections to ejected endpoints")
         return removed
 
 
-def _found(link: Netlink, family: int, endpoints: Collection[bytes]) -> Iterator[Tracked]:
+def _found(link: Netlink, family: int, endpoints: Collection[bytes]) -> Iterator[tracked.Tracked]:
     """Yield a superset of the unanswered connections to endpoints. The kernel can select entries of few endpoints."""
     selected = [b""]
     if len(endpoints) <= _FEW:
         mine = [one for one in endpoints if family_of(one[:-3]) == family]
         ends = {(one[-3], one[:-3] if family == Family.IPV4 else b"", one[-2:]) for one in mine}
-        selected = [selection(protocol, (b"", b""), (address, port)) for protocol, address, port in ends]
+        selected = [tracked.selection(protocol, (b"", b""), (address, port)) for protocol, address, port in ends]
     for each in selected:
-        yield from entries(link, family, _WANTED, each)
+        yield from tracked.entries(link, family, _WANTED, each)
 
 
-def _endpoint(one: Tracked) -> bytes:
+def _endpoint(one: tracked.Tracked) -> bytes:
     return endpoint_id(one.server, one.target[-3])

@@ -18,19 +18,8 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from kubeproxy.kernel.nftables import expressions as x
-from kubeproxy.kernel.nftables.fields import (
-    FIELDS,
-    INTEGER,
-    IPV4_ADDRESS,
-    IPV6_ADDRESS,
-    MARK,
-    NETWORK,
-    TCP_FLAGS,
-    VERDICTS,
-    Field,
-    packed,
-    padded,
-)
+from kubeproxy.kernel.nftables import fields
+from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, TCP_FLAGS, VERDICTS, Field, packed, padded
 
 _TOKENS: Final = re.compile(r'"[^"]*"|[{},]|[^\s{},]+')
 _PORT_OF_MAP: Final = re.compile(r"(\b(?:redirect|dnat) to (?:\[\S*?\]|[^\s\[]*?)):(?=[a-z])")
@@ -207,7 +196,7 @@ class _Reader:
         load = field.load
         if not isinstance(load, x.Payload):
             raise ValueError(f"cannot be set, in rule: {self.text}")
-        address = load.base == NETWORK
+        address = load.base == fields.NETWORK
         checksum, at = (1, 10) if address and self.ip == "ip" else (0, 0)
         # The transport protocol's checksum covers addresses.
         yield replace(load, sreg=1, checksum=checksum, checksum_offset=at, checksum_flags=int(address))
@@ -303,7 +292,7 @@ def _bits(field: Field, mask: bytes, op: int, value: bytes) -> Iterator[x.Expres
 
 
 def _compared(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
-    if field.type in {IPV4_ADDRESS, IPV6_ADDRESS} and "/" in operand:
+    if field.type in {fields.IPV4_ADDRESS, fields.IPV6_ADDRESS} and "/" in operand:
         yield from _within(field, op, operand)
         return
     value = packed(field.type, field.size, operand)

@@ -11,21 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from kubeproxy.kernel.netlink.protocol import (
-    ATTRIBUTE,
-    NLA_F_NESTED,
-    NLM_F_REQUEST,
-    Netlink,
-    NetlinkError,
-    answers,
-    attribute,
-    attributes,
-    find,
-    nested,
-    netfilter_header,
-    number_attribute,
-    understood,
-)
+from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.expressions import GOTO, RuleVerdict, pack_value, parse_value
 from kubeproxy.kernel.nftables.nfnetlink import CREATE, GENERIC, GET_ELEMENT, NEW_ELEMENT, dump, names, nft_message
@@ -48,11 +34,11 @@ def element_messages(
     the transaction refers to an anonymous set that it creates."""
     where = names(table, name)
     if set_id:
-        where += number_attribute(nfta.SET_ELEM_LIST_SET_ID, set_id)
+        where += nl.number_attribute(nfta.SET_ELEM_LIST_SET_ID, set_id)
     joined = b"".join(elements)
     chunks = [joined] if 0 < len(joined) <= _LIST_LIMIT else _cut(joined, size) if size else _chunks(elements)
-    payloads = (where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, chunk) for chunk in chunks)
-    flags = CREATE if kind == NEW_ELEMENT else NLM_F_REQUEST
+    payloads = (where + nl.attribute(nfta.SET_ELEM_LIST_ELEMENTS | nl.NLA_F_NESTED, chunk) for chunk in chunks)
+    flags = CREATE if kind == NEW_ELEMENT else nl.NLM_F_REQUEST
     return [nft_message(kind, family, payload, flags) for payload in payloads]
 
 
@@ -88,7 +74,7 @@ class Packer(NamedTuple):
         """Return the packer of a set or map, from the sizes in bytes of key and data. The size of data is 0 for a plain
         set, or to remove elements."""
         data = _value(nfta.SET_ELEM_DATA, bytes(data_size)) if data_size else b""
-        element = nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, bytes(key_size)), data)
+        element = nl.nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, bytes(key_size)), data)
         padding = bytes(-data_size % 4)
         before_data = data[: len(data) - data_size - len(padding)]
         return cls(element[: len(element) - len(data) - key_size], before_data, padding, len(element))
@@ -100,8 +86,8 @@ class Packer(NamedTuple):
 
 def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
     """Return the bytes before and after the key in an element of a verdict map with `goto chain`."""
-    verdict = nested(nfta.SET_ELEM_DATA, pack_value(RuleVerdict(GOTO, chain.decode())))
-    element = nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, bytes(key_size)), verdict)
+    verdict = nl.nested(nfta.SET_ELEM_DATA, pack_value(RuleVerdict(GOTO, chain.decode())))
+    element = nl.nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, bytes(key_size)), verdict)
     return element[: len(element) - len(verdict) - key_size], verdict
 
 
@@ -109,31 +95,31 @@ def interval_element(key: bytes, data: bytes = b"") -> bytes:
     """Return an element of a concatenated interval set or map; `key` is the interval's first key, then the last key."""
     half = len(key) // 2
     first, last = _value(nfta.SET_ELEM_KEY, key[:half]), _value(nfta.SET_ELEM_KEY_END, key[half:])
-    return nested(nfta.LIST_ELEM, first, last, _value(nfta.SET_ELEM_DATA, data) if data else b"")
+    return nl.nested(nfta.LIST_ELEM, first, last, _value(nfta.SET_ELEM_DATA, data) if data else b"")
 
 
 def plain_element(key: bytes, data: bytes | RuleVerdict = b"", *more: bytes) -> bytes:
     """Return the element of a set, or of a map to values or verdicts; `more` are further packed attributes."""
-    value = nested(nfta.SET_ELEM_DATA, pack_value(data)) if data else b""
-    return nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, key), value, *more)
+    value = nl.nested(nfta.SET_ELEM_DATA, pack_value(data)) if data else b""
+    return nl.nested(nfta.LIST_ELEM, _value(nfta.SET_ELEM_KEY, key), value, *more)
 
 
 def catch_all_element() -> bytes:
     """Return the catch-all element, `*` in nft, which has no key and matches if no other element matches."""
-    return nested(nfta.LIST_ELEM, number_attribute(nfta.SET_ELEM_FLAGS, _CATCH_ALL))
+    return nl.nested(nfta.LIST_ELEM, nl.number_attribute(nfta.SET_ELEM_FLAGS, _CATCH_ALL))
 
 
 def timed_element(key: bytes, timeout: int, expires: int, data: bytes = b"") -> bytes:
     """Return an element of a set or map with timeouts. Timeout and expiration are in milliseconds. A timeout of 0 means
     the set's timeout: since Linux 6.12 dumps omit it, and the kernel refuses a timeout of 0 together with an
     expiration."""
-    lasts = number_attribute(nfta.SET_ELEM_TIMEOUT, timeout, 8) if timeout else b""
-    ends = number_attribute(nfta.SET_ELEM_EXPIRATION, expires, 8)
+    lasts = nl.number_attribute(nfta.SET_ELEM_TIMEOUT, timeout, 8) if timeout else b""
+    ends = nl.number_attribute(nfta.SET_ELEM_EXPIRATION, expires, 8)
     return plain_element(key, data, lasts, ends)
 
 
 def _value(kind: int, value: bytes) -> bytes:
-    return nested(kind, attribute(nfta.DATA_VALUE, value))
+    return nl.nested(kind, nl.attribute(nfta.DATA_VALUE, value))
 
 
 # -- parsing -----------------------------------------------------------------------------------------------------------
@@ -163,14 +149,14 @@ def element_of(data: bytes, start: int, end: int) -> Element:
     """Return the element whose attributes are in data[start:end]."""
     key = end_key = value = b""
     timeout = expires = flags = 0
-    for kind, s, e in attributes(data, start, end):
+    for kind, s, e in nl.attributes(data, start, end):
         if kind == nfta.SET_ELEM_KEY:
-            key = data[s + ATTRIBUTE.size : e]
+            key = data[s + nl.ATTRIBUTE.size : e]
         elif kind == nfta.SET_ELEM_DATA:
             found = parse_value(data[s:e])
             value = found if isinstance(found, bytes) else found.chain.encode(errors="surrogateescape")
         elif kind == nfta.SET_ELEM_KEY_END:
-            end_key = data[s + ATTRIBUTE.size : e]
+            end_key = data[s + nl.ATTRIBUTE.size : e]
         elif kind == nfta.SET_ELEM_TIMEOUT:
             timeout = int.from_bytes(data[s:e], "big")
         elif kind == nfta.SET_ELEM_EXPIRATION:
@@ -193,7 +179,7 @@ class ElementLayout(NamedTuple):
 def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> ElementLayout | None:
     """Return the layout of records of `size` bytes. Return None if a key is an interval, or data a verdict. The first
     record begins at `origin`, and its element is data[start:end]."""
-    values = {kind: first + ATTRIBUTE.size for kind, first, _ in attributes(data, start, end)}
+    values = {kind: first + nl.ATTRIBUTE.size for kind, first, _ in nl.attributes(data, start, end)}
     element = element_of(data, start, end)
     if nfta.SET_ELEM_KEY not in values or bool(element.data) != (nfta.SET_ELEM_DATA in values):
         return None
@@ -209,7 +195,7 @@ def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> Elem
 @lru_cache(maxsize=64)
 def _layout(before: int, key: int, between: int, value: int, rest: int) -> ElementLayout:
     used, size = before + key + between + value, before + key + between + value + rest
-    following = range(used, min(used + ATTRIBUTE.size, size))
+    following = range(used, min(used + nl.ATTRIBUTE.size, size))
     constant = (*range(before), *range(before + key, before + key + between), *following)
     return ElementLayout(struct.Struct(f"{before}x{key}s{between}x{value}s{rest}x"), constant)
 
@@ -225,18 +211,18 @@ def decoded(data: bytes, start: int, end: int) -> Pairs:
     whose elements all have the same layout, as nearly all lists do."""
     alike = _alike(data, start, end)
     if alike is None:
-        return [element_of(data, first, last)[:2] for _, first, last in attributes(data, start, end)]
+        return [element_of(data, first, last)[:2] for _, first, last in nl.attributes(data, start, end)]
     return alike
 
 
 def _alike(data: bytes, start: int, end: int) -> Pairs | None:
     """Return the elements of a list; None unless all have the layout of the first element."""
-    if end - start < ATTRIBUTE.size:
+    if end - start < nl.ATTRIBUTE.size:
         return []
-    size = ATTRIBUTE.unpack_from(data, start)[0]
-    if size < ATTRIBUTE.size or size == end - start or (end - start) % size:
+    size = nl.ATTRIBUTE.unpack_from(data, start)[0]
+    if size < nl.ATTRIBUTE.size or size == end - start or (end - start) % size:
         return None
-    layout = layout_of(data, start, size, start + ATTRIBUTE.size, start + size)
+    layout = layout_of(data, start, size, start + nl.ATTRIBUTE.size, start + size)
     body = data[start:end]
     if layout is None or not equal_columns(body, size, layout.constant):
         return None
@@ -246,55 +232,57 @@ def _alike(data: bytes, start: int, end: int) -> Pairs | None:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def all_elements(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[Element]:
+def all_elements(family: int, table: str, name: str, link: nl.Netlink | None = None) -> Iterator[Element]:
     """Yield the elements of a set. Raises NetlinkError, with code ENOENT if the set is missing."""
     for data, start, end in element_lists(family, table, name, link):
-        for _, first, last in attributes(data, start, end):
+        for _, first, last in nl.attributes(data, start, end):
             yield element_of(data, first, last)
 
 
-def pairs(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[Pairs]:
+def pairs(family: int, table: str, name: str, link: nl.Netlink | None = None) -> Iterator[Pairs]:
     """Yield the elements of a set in groups, one per buffer of the dump. An element may occur twice (nft_rhash_walk).
     Raises NetlinkError, with code ENOENT if the set is missing."""
     for place in element_lists(family, table, name, link):
         yield decoded(*place)
 
 
-def element_lists(family: int, table: str, name: str, link: Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
+def element_lists(
+    family: int, table: str, name: str, link: nl.Netlink | None = None
+) -> Iterator[tuple[bytes, int, int]]:
     """Yield (buffer, start, end) of each list of elements in a dump of a set. Raises NetlinkError like `pairs`."""
     return _lists(dump(GET_ELEMENT, family, names(table, name), f"elements of {name}", link))
 
 
 def _lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
     for data, start, end in places:
-        for kind, first, last in attributes(data, start, end):
+        for kind, first, last in nl.attributes(data, start, end):
             if kind == nfta.SET_ELEM_LIST_ELEMENTS:
                 yield data, first, last
 
 
-@understood("elements of nf_tables")
-def one_pass(family: int, table: str, name: str, link: Netlink) -> Entries:
+@nl.understood("elements of nf_tables")
+def one_pass(family: int, table: str, name: str, link: nl.Netlink) -> Entries:
     """Return the key and data of each element that one dump of a set contains. Raises NetlinkError. If another program
     changes the set during the dump, elements are missing, because the kernel counts its position from the first
     element."""
     found: Entries = {}
-    buffers = link.dump_once(GET_ELEMENT, netfilter_header(family) + names(table, name), f"elements of {name}")
-    for place in _lists(answers(buffers, GENERIC.size)):
+    buffers = link.dump_once(GET_ELEMENT, nl.netfilter_header(family) + names(table, name), f"elements of {name}")
+    for place in _lists(nl.answers(buffers, GENERIC.size)):
         found.update(decoded(*place))
     return found
 
 
-@understood("elements of nf_tables")
-def look_up(family: int, table: str, name: str, keys: Iterable[bytes], link: Netlink, *, ranges: bool) -> Entries:
+@nl.understood("elements of nf_tables")
+def look_up(family: int, table: str, name: str, keys: Iterable[bytes], link: nl.Netlink, *, ranges: bool) -> Entries:
     """Return the key and data of the existing elements with these keys; one request per key. Raises NetlinkError. With
     `ranges`, a key is the first value of a range followed by the last value."""
-    where = netfilter_header(family) + names(table, name)
+    where = nl.netfilter_header(family) + names(table, name)
     pack = interval_element if ranges else plain_element
-    payloads = [where + nested(nfta.SET_ELEM_LIST_ELEMENTS, pack(key)) for key in keys]
+    payloads = [where + nl.nested(nfta.SET_ELEM_LIST_ELEMENTS, pack(key)) for key in keys]
     found: Entries = {}
     for code, text, places in link.inquire(GET_ELEMENT, payloads, f"elements of {name}"):
         if code and code != errno.ENOENT:
-            raise NetlinkError(code, f"cannot read elements of {name}", text)
+            raise nl.NetlinkError(code, f"cannot read elements of {name}", text)
         for place in _lists((data, start + GENERIC.size, end) for data, start, end in places):
             found.update(decoded(*place))
     return found
@@ -317,23 +305,23 @@ class ElementCount(NamedTuple):
     bytes: int
 
 
-@understood("counters of nf_tables")
-def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], link: Netlink) -> list[ElementCount]:
+@nl.understood("counters of nf_tables")
+def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], link: nl.Netlink) -> list[ElementCount]:
     """Return the counts of the elements with these keys that exist and have a counter. Raises NetlinkError.
 
     All keys have the same length. The elements are not dumped, because for each buffer of a dump the kernel starts
     again at the first element, and a dump misses elements while other programs change the map."""
-    where = netfilter_header(family) + names(table, name)
+    where = nl.netfilter_header(family) + names(table, name)
     found: list[ElementCount] = []
     layouts: dict[int, tuple[int, int, int, int] | None] = {}
     packer = Packer.of(len(keys[0]) if keys else 0, 0)
     left = list(keys)
     while left:
         asked = b"".join([packer.pack(key, b"") for key in left[:COUNTED_AT_ONCE]])
-        payload = where + attribute(nfta.SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED, asked)
+        payload = where + nl.attribute(nfta.SET_ELEM_LIST_ELEMENTS | nl.NLA_F_NESTED, asked)
         ((code, text, places),) = link.inquire(GET_ELEMENT, [payload], f"counters of {name}")
         if code and code != errno.ENOENT:
-            raise NetlinkError(code, f"cannot read the counters of {name}", text)
+            raise nl.NetlinkError(code, f"cannot read the counters of {name}", text)
         # The kernel answers each request in order, up to the first missing element.
         for key, (data, start, end) in zip(left, places, strict=False):
             if end - start not in layouts:
@@ -349,13 +337,13 @@ def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], li
 def _counter_places(data: bytes, start: int, end: int) -> tuple[int, int, int, int] | None:
     """Return four offsets in an answer: start of the data, end of the data, packet count, byte count; None if the
     answer contains no counts. Answers of equal length have the same layout."""
-    element = find(data, start + GENERIC.size, end, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)
+    element = nl.find(data, start + GENERIC.size, end, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)
     if element is None:
         return None
-    value = find(data, *element, nfta.SET_ELEM_DATA)
-    counter = find(data, *element, nfta.SET_ELEM_EXPR, nfta.EXPR_DATA)
+    value = nl.find(data, *element, nfta.SET_ELEM_DATA)
+    counter = nl.find(data, *element, nfta.SET_ELEM_EXPR, nfta.EXPR_DATA)
     if value is None or counter is None:
         return None
-    *_, (_, first, last) = attributes(data, *value)  # one attribute: a value or a verdict
-    at = {kind: place for kind, place, _ in attributes(data, *counter)}
+    *_, (_, first, last) = nl.attributes(data, *value)  # one attribute: a value or a verdict
+    at = {kind: place for kind, place, _ in nl.attributes(data, *counter)}
     return first - start, last - start, at[nfta.COUNTER_PACKETS] - start, at[nfta.COUNTER_BYTES] - start

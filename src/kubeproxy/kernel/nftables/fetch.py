@@ -15,30 +15,9 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Self
 
-from kubeproxy.kernel.netlink.protocol import (
-    HEADER,
-    NETLINK_NETFILTER,
-    NLM_F_REQUEST,
-    NLMSG_ERROR,
-    READ_SIZE,
-    Closing,
-    NetlinkError,
-    find,
-    message,
-    nested,
-    netfilter_header,
-    open_socket,
-    understood,
-)
-from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.elements import (
-    ElementLayout,
-    catch_all_element,
-    element_of,
-    equal_columns,
-    layout_of,
-    plain_element,
-)
+from kubeproxy.kernel.netlink import protocol as nl
+from kubeproxy.kernel.nftables import elements, nfta
+from kubeproxy.kernel.nftables.elements import ElementLayout, catch_all_element, element_of, layout_of, plain_element
 from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, NEW_ELEMENT, names
 
 _AT_ONCE: Final = 500
@@ -49,7 +28,7 @@ _NAME: Final = struct.Struct("=HHII")  # struct sockaddr_nl
 _KERNEL: Final = _NAME.pack(socket.AF_NETLINK, 0, 0, 0)
 _CODE: Final = struct.Struct("=i")
 _LENGTH_AND_KIND: Final = 6  # the size of nlmsg_len and nlmsg_type, the first fields of struct nlmsghdr
-_ATTRIBUTES: Final = HEADER.size + GENERIC.size
+_ATTRIBUTES: Final = nl.HEADER.size + GENERIC.size
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -81,7 +60,7 @@ class Answers(NamedTuple):
     number: int
 
 
-class Fetcher(Closing):
+class Fetcher(nl.Closing):
     """A socket with buffers for hundreds of answers. Not thread-safe."""
 
     def __init__(self, opened: socket.socket) -> None:
@@ -104,7 +83,7 @@ class Fetcher(Closing):
     @classmethod
     def open(cls) -> Self:
         """Open a socket in the caller's network namespace. Raises NetlinkError."""
-        opened = open_socket(NETLINK_NETFILTER, _RECEIVE_BUFFER)
+        opened = nl.open_socket(nl.NETLINK_NETFILTER, _RECEIVE_BUFFER)
         opened.setblocking(True)
         return cls(opened)
 
@@ -119,9 +98,9 @@ class Fetcher(Closing):
         if not keys:
             return found
         self._drain()
-        where = netfilter_header(family) + names(table, name)
-        first = message(
-            GET_ELEMENT, NLM_F_REQUEST, 0, where + nested(nfta.SET_ELEM_LIST_ELEMENTS, plain_element(keys[0]))
+        where = nl.netfilter_header(family) + names(table, name)
+        first = nl.message(
+            GET_ELEMENT, nl.NLM_F_REQUEST, 0, where + nl.nested(nfta.SET_ELEM_LIST_ELEMENTS, plain_element(keys[0]))
         )
         head = first[: -len(keys[0])]  # the request ends with the key, without padding
         reader = AnswerReader()
@@ -131,37 +110,37 @@ class Fetcher(Closing):
                 self._socket.send(head + head.join(batch))
                 answers = self._receive(len(batch))
             except OSError as error:
-                raise NetlinkError(error.errno or errno.EIO, f"cannot read elements of {name}") from error
+                raise nl.NetlinkError(error.errno or errno.EIO, f"cannot read elements of {name}") from error
             reader.read(answers, batch, found, name)
         return found
 
-    @understood("sets of nf_tables")
+    @nl.understood("sets of nf_tables")
     def count(self, family: int, table: str, name: str) -> int | None:
         """Return the number of elements of a set; None if the kernel refuses, or is older than Linux 6.16."""
         what = f"cannot count the elements of {name}"
-        data = self._ask(GET_SET, netfilter_header(family) + names(table, name), what)
-        if HEADER.unpack_from(data)[1] == NLMSG_ERROR:
+        data = self._ask(GET_SET, nl.netfilter_header(family) + names(table, name), what)
+        if nl.HEADER.unpack_from(data)[1] == nl.NLMSG_ERROR:
             return None
-        place = find(data, _ATTRIBUTES, len(data), nfta.SET_COUNT)
+        place = nl.find(data, _ATTRIBUTES, len(data), nfta.SET_COUNT)
         return int.from_bytes(data[slice(*place)], "big") if place is not None else None
 
     def has_catch_all(self, family: int, table: str, name: str) -> bool:
         """Return whether a set has a catch-all element. Raises NetlinkError. A request by key does not return the
         catch-all element, and the kernel's count does not include it."""
-        elements = nested(nfta.SET_ELEM_LIST_ELEMENTS, catch_all_element())
-        request = netfilter_header(family) + names(table, name) + elements
+        elements = nl.nested(nfta.SET_ELEM_LIST_ELEMENTS, catch_all_element())
+        request = nl.netfilter_header(family) + names(table, name) + elements
         data = self._ask(GET_ELEMENT, request, f"cannot read elements of {name}")
-        return bool(HEADER.unpack_from(data)[1] == NEW_ELEMENT)
+        return bool(nl.HEADER.unpack_from(data)[1] == NEW_ELEMENT)
 
     def _ask(self, kind: int, payload: bytes, what: str) -> bytes:
         self._drain()
         try:
-            self._socket.send(message(kind, NLM_F_REQUEST, 0, payload))
-            data, sender = self._socket.recvfrom(READ_SIZE, socket.MSG_DONTWAIT)  # the answer exists after the send
+            self._socket.send(nl.message(kind, nl.NLM_F_REQUEST, 0, payload))
+            data, sender = self._socket.recvfrom(nl.READ_SIZE, socket.MSG_DONTWAIT)  # the answer exists after the send
         except OSError as error:
-            raise NetlinkError(error.errno or errno.EIO, what) from error
+            raise nl.NetlinkError(error.errno or errno.EIO, what) from error
         if sender[0]:
-            raise NetlinkError(errno.EPROTO, what, "another process answered")
+            raise nl.NetlinkError(errno.EPROTO, what, "another process answered")
         return data
 
     def _receive(self, count: int) -> Answers:
@@ -193,15 +172,15 @@ class AnswerReader:
         self._head = b""  # length and type of the answers that have the layout
         self._layout: ElementLayout | None = None
 
-    @understood("elements of nf_tables")
+    @nl.understood("elements of nf_tables")
     def read(self, answers: Answers, keys: Sequence[bytes], found: dict[bytes, bytes], name: str) -> None:
         """Add the key and data of each answer to `found`. Raises NetlinkError."""
         data, count = answers.data, answers.number
         if answers.senders != _KERNEL * count:
-            raise NetlinkError(errno.EPROTO, f"cannot read elements of {name}", "another process answered")
+            raise nl.NetlinkError(errno.EPROTO, f"cannot read elements of {name}", "another process answered")
         if self._layout is None:
             self._learn(data, count)
-        alike = data.startswith(self._head) and equal_columns(data, _ROOM, range(_LENGTH_AND_KIND))
+        alike = data.startswith(self._head) and elements.equal_columns(data, _ROOM, range(_LENGTH_AND_KIND))
         if self._layout is not None and alike:
             pairs = list(self._layout.fields.iter_unpack(data))
             if [key for key, _ in pairs] == list(keys):
@@ -218,23 +197,27 @@ class AnswerReader:
             there, value = self._layout.fields.unpack(one)
             if there == key:
                 return value  # type: ignore[no-any-return]
-        length, kind, *_ = HEADER.unpack_from(one)
-        if kind == NLMSG_ERROR:
-            code = -_CODE.unpack_from(one, HEADER.size)[0]
+        length, kind, *_ = nl.HEADER.unpack_from(one)
+        if kind == nl.NLMSG_ERROR:
+            code = -_CODE.unpack_from(one, nl.HEADER.size)[0]
             if code != errno.ENOENT:
-                raise NetlinkError(code, f"cannot read elements of {name}")
+                raise nl.NetlinkError(code, f"cannot read elements of {name}")
             return None
         if length > len(one):
-            raise NetlinkError(errno.EMSGSIZE, f"cannot read elements of {name}", "an element is longer than expected")
+            raise nl.NetlinkError(
+                errno.EMSGSIZE, f"cannot read elements of {name}", "an element is longer than expected"
+            )
         element = element_of(one, *_first_element(one, length))
         if element.key != key:
-            raise NetlinkError(errno.EPROTO, f"cannot read elements of {name}", "the kernel answered for another key")
+            raise nl.NetlinkError(
+                errno.EPROTO, f"cannot read elements of {name}", "the kernel answered for another key"
+            )
         return element.data
 
     def _learn(self, data: bytes, count: int) -> None:
         for at in range(0, count * _ROOM, _ROOM):
             one = data[at : at + _ROOM]
-            length, kind, *_ = HEADER.unpack_from(one)
+            length, kind, *_ = nl.HEADER.unpack_from(one)
             if kind == NEW_ELEMENT and length <= _ROOM:
                 self._layout = layout_of(one, 0, _ROOM, *_first_element(one, length))
                 self._head = one[:_LENGTH_AND_KIND]
@@ -243,7 +226,7 @@ class AnswerReader:
 
 def _first_element(data: bytes, length: int) -> tuple[int, int]:
     """Return the start and end of the element's attributes in an answer. Raises ValueError."""
-    place = find(data, _ATTRIBUTES, length, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)
+    place = nl.find(data, _ATTRIBUTES, length, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)
     if place is None:
         raise ValueError("no element in an answer")
     return place

@@ -58,11 +58,7 @@ _FIRST_OF_TCP: Final = compiling.rule("tcp flags & 0x12 == 0x02", "ip")
 
 
 def _traced(per_second: int) -> x.Rule:
-    return (
-        x.Limit(per_second, 1, per_second),
-        x.Immediate(_REGISTER, b"\1"),
-        x.Meta(_META_NFTRACE, sreg=_REGISTER),
-    )
+    return (x.Limit(per_second, 1, per_second), x.Immediate(_REGISTER, b"\1"), x.Meta(_META_NFTRACE, sreg=_REGISTER))
 
 
 def _packets_of(flow: TracedFlow, ip: str) -> tuple[x.Rule, x.Rule]:
