@@ -228,7 +228,6 @@ class ExecPlugin(Credentials):
         return output
 
     async def _printed(self, process: Process) -> tuple[bytes, bytes]:
-        """Return standard output, and the end of standard error. Raises SourceError if standard output is too long."""
         assert process.stdout is not None  # noqa: S101 - both are pipes
         assert process.stderr is not None  # noqa: S101
         last = asyncio.create_task(_end_of(process.stderr))

@@ -127,7 +127,6 @@ def _decode_page_by_item(resource: Resource, data: bytes | bytearray, kind: type
 
 
 def _with_zones(page: ListPage, data: bytes | bytearray, names: Collection[tuple[str, str]]) -> ListPage:
-    """Return a page of slices; the slices with these names (namespace, name) are decoded as PlacedSlices."""
     again = _decode_page("endpointslices", data, PlacedSlice)
     placed = {name: found for found in again.objects if (name := identity(found)) in names}
     rejected = [one for one in page.rejected if (one.namespace, one.name) not in placed]
@@ -218,7 +217,6 @@ class WatchDecoder:
         return metadata.resource_version or "", False
 
     def _decode_odd_line(self, data: bytes, events: list[Event]) -> tuple[str, bool]:
-        """Decode a line that is not a valid change: a bookmark, an error, an invalid object, invalid JSON."""
         try:
             line = _decode_mended(_raw_line, data)
         except FAILURES as error:

@@ -232,7 +232,6 @@ class HttpClient:
         return connection, False
 
     async def _dial(self, context: ssl.SSLContext | None) -> ApiConnection:
-        """Open a connection to the server, to the proxy in front of it, or through the proxy."""
         proxy, server = self.cluster.proxy, self.cluster.server
 
         def make() -> ApiConnection:

@@ -75,10 +75,9 @@ def load_cluster(
     kubeconfig: str, master: str, *, environ: Mapping[str, str] = os.environ, service_account: str = SERVICE_ACCOUNT
 ) -> Cluster:
     """Return the Cluster of the flags --kubeconfig and --master; a flag that is not given is ''. Raises ConfigError,
-    and Unsupported for a proxy that is neither http nor https.
-
-    --master takes precedence over the kubeconfig's server; --master alone gives a server without credentials; without
-    both flags the pod's service account is used. `environ` may name a proxy (proxy.py)."""
+    and Unsupported for a proxy that is neither http nor https. --master takes precedence over the kubeconfig's server;
+    --master alone gives a server without credentials; without both flags the pod's service account is used. `environ`
+    may name a proxy (proxy.py)."""
     if kubeconfig:
         return _from_kubeconfig(kubeconfig, master, environ)
     if master:

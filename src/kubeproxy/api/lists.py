@@ -112,7 +112,6 @@ async def node_names(client: HttpClient) -> Mapping[bytes, str]:
 
 
 async def _endpoints(client: HttpClient, service: ServiceName | None) -> AsyncIterator[tuple[bytes, _Endpoint]]:
-    """Yield the endpoints of a Service, or of all Services, with each of their packed addresses."""
     async for piece in _slices(client, service, ""):
         for endpoint in piece.endpoints or ():
             for text in endpoint.addresses or ():
@@ -121,7 +120,6 @@ async def _endpoints(client: HttpClient, service: ServiceName | None) -> AsyncIt
 
 
 def _slices(client: HttpClient, service: ServiceName | None, labels: str) -> AsyncIterator[_Slice]:
-    """Yield the EndpointSlices of a Service, or of all Services, that a label selector ('' for none) selects."""
     where = f"/namespaces/{quote(service[0], safe='')}" if service is not None else ""
     of_service = f"{_OF_SERVICE}={service[1]}" if service is not None else ""
     selector = ",".join(filter(None, (labels, of_service)))
@@ -130,7 +128,6 @@ def _slices(client: HttpClient, service: ServiceName | None, labels: str) -> Asy
 
 
 async def _items(client: HttpClient, path: str, query: Mapping[str, str], kind: type[T]) -> AsyncIterator[T]:
-    """Yield the items of a list, which is read page by page. Raises SourceError."""
     token: str | None = ""
     while token is not None:
         asked = {"limit": str(_PAGE), **query} | ({"continue": token} if token else {})
@@ -175,7 +172,6 @@ def greet(cluster: Cluster, timeout: float) -> Greeting:
 
 
 def _ahead(sock: socket.socket, host: str) -> float | None:
-    """Send a request; return the seconds by which the Date header of the answer is ahead of this clock."""
     connection = HTTPConnection(host)
     connection.sock = sock
     connection.request("HEAD", "/livez", headers={"Connection": "close"})

@@ -186,13 +186,11 @@ class ManifestSource:
         return {address: one.metadata.name for one in nodes for address in node_addresses(one)}
 
     def _objects(self) -> list[Object]:
-        """Return the objects of all files; read the files if they have not been read yet."""
         if not self.statuses["services"].synced:
             self.scan()
         return [found for file in self._files.values() for found in file.found.values()]
 
     def _list_folder(self) -> dict[str, _Signature] | None:
-        """Return the manifest files by name; None if the folder cannot be read."""
         try:
             paths = sorted(self._folder.iterdir())
         except OSError as error:
@@ -346,7 +344,6 @@ def is_watched(found: Object, node_name: str) -> bool:
 
 
 def _documents(name: str, data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the number and value of each document, an Exception in place of a value that cannot be read."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -388,8 +385,6 @@ def _entries(document: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
-    """Add the object and its problems to `content`; return whether there is an object."""
-
     def refuse(resource: Resource, field: str, reason: str) -> bool:
         content.rejected.append(Rejected(resource, "", "", "", field, reason))
         return False

@@ -225,11 +225,10 @@ class Recovery:
 
 
 class Silence:
-    """The total number of seconds in which watches may receive no data before the resource is listed again.
-
-    An API server sends a bookmark each minute. If bookmarks are missing for minutes, the watch is dead although its
-    connection is open, or the server was restored from a backup and has not reached the watched version. Some servers
-    send no bookmarks, so the limit doubles with each list that silence causes."""
+    """The total number of seconds in which watches may receive no data before the resource is listed again. An API
+    server sends a bookmark each minute. If bookmarks are missing for minutes, the watch is dead although its connection
+    is open, or the server was restored from a backup and has not reached the watched version. Some servers send no
+    bookmarks, so the limit doubles with each list that silence causes."""
 
     def __init__(self, pace: ListPace) -> None:
         self._pace = pace

@@ -1,8 +1,7 @@
-"""Lists and watches the resources of an API server, and delivers events to a sink.
-
-The protocol is that of client-go's reflector: WatchList if the server supports it, else paged lists; bookmarks; a new
-list after 410. Reactions to failures and deadlines are in recovery.py. Zones are decoded only for the slices of
-Services with weights by zone, to save time and memory."""
+"""Lists and watches the resources of an API server, and delivers events to a sink. The protocol is that of client-go's
+reflector: WatchList if the server supports it, else paged lists; bookmarks; a new list after 410. Reactions to failures
+and deadlines are in recovery.py. Zones are decoded only for the slices of Services with weights by zone, to save time
+and memory."""
 
 from __future__ import annotations
 
@@ -133,7 +132,6 @@ class Reflector:
             await self._recovery.pause(delay)
 
     async def _step(self) -> float:
-        """List, or watch until the watch ends; return the seconds to wait before the next step."""
         started, version, self._silent, self._failed = time.monotonic(), self.status.resource_version, 0.0, False
         listing = self._recovery.list_needed
         # Read before the list starts: during the list, another reflector may find that the server does not stream
@@ -159,7 +157,6 @@ class Reflector:
         return 0.0
 
     async def _list(self) -> None:
-        """List page by page; each page is decoded before the next page is requested."""
         objects: list[Object | PackedSlice] = []
         rejected: list[Rejected] = []
         version, token, limit = "", "", self._pace.page
@@ -211,7 +208,6 @@ class Reflector:
             raise NoInitialEnd("the stream ended before its initial events did")
 
     async def _stream(self, query: dict[str, str]) -> None:
-        """Watch until the server ends the watch. Raises SourceError, also if no data arrives in time."""
         decoder = WatchDecoder(self.target.resource, self._with_zones)
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - randomness only to spread load
         clock = StreamClock(self._pace, self._silence)

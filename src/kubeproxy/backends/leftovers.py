@@ -1,5 +1,4 @@
 """Removes leftover iptables rules of a kube-proxy in another mode, which would send connections to deleted endpoints.
-
 The rules are removed after our own rules are in place, so that Services always work. Chains of kubelet, and chains of
 other programs with the prefix KUBE-, are not removed. Source: docs/reference.md "Start" 2; kube-proxy v1.36
 CleanupLeftovers of iptables and ipvs mode."""
@@ -184,7 +183,6 @@ def table_traces(sight: Sight, table: str) -> list[Trace]:
 
 
 def _table_catches(family: str, table: str, packet: Packet, _: bool) -> bool:
-    """Return whether a map or set of a table contains the address and port of a packet, or its NodePort."""
     if IP_FAMILIES.get(family) not in {None, family_of(packet.destination)}:
         return False
     number = next(number for number, word in TABLE_FAMILIES.items() if word == family)
@@ -200,7 +198,6 @@ def _table_catches(family: str, table: str, packet: Packet, _: bool) -> bool:
 
 def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = ()) -> list[str]:
     """Remove the rules of kube-proxy's iptables and ipvs modes from every installed variant; return the failures.
-
     `keeps` returns whether a chain, given by commands, table and name, belongs to the running mode. Rules of other
     chains that match one of these ipsets are removed as well."""
     failures = []
@@ -257,11 +254,10 @@ def owned(
 
 
 def removals(found: Iterable[Owned], most: int) -> Iterator[str]:
-    """Yield the inputs of iptables-restore that remove chains and jumps, each with at most `most` chains.
-
-    From a table with more chains, first the jumps and the rules of shared chains are removed, then the rules of all
-    other chains, and the chains last, because iptables refuses to remove a chain to which a rule jumps. The time of
-    iptables-nft grows with the square of the number of chains in one restore."""
+    """Yield the inputs of iptables-restore that remove chains and jumps, each with at most `most` chains. From a table
+    with more chains, first the jumps and the rules of shared chains are removed, then the rules of all other chains,
+    and the chains last, because iptables refuses to remove a chain to which a rule jumps. The time of iptables-nft
+    grows with the square of the number of chains in one restore."""
     for table, chains, jumps in found:
         if len(chains) <= most:
             yield xtables.removal(table, chains, jumps)

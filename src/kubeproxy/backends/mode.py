@@ -57,10 +57,9 @@ class Abilities(Struct, frozen=True, kw_only=True):
     programmed: Callable[[], int] | None = None
     """Returns the number of Services that the current full sync has written so far; safe on any thread."""
     depart: Callable[[Departed, Callable[[bytes], bool]], bool] | None = None
-    """A function that receives gone endpoints; the next sync or resync resets their connections.
-
-    Returns whether there are changes to write. The second argument is a function that returns whether an endpoint
-    currently has a packed address."""
+    """A function that receives gone endpoints; the next sync or resync resets their connections. Returns whether there
+    are changes to write. The second argument is a function that returns whether an endpoint currently has a packed
+    address."""
     ports_of: Callable[[ServicePortKey], Collection[int]] | None = None
     """Returns the ports on which this proxy listens for connections of a service port. Fast; safe on any thread."""
     disturbed: Callable[[], bool] | None = None
@@ -118,7 +117,6 @@ class Sight(NamedTuple):
 
 class Trace(NamedTuple):
     """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family (None for both families).
-
     `catches` returns whether the object affects an incoming packet: by the rules of its table or chains, or, for the
     interface of ipvs mode, by having the packet's destination address. With True as second argument, objects that a
     packet passes after its translation by this proxy are ignored. `catches` raises ApplyError."""

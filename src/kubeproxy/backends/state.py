@@ -1,9 +1,7 @@
-"""Compares found and desired state: returns the changes to write, or texts for an operator.
-
-A state maps a place (a set, a chain, an interface) to keys, and each key to a value that can be compared. A mode
-computes the desired state from plans and reads the found state from the kernel. The found state is normalised, because
-a choice such as an endpoint's slot is free. An examiner compares the two states in a separate process, which cannot
-write."""
+"""Compares found and desired state: returns the changes to write, or texts for an operator. A state maps a place (a
+set, a chain, an interface) to keys, and each key to a value that can be compared. A mode computes the desired state
+from plans and reads the found state from the kernel. The found state is normalised, because a choice such as an
+endpoint's slot is free. An examiner compares the two states in a separate process, which cannot write."""
 
 from __future__ import annotations
 
@@ -31,10 +29,9 @@ class Kind(StrEnum):
 
 class Finding(NamedTuple):
     """A difference between the kernel and the plans. `service` is None if the object belongs to no Service or to all
-    Services.
-
-    `what` describes the object (a frontend, an endpoint), `where` is the object's place in the kernel (a map, a chain,
-    a set). `wanted` describes the desired state and `present` the found state; each is '' if `what` is enough."""
+    Services. `what` describes the object (a frontend, an endpoint), `where` is the object's place in the kernel (a map,
+    a chain, a set). `wanted` describes the desired state and `present` the found state; each is '' if `what` is enough.
+    """
 
     service: ServiceName | None
     kind: Kind

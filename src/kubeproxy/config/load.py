@@ -1,8 +1,7 @@
-"""Reads a configuration file, completes and checks it, and watches the file.
-
-A field that is unknown or occurs twice is a mistake of strict reading, which only causes a log message, as in the Go
-kube-proxy: unknown fields are ignored, and the last of several values is used, so that a file for another release still
-works. Wrong types are errors. All mistakes are collected with their paths, and reported together."""
+"""Reads a configuration file, completes and checks it, and watches the file. A field that is unknown or occurs twice is
+a mistake of strict reading, which only causes a log message, as in the Go kube-proxy: unknown fields are ignored, and
+the last of several values is used, so that a file for another release still works. Wrong types are errors. All mistakes
+are collected with their paths, and reported together."""
 
 from __future__ import annotations
 
@@ -98,7 +97,6 @@ def _tree(text: str) -> YamlDocument:
 
 
 def _checked_type(tree: Any) -> dict[str, Any]:
-    """Check apiVersion and kind; return the tree without them. Raises ConfigError."""
     if not isinstance(tree, dict):
         raise ConfigError(f"not a configuration: expected a map of fields with apiVersion: {API_VERSION}")
     wanted = {"apiVersion": API_VERSION, "kind": KIND}
@@ -261,7 +259,6 @@ class _Reading:
 
 
 def _plain(kind: Any, value: Any) -> Any:
-    """Convert a value to a type that is not a struct. Raises ValueError."""
     try:
         if kind is Duration:
             return Duration.parse(convert(value, str))

@@ -124,13 +124,11 @@ def _page_host(text: str, mistakes: list[str]) -> str:
 
 
 def _listed(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the values of a flag that is a list, or the values of its default."""
     values: tuple[str, ...] = given.get(name, KINDS["strings"].parse(BY_NAME[name].default))
     return values
 
 
 def _idle(given: Mapping[str, Any], mode: ModeConfig) -> str:
-    """Return a sentence about given flags of features that the mode does not support; "" for no such flag."""
     idle = [f"--{name}" for name, one in features.FEATURES.items() if given.get(name) and not one.supported(mode.name)]
     verb = "have" if len(idle) > 1 else "has"
     return f"{' and '.join(idle)} {verb} no effect in mode {mode.name}" if idle else ""
@@ -146,7 +144,6 @@ def _hostname(given: Mapping[str, Any]) -> str:
 
 
 def _with_logging(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """Apply the logging flags to the configuration; the flag's vmodule patterns come before the file's patterns."""
     values = {flag.path: given[flag.name] for flag in FLAGS if flag.group == LOGGING and flag.name in given}
     if "logging.vmodule" in values:
         items = tuple(VModuleItem(file_pattern=name, verbosity=level) for name, level in values["logging.vmodule"])
@@ -172,7 +169,6 @@ def _from_flags(given: Mapping[str, Any], host: str) -> KubeProxyConfiguration:
 
 
 def _beyond_upstream(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> Iterator[Mistake]:
-    """If the configuration is strict, yield a mistake for each feature that a flag enables."""
     for name in features.FEATURES if config.strict else ():
         if given.get(name):
             yield Mistake(f"--{name}", not_strict("this feature"))

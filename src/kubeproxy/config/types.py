@@ -70,10 +70,9 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
 
 
 def with_defaults(config: KubeProxyConfiguration, given: AbstractSet[str]) -> KubeProxyConfiguration:
-    """Fill in the defaults that depend on other fields. `given` are the paths of the fields that the user set.
-
-    If bindAddress is IPv6, healthzBindAddress defaults to [::], and metricsBindAddress to [::1]. Addresses without a
-    port get their default port. If `mode` is empty, the default mode takes settings from other blocks
+    """Fill in the defaults that depend on other fields. `given` are the paths of the fields that the user set. If
+    bindAddress is IPv6, healthzBindAddress defaults to [::], and metricsBindAddress to [::1]. Addresses without a port
+    get their default port. If `mode` is empty, the default mode takes settings from other blocks
     (ModeConfig.completed), unless the configuration is strict."""
     ipv6 = len(pack(config.bind_address) or b"") == 16
     healthz = "[::]" if ipv6 and "healthzBindAddress" not in given else config.healthz_bind_address

@@ -162,7 +162,6 @@ def _legacy(config: KubeProxyConfiguration) -> Iterator[Mistake]:
 
 
 def _beyond_upstream(config: KubeProxyConfiguration) -> Iterator[Mistake]:
-    """Yield a mistake for each value that affects traffic and that the Go kube-proxy 1.36 refuses."""
     if config.mode == "userspace":
         yield Mistake("mode", not_strict("the mode userspace"))
     for name in config.feature_gates.keys() & LATER.keys():

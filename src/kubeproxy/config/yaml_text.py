@@ -1,8 +1,7 @@
-"""Converts YAML text to plain values, with limits on nesting and size; reports keys that occur more than once.
-
-Scalars get the same types as in Kubernetes' YAML reader: dates and base-60 numbers are text, 1e3 is a number. Deep
-nesting would overflow the stack of libyaml's recursive composer, and aliases can expand a kilobyte without limit.
-Nesting and size are therefore checked on the parser's events before a value is built."""
+"""Converts YAML text to plain values, with limits on nesting and size; reports keys that occur more than once. Scalars
+get the same types as in Kubernetes' YAML reader: dates and base-60 numbers are text, 1e3 is a number. Deep nesting
+would overflow the stack of libyaml's recursive composer, and aliases can expand a kilobyte without limit. Nesting and
+size are therefore checked on the parser's events before a value is built."""
 
 from __future__ import annotations
 
@@ -119,7 +118,6 @@ def _place(error: yaml.YAMLError) -> str:
 
 
 def _check_bounds(events: Iterable[yaml.Event], depth: int, values: int) -> None:
-    """Raise ValueError if the text is nested too deeply, or has too many values after expansion of aliases."""
     import yaml  # noqa: PLC0415 - as above
 
     start, end, alias, scalar = yaml.CollectionStartEvent, yaml.CollectionEndEvent, yaml.AliasEvent, yaml.ScalarEvent

@@ -287,7 +287,6 @@ def _hand_over(changes: Iterable[tuple[Iterable[ServicePlan], Iterable[ServicePl
 
 
 def _only(some: Iterable[Sequence[Frontend]], others: Iterable[Sequence[Frontend]]) -> set[bytes]:
-    """Return the keys of the frontends that are not among the others."""
     return {frontend.handover_key for frontend in {*chain.from_iterable(some)}.difference(*others)}
 
 

@@ -65,7 +65,6 @@ class Ejector:
                         await self._look(unanswered, attempts)
 
     async def _look(self, unanswered: Unanswered, attempts: asyncio.TaskGroup) -> None:
-        """Read the suspects once; begin attempts, and remove unanswered connections to endpoints that fail."""
         now = time.monotonic()
         self._read()
         stuck = {key for key in self._suspects & self._ejections.failures.keys() if self._is_committed(key)}

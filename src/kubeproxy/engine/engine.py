@@ -162,7 +162,6 @@ class Engine:
         self._observer.counted(fresh, pending)
 
     def _poke(self) -> None:
-        """Wake the loop; report dirty Services as queued."""
         if self._begun and self.planner.dirty:
             self._queue()
         self._wake.set()
@@ -294,7 +293,6 @@ class Engine:
         )
 
     async def _update_world(self) -> bool:
-        """Build the globals again if their inputs changed; return whether the globals changed. Raises ApplyError."""
         began = self._world is not None and self._world.ejects
         ejects = began or self.planner.ejections.in_use  # until the end of the proxy: each change is a full sync
         if not self._surroundings_changed and ejects is began:
@@ -318,7 +316,6 @@ class Engine:
         return True
 
     async def _sync(self, world_changed: bool) -> None:
-        """Sync all families whose next attempt is due."""
         queued, self._queued = self._queued, False
         counts, self.planner.counts = self.planner.counts, Counts()
         self._uncommitted.services += counts.services
@@ -350,7 +347,6 @@ class Engine:
             self.ready.set()
 
     async def _take_dirty(self) -> list[Change]:
-        """Compile dirty Services; queue the changes for every family, and return the changes."""
         fresh: list[Change] = []
         self.planner.tick(time.monotonic())
         async for changes in in_turns(self.planner.taking()):

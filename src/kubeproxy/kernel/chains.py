@@ -1,8 +1,6 @@
-"""Reads the chains of all programs, in nf_tables and in both variants of iptables. Changes nothing.
-
-nf_tables, which also contains the rules of iptables-nft, is read over netlink. A table of legacy iptables is read only
-if the kernel lists the table, because reading a missing table would create it. Source: include/uapi/linux/netfilter of
-Linux 6.18."""
+"""Reads the chains of all programs, in nf_tables and in both variants of iptables. Changes nothing. nf_tables, which
+also contains the rules of iptables-nft, is read over netlink. A table of legacy iptables is read only if the kernel
+lists the table, because reading a missing table would create it. Source: include/uapi/linux/netfilter of Linux 6.18."""
 
 from __future__ import annotations
 

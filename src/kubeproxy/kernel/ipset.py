@@ -1,6 +1,5 @@
-"""IP sets over netlink: creates and reads sets, and adds and removes many entries in one message.
-
-Sources: include/uapi/linux/netfilter/ipset/ip_set.h and net/netfilter/ipset/ of Linux 6.18."""
+"""IP sets over netlink: creates and reads sets, and adds and removes many entries in one message. Sources:
+include/uapi/linux/netfilter/ipset/ip_set.h and net/netfilter/ipset/ of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -84,10 +83,9 @@ _ERRORS: Final = {
 
 
 class SetEntry(NamedTuple):
-    """An entry of any set type; fields that the type lacks are empty.
-
-    `ip` and `ip2` are packed. `ip2` is the last address of hash:ip,port,ip, or the network of hash:ip,port,net. Bits of
-    the network after `prefixlen` must be 0, because the kernel clears these bits and would return another entry."""
+    """An entry of any set type; fields that the type lacks are empty. `ip` and `ip2` are packed. `ip2` is the last
+    address of hash:ip,port,ip, or the network of hash:ip,port,net. Bits of the network after `prefixlen` must be 0,
+    because the kernel clears these bits and would return another entry."""
 
     ip: bytes = b""
     protocol: int = 0

@@ -1,5 +1,4 @@
 """IPVS over generic netlink: reads virtual servers and real servers, changes them in batches, and sets timeouts.
-
 Sources: include/uapi/linux/ip_vs.h, net/netfilter/ipvs/ip_vs_ctl.c and include/uapi/linux/genetlink.h of Linux 6.18."""
 
 from __future__ import annotations
@@ -93,10 +92,9 @@ class Verb(IntEnum):
 
 
 class VirtualServer(NamedTuple):
-    """A virtual server. `flags` are constants of this module; `timeout` is the persistence timeout in seconds.
-
-    `key` is the result of server_key. PERSISTENT needs a timeout above 0. Persistence groups clients by the first
-    `prefixlen` bits of their addresses; 0 means all bits."""
+    """A virtual server. `flags` are constants of this module; `timeout` is the persistence timeout in seconds. `key` is
+    the result of server_key. PERSISTENT needs a timeout above 0. Persistence groups clients by the first `prefixlen`
+    bits of their addresses; 0 means all bits."""
 
     key: bytes
     scheduler: str = "rr"
@@ -166,10 +164,9 @@ class Ipvs(nl.Closing):
         self._netlink.close()
 
     def apply(self, changes: Sequence[ServerChange]) -> None:
-        """Apply all changes in order, with as few system calls as possible. Raises RefusedError.
-
-        Codes in RefusedError: EEXIST if an added object exists, ESRCH if a virtual server is missing, ENOENT if a real
-        server or scheduler is missing."""
+        """Apply all changes in order, with as few system calls as possible. Raises RefusedError. Codes in RefusedError:
+        EEXIST if an added object exists, ESRCH if a virtual server is missing, ENOENT if a real server or scheduler is
+        missing."""
         self.send([packed(change) for change in changes], changes.__getitem__)
 
     def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:

@@ -1,8 +1,6 @@
 """Interfaces, addresses and routes of the network namespace, and announcements of their changes; the dummy interface of
-ipvs mode; bridges, and whether the packets that they forward pass iptables and nftables.
-
-Sources: rtnetlink(7), include/uapi/linux/if_link.h, Documentation/networking/bridge.rst and
-net/bridge/br_netfilter_hooks.c of Linux 6.18."""
+ipvs mode; bridges, and whether the packets that they forward pass iptables and nftables. Sources: rtnetlink(7),
+include/uapi/linux/if_link.h, Documentation/networking/bridge.rst and net/bridge/br_netfilter_hooks.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -281,7 +279,6 @@ class AddressMonitor(Announcements):
 
 
 def _number(name: str) -> int:
-    """Return an interface's index, 0 if the interface is missing."""
     try:
         return socket.if_nametoindex(name)
     except OSError:
@@ -304,7 +301,6 @@ def source_for(destination: bytes) -> bytes | None:
 
 @nl.understood("a route")
 def _route(destination: bytes, source: bytes | None = None) -> dict[int, bytes]:
-    """Return the attributes of the route from this node to a destination; {} without a route."""
     try:
         more = nl.attribute(_FROM, source) if source is not None else b""
         places = ask_route(destination, more, has_source=source is not None)
@@ -341,7 +337,6 @@ def silent_neighbour(destination: bytes) -> tuple[str, bool]:
 
 
 def _neighbours(address: bytes, index: int) -> list[tuple[bytes, int, int]]:
-    """Return (buffer, start, end) of the attributes of the entry of an address on an interface. Raises NetlinkError."""
     asked = _NEIGHBOUR_HEAD.pack(family_of(address), index, 0, 0, 0) + nl.attribute(_NEIGHBOUR, address)
     try:
         with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:

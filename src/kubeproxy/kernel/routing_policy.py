@@ -1,5 +1,4 @@
 """Finds the reason why the kernel does not route a packet: a policy routing rule (`ip rule`) or a refusing route.
-
 `refusal` asks the kernel whether it routes the packet; `RoutingTables.refusing` names the rule or route. Sources:
 rtnetlink(7), include/uapi/linux/fib_rules.h, fib_validate_source in net/ipv4/fib_frontend.c of Linux 6.18."""
 

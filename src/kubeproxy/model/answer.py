@@ -232,8 +232,6 @@ class _Question:
         return Answer(Outcome.HEALTH, steps, notice, local_endpoints=count)
 
     def _health_check(self) -> tuple[str, int] | None:
-        """Return the Service with this health check port, and the number of its ready endpoints on this node; None for
-        another port."""
         for name in self._index.by_health_port.get(self._packet.port, ()) if self._packet.protocol == _TCP else ():
             check = self._planner.compiled[name].health
             count = check.local_endpoints(self._family) if check is not None else None
@@ -272,7 +270,6 @@ class _Question:
         return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
 
     def _other_address(self) -> AnswerStep | None:
-        """Return the reason why a NodePort or health check port does not answer at an address; None for others."""
         owned, checked, destination = self._frontend(self._tail), self._health_check(), self._packet.destination
         if owned is not None:
             kind, field, answering = f"NodePort of {_named(owned[0])}", "spec.ports[].nodePort", self._ours.nodeport_ips
@@ -381,7 +378,6 @@ class _Question:
         return Notice.ICMP if self._family is Family.IPV4 else Notice.LATE_ICMP
 
     def _side(self) -> tuple[Side, str, str]:
-        """Return the side of the client, the reason, and the field to correct ('' if there is none)."""
         packet, detector = self._packet, self._ours.detector
         if packet.source is None:
             return Side.NODE, "the connection begins here", ""
@@ -400,7 +396,6 @@ class _Question:
         return Side.OUTSIDE, f"{source} is neither a pod's nor this node's", ""
 
     def _turned_away(self, plan: ServicePlan, frontend: Frontend, side: Side, steps: list[AnswerStep]) -> bool:
-        """If there are source ranges, add a step about them; return whether the ranges exclude the client."""
         allowed = plan.sources(frontend)
         service = self._planner.services.get((plan.key.namespace, plan.key.name))
         if allowed is None:
@@ -470,7 +465,6 @@ _NONE_HERE = "policy Local, and none of the Service's endpoints is on this node"
 
 
 def _unavailable(plan: ServicePlan) -> tuple[str, str]:
-    """Return why a NodePort has no eligible endpoint on this node, and the field of the cause ('' if none)."""
     return (_NONE_HERE, "spec.externalTrafficPolicy") if plan.usable else (_NO_ENDPOINT, "")
 
 

@@ -83,8 +83,6 @@ def balance_requests(annotations: Annotations | None, problems: list[Problem]) -
 
 
 def _table(annotations: Annotations, problems: list[Problem]) -> int:
-    """Return the Maglev table size from our annotation, else from Cilium's annotation with the value `maglev` or
-    `random`."""
     text, field, known = annotations.algorithm, ALGORITHM, _ALGORITHMS
     if text is None:
         text, field, known = annotations.cilium_algorithm, CILIUM_ALGORITHM, _CILIUM_ALGORITHMS
@@ -212,7 +210,6 @@ def balanced(
 
 
 def _hashing(plan: ServicePlan, table: int, room: int, problems: list[Problem]) -> Hashing | None:
-    """Return the hashing with the requested table size, or the largest size that fits; None if no table fits."""
     size = max([size for size in SIZES if size <= min(table, room)], default=0)
     if size < table:
         instead = f"{size} are used" if size else "endpoints are picked at random"
@@ -285,8 +282,6 @@ _SURELY: Final = 0.001  # seconds added to the time of a step, so that a rounded
 
 
 class _Ages(Struct):
-    """The packed addresses of a Service's endpoints, and for each new endpoint the step in which it was added."""
-
     step: float  # seconds
     known: frozenset[bytes]
     since: dict[bytes, int]

@@ -75,7 +75,6 @@ def sharing_text(plan: ServicePlan, policy: Policy, client: ClientAddress) -> It
 
 
 def _slot(hashing: Hashing, client: ClientAddress) -> int | None:
-    """Return a client's slot in a Maglev table; None if the hashed address or port is unknown."""
     return maglev.slot_of(hashing, client.address, client.port) if client.address is not None else None
 
 
@@ -172,7 +171,6 @@ def _weightless(piece: Slice, endpoint: Endpoint, asked: BalanceRequests) -> tup
 
 
 def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tuple[str, str]:
-    """Return the reason why an endpoint of a slice is not eligible, and the field of the cause."""
     if not endpoint.ready:
         if not endpoint.terminating:
             return "not ready", "conditions.ready"

@@ -150,7 +150,6 @@ class Claims:
         return [claimant.service for claimant in self._contested.get(key, () if owner is None else (owner,))]
 
     def _release(self, key: bytes, claimant: Claimant) -> bool:
-        """Withdraw a claim; return whether the key's owner changed."""
         waiting = self._contested.get(key)
         if waiting is None:
             if self._owner.get(key) == claimant:
@@ -165,7 +164,6 @@ class Claims:
         return at == 0
 
     def _contest(self, key: bytes, claimant: Claimant) -> bool:
-        """Add a claim to a key that has an owner; return whether the claimant becomes the owner."""
         waiting = self._contested.setdefault(key, [self._owner[key]])
         at = bisect_left(waiting, claimant)
         if at < len(waiting) and waiting[at] == claimant:
@@ -176,7 +174,6 @@ class Claims:
 
 
 def _of(service: Claimant | None, span: PortRange) -> Claimant:
-    """Return a Service as the claimant of one of its ranges."""
     assert service is not None  # noqa: S101 - a Service with a range is not None
     return service.writing if span.kind in WRITTEN else service
 
@@ -242,8 +239,6 @@ TURN: Final = ROOM  # the number of entries to change in one sync, which takes a
 
 
 class _Asker(NamedTuple):
-    """A Service that requests entries. The Service with the smallest value gets its entries first."""
-
     created: str  # RFC 3339 timestamps sort by age as text
     name: ServiceName
 

@@ -193,7 +193,6 @@ _API_SERVER = ("default", "kubernetes")
 def _asked(
     service: Service, slices: Sequence[Slice], world: Globals, problems: list[Problem]
 ) -> BalanceRequests | None:
-    """Return the requested shares of connections; None if neither the Service nor its slices have such annotations."""
     annotations = service.metadata.annotations
     its_own = annotations is not None and asks(annotations)
     if not its_own and not [piece for piece in slices if piece.weight is not None]:
@@ -207,7 +206,6 @@ def _asked(
 
 
 def _ranges(service: Service, facts: ServiceFacts, world: Globals, problems: list[Problem]) -> Sequence[ProtocolRange]:
-    """Return the requested ranges of ports; also add the problems of a request for ejection."""
     annotations = service.metadata.annotations
     if annotations is None:
         return ()

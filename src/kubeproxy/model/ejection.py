@@ -96,7 +96,6 @@ def wrong_request(annotations: Annotations, setting: Ejecting) -> Iterator[Probl
 
 
 def _keys(plans: Iterable[ServicePlan]) -> set[bytes]:
-    """Return the keys of all endpoints that may be ejected or are ejected."""
     found: set[bytes] = set()
     for plan in plans:
         if plan.ejected is not None and (protocol := plan.key.protocol) in _PROTOCOLS:

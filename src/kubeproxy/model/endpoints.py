@@ -130,7 +130,6 @@ def read_number(text: str, most: int = FULL) -> int | None:
 
 
 def _slice_weight(annotations: objects.Annotations) -> tuple[int | None, tuple[Problem, ...]]:
-    """Return the weight in our annotation, else in Cilium's annotation, and the problems of the annotation."""
     text, field = annotations.weight, annotation_field("weight")
     if text is None:
         text, field = annotations.cilium_weight or "", "metadata.annotations[service.cilium.io/weight]"
@@ -219,7 +218,6 @@ _UNKNOWN = objects.EndpointConditions()
 
 
 def _particular(address: bytes, node: str, entry: objects.SliceEndpoint) -> Endpoint:
-    """Return an endpoint in full form, with its readiness and hints."""
     c, hints = entry.conditions or _UNKNOWN, entry.hints
     zones, nodes = (_names(hints.for_zones), _names(hints.for_nodes)) if hints is not None else ((), ())
     return Endpoint(address, node, c.ready is not False, c.serving is not False, c.terminating is True, zones, nodes)
@@ -270,7 +268,6 @@ def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: 
 
 
 def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
-    """Select endpoints in the usual case: all endpoints are ready and none has hints."""
     parts = [piece.destinations[port] for piece, port in matched]
     everyone = parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts)))
     cluster = everyone if uses_cluster else ()

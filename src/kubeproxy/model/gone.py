@@ -126,7 +126,6 @@ class Departures:
 
 
 def _states(piece: Slice | None) -> dict[bytes, bool]:
-    """Return, for each address in a slice, whether all endpoints with this address are terminating."""
     if piece is None:
         return {}
     if piece.particular is None:
@@ -138,5 +137,4 @@ def _states(piece: Slice | None) -> dict[bytes, bool]:
 
 
 def _keys(address: bytes, piece: Slice) -> list[bytes]:
-    """Return the keys (as in Departed) of an address, one for each port of a slice."""
     return [address + bytes((port.protocol,)) + PORT_BYTES[port.port] for port in piece.ports]

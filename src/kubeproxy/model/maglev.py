@@ -90,7 +90,6 @@ def _sparse_turns(weights: Sequence[int], heaviest: int) -> Iterator[int]:
 
 @lru_cache(maxsize=1 << 14)
 def _permutation(destination: bytes, size: int) -> tuple[int, int]:
-    """Return the offset and the stride of a destination's permutation of the slots."""
     digest = blake2b(destination, digest_size=16).digest()
     return int.from_bytes(digest[:8], "big") % size, int.from_bytes(digest[8:], "big") % (size - 1) + 1
 

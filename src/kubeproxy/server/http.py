@@ -16,11 +16,10 @@ JSON: Final[Headers] = (("Content-Type", "application/json"), ("X-Content-Type-O
 
 
 class Request(NamedTuple):
-    """A request: the method, and the path and the query as sent (percent-encoded).
-
-    `accept`, `accept_encoding`, `host`, `origin` and `site` (Sec-Fetch-Site) are headers; '' for a missing header.
-    `neighbour` is the User-Agent header of a client on this node; '' for other clients. `peer` is the client's address,
-    and `local` the server's address; '' on a unix socket."""
+    """A request: the method, and the path and the query as sent (percent-encoded). `accept`, `accept_encoding`, `host`,
+    `origin` and `site` (Sec-Fetch-Site) are headers; '' for a missing header. `neighbour` is the User-Agent header of a
+    client on this node; '' for other clients. `peer` is the client's address, and `local` the server's address; '' on a
+    unix socket."""
 
     method: str
     path: str

@@ -1,8 +1,6 @@
-"""The iptables backend of one family: converts changed plans to the input of iptables-restore.
-
-A sync writes only the chains of changed Services, and shared chains with changed rules; a restore with --noflush does
-not change other chains. Calls block; the engine runs them in a thread. Source: kube-proxy v1.36
-pkg/proxy/iptables/proxier.go."""
+"""The iptables backend of one family: converts changed plans to the input of iptables-restore. A sync writes only the
+chains of changed Services, and shared chains with changed rules; a restore with --noflush does not change other chains.
+Calls block; the engine runs them in a thread. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The examiner of iptables mode: compares the rules with plans, Service by Service, in a separate process.
-
-Rules are compared as iptables-save prints them. Chains that seem to differ are compared again: the node's own iptables
-writes and prints the desired rules in an empty network namespace."""
+"""The examiner of iptables mode: compares the rules with plans, Service by Service, in a separate process. Rules are
+compared as iptables-save prints them. Chains that seem to differ are compared again: the node's own iptables writes and
+prints the desired rules in an empty network namespace."""
 
 from __future__ import annotations
 
@@ -134,7 +133,6 @@ class IptablesExaminer(Examiner):
         return rules, None if at_the_end and sorted(last) == sorted(printed) else suspect
 
     def _confirmed(self, suspects: Sequence[Suspect], contents: Contents, tables: Tables) -> Iterator[Finding]:
-        """Yield the differences between the suspects and the desired rules as this node's iptables prints them."""
         words = _Words(self.family, contents, tables["nat"].rules)
         for start in range(0, len(suspects), MOST):
             some = suspects[start : start + MOST]

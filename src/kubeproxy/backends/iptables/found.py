@@ -1,6 +1,5 @@
-"""The found state of iptables mode: chains and rules as iptables-save prints them, compared with the desired rules.
-
-For most chains only a hash of the rules is stored. Our rules are compared in the form that iptables 1.8.9 prints. Other
+"""The found state of iptables mode: chains and rules as iptables-save prints them, compared with the desired rules. For
+most chains only a hash of the rules is stored. Our rules are compared in the form that iptables 1.8.9 prints. Other
 versions of the kernel and of iptables print some rules differently. If a chain seems to differ, its wanted rules are
 written to a copy under another name, and compared in the form in which the node prints the copy."""
 

@@ -1,7 +1,6 @@
-"""The metrics of iptables mode: names and help texts of the Go kube-proxy, and one metric of our own.
-
-Safe to call from any thread. Counters of failures exist with the value 0 from the start, because Prometheus' rate()
-would miss an increase in a counter that first appears with 1."""
+"""The metrics of iptables mode: names and help texts of the Go kube-proxy, and one metric of our own. Safe to call from
+any thread. Counters of failures exist with the value 0 from the start, because Prometheus' rate() would miss an
+increase in a counter that first appears with 1."""
 
 from __future__ import annotations
 

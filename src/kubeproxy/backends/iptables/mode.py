@@ -134,7 +134,6 @@ def _look(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _names_loopback(nodeport_addresses: Iterable[str]) -> bool:
-    """Return whether nodePortAddresses is unset, or contains 127.0.0.1."""
     addresses = spelled_out(nodeport_addresses)
     networks = parse_networks(addresses, Family.IPV4)
     if not networks:

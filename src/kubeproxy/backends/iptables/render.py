@@ -1,8 +1,6 @@
-"""Converts plans of Services to the text of chains and rules, one service port at a time. Pure.
-
-Rules have the form in which iptables-save prints them, each line ended by a newline. The Go kube-proxy writes the
-options in another order, but the rules in the kernel are the same. Source: kube-proxy v1.36
-pkg/proxy/iptables/proxier.go syncProxyRules."""
+"""Converts plans of Services to the text of chains and rules, one service port at a time. Pure. Rules have the form in
+which iptables-save prints them, each line ended by a newline. The Go kube-proxy writes the options in another order,
+but the rules in the kernel are the same. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go syncProxyRules."""
 
 from __future__ import annotations
 
@@ -27,8 +25,6 @@ Lines = dict[Place, str]
 
 
 class _Port:
-    """The strings in a service port's rules: protocol, name for comments, and names of chains."""
-
     __slots__ = ("ext", "fw", "hash_text", "proto", "svc", "svl", "text")
 
     def __init__(self, plan: ServicePlan, suffix: str) -> None:
@@ -163,7 +159,6 @@ def _endpoint_chains(
     settings: RuleSettings,
     commented: bool,
 ) -> dict[str, str]:
-    """Return the chain of each endpoint with its rules; the keys of `addresses` and `seps` are destinations."""
     label = f' -m comment --comment "{port.text}"' if commented else ""
     source = f"/{settings.prefix_length}{label} -j KUBE-MARK-MASQ\n-A "
     proto = f" -p {port.proto}{label}"
@@ -176,7 +171,6 @@ def _endpoint_chains(
 
 
 def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleSettings) -> str:
-    """Return the rule that masquerades cluster IP traffic: all of it, or only traffic from outside the pod network."""
     cluster_ip = next((f for f in plan.frontends if f.kind is FrontendKind.CLUSTER), None)
     if cluster_ip is None:
         return ""
@@ -192,7 +186,6 @@ def _masquerade_rule(plan: ServicePlan, port: _Port, chain: str, settings: RuleS
 
 
 def _external_rules(plan: ServicePlan, port: _Port, settings: RuleSettings) -> str:
-    """Return the rules of the EXT chain, to which all frontends except the cluster IP jump."""
     ext = port.ext
 
     def label(words: str) -> str:

@@ -28,11 +28,10 @@ _FIRST: Final = 1000
 
 
 class Work(NamedTuple):
-    """The chains of each Service, and for each table the lines to write before and after these chains.
-
-    `before`: chains to which the Services' chains jump. `after`: chains that jump to the Services' chains, and removals
-    in the filter table. `jumps`: rules of built-in chains that jump to the chains in `after`. `guards`: the lines that
-    are written to the filter table before all other lines. `deleted`: chains of the nat table to delete."""
+    """The chains of each Service, and for each table the lines to write before and after these chains. `before`: chains
+    to which the Services' chains jump. `after`: chains that jump to the Services' chains, and removals in the filter
+    table. `jumps`: rules of built-in chains that jump to the chains in `after`. `guards`: the lines that are written to
+    the filter table before all other lines. `deleted`: chains of the nat table to delete."""
 
     own: Iterable[OwnChains]
     before: Mapping[str, str]
@@ -113,11 +112,9 @@ def jumps(table: str, found: FoundTable) -> str:
 
 
 def foundation(table: str, found: FoundTable, settings: skeleton.RuleSettings) -> str:
-    """Return the lines that write the chains without rules of Services, if they differ from the found table.
-
-    The lines remove the copies that a killed or refused audit left in the filter table. Copies in the nat table are
-    removed with the chains that belong to no Service. Rules of other programs in the kubelet's chain are not removed.
-    """
+    """Return the lines that write the chains without rules of Services, if they differ from the found table. The lines
+    remove the copies that a killed or refused audit left in the filter table. Copies in the nat table are removed with
+    the chains that belong to no Service. Rules of other programs in the kubelet's chain are not removed."""
     chains = (skeleton.CANARY, skeleton.KUBELET_FIREWALL) if table == "filter" else (skeleton.CANARY,)
     missing = {chain: "" for chain in chains if chain not in found.chains}
     fixed = {chain: rules.text for (place, chain), rules in skeleton.fixed_chains(settings).items() if place == table}

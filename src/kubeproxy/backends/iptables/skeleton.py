@@ -1,8 +1,6 @@
 """The chains that all Services share, the jumps to these chains, the settings of their rules, and names of chains.
-Pure.
-
-The names are those of the Go kube-proxy, so that tools and runbooks work unchanged, and each of the two proxies can
-take over from the other. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains, syncProxyRules,
+Pure. The names are those of the Go kube-proxy, so that tools and runbooks work unchanged, and each of the two proxies
+can take over from the other. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains, syncProxyRules,
 portProtoHash and servicePortEndpointChainName."""
 
 from __future__ import annotations
@@ -240,9 +238,7 @@ def port_name(key: ServicePortKey) -> str:
 
 
 def comment(text: str) -> str:
-    """Return a text from a user without characters that are unsafe in a rule's quoted comment.
-
-    Names that the API server accepts are not changed. Other names, for example from a folder of manifests, lose the
-    characters that could end the comment or the line, and are cut, because iptables refuses comments above 255 bytes.
-    """
+    """Return a text from a user without characters that are unsafe in a rule's quoted comment. Names that the API
+    server accepts are not changed. Other names, for example from a folder of manifests, lose the characters that could
+    end the comment or the line, and are cut, because iptables refuses comments above 255 bytes."""
     return text if _PLAIN.fullmatch(text) else _ODD.sub("_", text[:200])

@@ -1,5 +1,4 @@
 """Detects changes by other programs: with a cheap check every second, and with a rare audit, which reads all rules.
-
 nf_tables counts its transactions, and legacy tables have a size and a lock. The watch compares these values with the
 values after the last change by this program. If the values differ, the watch reads the chains, and an audit reads the
 rules of the chains. The Go kube-proxy checks only its canary chain in the mangle table."""
@@ -40,10 +39,9 @@ def _with_jumps(table: str) -> set[str]:
 
 
 class NftWatch:
-    """Detects changes by other programs in one family's tables of iptables-nft, over netlink.
-
-    The kernel does not report changes in chains of other programs to this process. After `inspect`, `rest` is the pause
-    before an audit (REST or FAINT_REST), and `places` are the changed chains, None if unknown."""
+    """Detects changes by other programs in one family's tables of iptables-nft, over netlink. The kernel does not
+    report changes in chains of other programs to this process. After `inspect`, `rest` is the pause before an audit
+    (REST or FAINT_REST), and `places` are the changed chains, None if unknown."""
 
     rest = REST
 
@@ -133,11 +131,10 @@ def _concerns(change: ChainChange) -> bool:
 
 
 class LegacyWatch:
-    """Watches the tables of iptables-legacy by their size and by their lock, which do not show the changed chain.
-
-    This process makes its own changes while it holds the lock, and reads the sizes before and after, so that the
-    difference is its own. Commands before 1.8.6 always take the lock themselves; a change by another program in the
-    meantime counts as ours."""
+    """Watches the tables of iptables-legacy by their size and by their lock, which do not show the changed chain. This
+    process makes its own changes while it holds the lock, and reads the sizes before and after, so that the difference
+    is its own. Commands before 1.8.6 always take the lock themselves; a change by another program in the meantime
+    counts as ours."""
 
     places: frozenset[skeleton.Place] | None = None
 
@@ -284,7 +281,6 @@ class Audit:
             return [f"-A {jump.rule}" for jump in skeleton.JUMPS if jump[:2] == (table, name)] or [f"-A {name} ?"]
 
     def _confirmed(self, suspects: list[Suspect], tables: Mapping[str, FoundTable]) -> list[Suspect]:
-        """Return the chains that differ from copies of the written rules; both are compared in iptables-save's form."""
         if any(suspect.place[1] not in tables[suspect.place[0]].chains for suspect in suspects):
             return suspects
         originals = {suspect.place for suspect in suspects}

@@ -1,8 +1,7 @@
-"""The ipvs backend of one family: converts changed plans to changes of virtual servers, sets and addresses.
-
-The desired state is in memory (desired.py); the kernel is read at the start, after a failure and by inspections. IPVS,
-ipsets and the interface have no transactions, so writes have an order that is safe after each step: first a Service's
-set entries, then the virtual servers, then the addresses. A deletion has the reverse order."""
+"""The ipvs backend of one family: converts changed plans to changes of virtual servers, sets and addresses. The desired
+state is in memory (desired.py); the kernel is read at the start, after a failure and by inspections. IPVS, ipsets and
+the interface have no transactions, so writes have an order that is safe after each step: first a Service's set entries,
+then the virtual servers, then the addresses. A deletion has the reverse order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Removes the objects of ipvs mode, of this program or of the Go kube-proxy: after a change of mode, and for --cleanup.
-
 This module removes only objects of ipvs mode; leftovers.py removes the chains that iptables mode has as well
 (KUBE-SERVICES, ...). Virtual servers of other programs are not removed. Virtual servers are ours if they use an address
 of kube-ipvs0 or a port in our NodePort sets."""
@@ -76,7 +75,6 @@ def _remove_servers() -> list[str]:
 
 
 def _node_ports() -> set[bytes]:
-    """Return the NodePorts in our sets, as packed protocol and port: the end of a virtual server's key."""
     found: set[bytes] = set()
     with Ipsets.open() as sets:
         there = _names(sets)
@@ -95,7 +93,6 @@ def _remove_interface() -> list[str]:
 
 
 def _remove_rules() -> list[str]:
-    """Remove the chains that only ipvs mode has, and the rules of all other chains that match our sets."""
     there: Collection[str] = _SETS
     with Ipsets.open() as sets, suppress(NetlinkError):  # `_remove_sets` reports the error
         there = _SETS & _names(sets)

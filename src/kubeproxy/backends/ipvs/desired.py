@@ -146,10 +146,9 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
 def _sources(
     frontend: Frontend, allowed: Sequence[Range] | None, node: NodeAddresses
 ) -> Iterator[tuple[IpsetId, SetEntry]]:
-    """Yield the set entries that admit clients to a frontend; `allowed` are the source ranges, or None.
-
-    The node's own connections have the frontend's address as their source, because that address is on kube-ipvs0. If
-    the ranges include one of the node's addresses, an entry for the frontend's address admits these connections."""
+    """Yield the set entries that admit clients to a frontend; `allowed` are the source ranges, or None. The node's own
+    connections have the frontend's address as their source, because that address is on kube-ipvs0. If the ranges
+    include one of the node's addresses, an entry for the frontend's address admits these connections."""
     if allowed is None:
         return
     entry = service_entry(frontend.key)

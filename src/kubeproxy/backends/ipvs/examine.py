@@ -1,6 +1,5 @@
-"""The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a separate process.
-
-A Service's address takes precedence over a NodePort. The comparison takes such conflicts into account only when it
+"""The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a separate process. A
+Service's address takes precedence over a NodePort. The comparison takes such conflicts into account only when it
 compares all Services."""
 
 from __future__ import annotations

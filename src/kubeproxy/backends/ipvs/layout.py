@@ -1,5 +1,4 @@
 """The fixed objects of ipvs mode in the kernel: the interface, the ipsets, the schedulers, and the iptables rules.
-
 Pure, and independent of Services. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that each of the
 two proxies can take over the other's objects. The Go kube-proxy does not have DROP and DROP_OUTSIDE: it sends traffic
 under a local policy without local endpoints to endpoints of other nodes."""

@@ -1,5 +1,4 @@
 """The access of ipvs mode to the kernel, for one family: IPVS, ipsets and addresses over netlink, rules with iptables.
-
 backend.py decides which objects to write."""
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The found state of our table without the elements of Services: chains, rules, small sets. Reads only.
-
-Used at the start, after a failure, and when another program may have changed the table. The second part of the module
-replaces a found table with our table: it copies elements of earlier versions, and adds temporary rules."""
+"""The found state of our table without the elements of Services: chains, rules, small sets. Reads only. Used at the
+start, after a failure, and when another program may have changed the table. The second part of the module replaces a
+found table with our table: it copies elements of earlier versions, and adds temporary rules."""
 
 from __future__ import annotations
 
@@ -38,10 +37,9 @@ CONTRADICTIONS: Final = frozenset(
 
 def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> Signature | None:
     """Return the table's signature after our transaction created chains and rules, without reading the table. Returns
-    None if another program had already created one of the chains.
-
-    `reported` are the handles of the first chain and the last rule of that transaction. The kernel assigns consecutive
-    handles in a table, so the objects between these two have the handles in between."""
+    None if another program had already created one of the chains. `reported` are the handles of the first chain and the
+    last rule of that transaction. The kernel assigns consecutive handles in a table, so the objects between these two
+    have the handles in between."""
     objects = list(nfnetlink.created(made))
     del objects[: [kind for kind, _ in objects].index(nfnetlink.NEW_CHAIN)]
     if len(reported) != 2 or reported[1] - reported[0] != len(objects) - 1:
@@ -180,12 +178,10 @@ def older_chains(found: TableContents) -> set[ChainName]:
 
 
 def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes]:
-    """Return the messages that copy the elements of former sets into their successors. Raises ApplyError.
-
-    Tables of versions before 2026-11-26 have a chain of session affinity for each number of endpoints and timeout, and
-    a set of clients for each slot; tables of versions before 2026-11-24 have other names of sets, and another key for
-    clients. The elements are copied in the transaction that writes the current rules, so clients keep their endpoints.
-    """
+    """Return the messages that copy the elements of former sets into their successors. Raises ApplyError. Tables of
+    versions before 2026-11-26 have a chain of session affinity for each number of endpoints and timeout, and a set of
+    clients for each slot; tables of versions before 2026-11-24 have other names of sets, and another key for clients.
+    The elements are copied in the transaction that writes the current rules, so clients keep their endpoints."""
     if SetId.AFFINITY_SERVICES in found.sets or older_form(SetId.AFFINITY_SERVICES, found) is None:
         return []
     transaction = Transaction(Packers(ruleset.layout), {})

@@ -1,7 +1,6 @@
-"""nftables mode, one family: keeps the committed state in memory, and converts changed plans to transactions.
-
-The backend reads the kernel at the start, after a failure and after another program changed the table. All calls block
-for a short time; the engine yields between batches."""
+"""nftables mode, one family: keeps the committed state in memory, and converts changed plans to transactions. The
+backend reads the kernel at the start, after a failure and after another program changed the table. All calls block for
+a short time; the engine yields between batches."""
 
 from __future__ import annotations
 
@@ -232,7 +231,6 @@ class NftablesBackend:
         self._chains, self._signature = (self._chains | missing) - unused, signature.without(map(str, unused))
 
     def _unused(self, wanted: set[ChainName], missing: set[ChainName]) -> set[ChainName]:
-        """Return the chains of timeouts and Maglev table sizes that no Service uses; none if there are few chains."""
         if not self._is_whole or len(self._chains | missing) <= self._prune_at:
             return set()
         placed = chain.from_iterable(self._placed.values())
@@ -245,7 +243,6 @@ class NftablesBackend:
 
     def resync(self, wanted: Plans) -> Iterator[int]:
         """Make the table contain exactly these Services: adopt our own table, or replace another program's table.
-
         Yields the number of elements after each transaction. Raises ApplyError. Before the comparison, discard recorded
         changes of other programs, and take the table's signature; later changes of other programs are differences."""
         self._table.reset_changes()
@@ -287,11 +284,10 @@ class NftablesBackend:
         self._is_whole, self._differs = True, False
 
     def _repaired(self, since: int, extra: tuple[SetId, ...] | None = None) -> bool:
-        """Repair chains and rules, and take the signature; return False if the table must be replaced instead.
-
-        `extra` are the sets of ranges of ports that the table should have; by default, the table keeps its present
-        sets. A table with chains of the Go kube-proxy is replaced, because a comparison of all its chains would take
-        seconds."""
+        """Repair chains and rules, and take the signature; return False if the table must be replaced instead. `extra`
+        are the sets of ranges of ports that the table should have; by default, the table keeps its present sets. A
+        table with chains of the Go kube-proxy is replaced, because a comparison of all its chains would take seconds.
+        """
         chains = self._table.chains()
         if any("/" in name for name in chains):
             return False
@@ -374,10 +370,8 @@ class NftablesBackend:
 
     def _remove(self, unneeded: Mapping[str, Collection[bytes]]) -> Iterator[int]:
         """Remove elements, except shared elements in use, in the order of a packet's lookups, each group in separate
-        transactions.
-
-        Until its removal, a former frontend of a Service may precede the present frontend, so its endpoints remain
-        longer. A commit can be between two lookups of a packet."""
+        transactions. Until its removal, a former frontend of a Service may precede the present frontend, so its
+        endpoints remain longer. A commit can be between two lookups of a packet."""
         for sets in LOOKUPS:
             transaction = Transaction(self._packers, {})
             for set_id in sets:

@@ -1,7 +1,6 @@
-"""Counts new connections per service port and endpoint, with the counters of elements in the maps of endpoints.
-
-All ranges of ports of a Service count as one service port. Only the first packet of a connection passes the nat chains,
-so the counter of an element is the number of connections to its endpoint. When an element is written again, its counter
+"""Counts new connections per service port and endpoint, with the counters of elements in the maps of endpoints. All
+ranges of ports of a Service count as one service port. Only the first packet of a connection passes the nat chains, so
+the counter of an element is the number of connections to its endpoint. When an element is written again, its counter
 begins at 0, so the connections after the last read are not counted."""
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]
 
 
 def _elements(item: Placed) -> Iterator[tuple[str, bytes, ServicePortKey]]:
-    """Yield map and key of each element of a service port in COUNTED_MAPS, and the key of the service port's series."""
     parts, own = Parts([item]), item.plan.key
     for numbered, series in ((SetId.SESSION_ENDPOINTS, own), (SetId.RANGE_ENDPOINTS, _of_ranges(own))):
         yield from ((numbered, key, series) for key in parts.elements.get(numbered, ()))

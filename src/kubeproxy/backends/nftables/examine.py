@@ -1,7 +1,6 @@
-"""Examination of nftables mode: compares the table with plans, element by element, while the proxy runs.
-
-A difference is a change that a resync would write. Therefore each plan is compared in the slots and with the numbers
-that it has in the kernel. A dump may lack elements while the proxy writes, so missing elements are looked up by key."""
+"""Examination of nftables mode: compares the table with plans, element by element, while the proxy runs. A difference
+is a change that a resync would write. Therefore each plan is compared in the slots and with the numbers that it has in
+the kernel. A dump may lack elements while the proxy writes, so missing elements are looked up by key."""
 
 from __future__ import annotations
 
@@ -104,7 +103,6 @@ class NftablesExaminer(Examiner):
         yield from {destination[: -len(_PAD)] for destination in there.values()}
 
     def _fitting(self, name: str, fronts: Iterable[bytes]) -> list[bytes]:
-        """Return the frontends whose keys have the size of a set's keys: the NodePorts, or all others."""
         size = self._layout.shapes[name].key_size(self.family)
         return [key for key in fronts if len(key) == size]
 
@@ -156,7 +154,6 @@ class NftablesExaminer(Examiner):
                 numbers |= set(found[name].values())
 
     def _numbers_of_others(self, plans: Plans) -> Iterator[int]:
-        """Yield the numbers of the frontends of other Services, if the plans contain numbers to compare."""
         all_plans = [plan for its in plans.values() for plan in its]
         if any(plan.numbered or plan.source_ranges is not None for plan in all_plans):
             own = {*_fronts(all_plans), *self._range_keys(plans)}
@@ -189,7 +186,6 @@ class NftablesExaminer(Examiner):
         return found, desired
 
     def _harm(self) -> Finding | None:
-        """Return the finding that the table is missing, dormant or foreign; None if the table is usable."""
         header, where = self._view.header(), f"table {self._ruleset.name}"
         if header is None:
             return Finding(None, Kind.MISSING, "the whole table: no Service is served", where)
@@ -212,7 +208,6 @@ class NftablesExaminer(Examiner):
         node_found: dict[str, Any],
         node_desired: dict[str, Any],
     ) -> Iterator[Finding]:
-        """Yield the differences of these Services, and of the node. Consumes `elements`."""
         owners = {key: name for name, its in plans.items() for key in (*_fronts(its), *self._range_keys({name: its}))}
         owners |= {key[: len(key) // 2 - 4]: owners[key] for key in self._range_keys(plans)}
         lists = elements[SetId.FIREWALL_LISTS] | elements.get(SetId.FIREWALL_RANGES, {})
@@ -278,7 +273,6 @@ def _owners_of_pools(state: Elements, owners: Mapping[bytes, ServiceName]) -> di
 
 
 def _parts(plans: Plans, found: Elements | None, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
-    """Return the desired elements of Services in the slots found in the kernel; no Service gets a number in `taken`."""
     known = Numbers(taken)
     if found is None:
         return {name: Parts(place_all(its, (), known)) for name, its in plans.items()}
@@ -300,18 +294,15 @@ def _fronts(plans: Iterable[ServicePlan]) -> Iterator[bytes]:
 
 
 def _most_slots(planned: int) -> int:
-    """Return the number of slots of a frontend to look up; `planned` is the number of its endpoints."""
     least, most = _BEYOND
     return planned + min(max(planned, least), most)
 
 
 def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dict[bytes, Any], dict[bytes, Any]]:
     """Remove a pool from the found and desired elements of its map; return its found and desired state if they differ,
-    else two empty states.
-
-    An entry is the number of slots of an endpoint (key: frontend and destination); if these numbers are as desired, an
-    entry is the endpoints in slot order (key: frontend). If one endpoint is removed, only this endpoint differs,
-    although the last endpoint moves to another slot."""
+    else two empty states. An entry is the number of slots of an endpoint (key: frontend and destination); if these
+    numbers are as desired, an entry is the endpoints in slot order (key: frontend). If one endpoint is removed, only
+    this endpoint differs, although the last endpoint moves to another slot."""
     slots = slot_keys(key, _most_slots(len(pool)))
     there = list(map(elements.pop, slots[: len(pool)], repeat(None)))
     wanted = [destination + _PAD for destination in pool]

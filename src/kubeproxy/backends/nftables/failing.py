@@ -1,7 +1,6 @@
-"""The set of suspects: endpoints that did not answer a client's SYN, or refused a client's connection or packet.
-
-Rules add and remove the elements, and elements time out, so the set is not part of the comparison of elements. The
-proxy reads only this set, so a connection that an endpoint answers costs no event and no read. See docs/failover.md."""
+"""The set of suspects: endpoints that did not answer a client's SYN, or refused a client's connection or packet. Rules
+add and remove the elements, and elements time out, so the set is not part of the comparison of elements. The proxy
+reads only this set, so a connection that an endpoint answers costs no event and no read. See docs/failover.md."""
 
 from __future__ import annotations
 
@@ -33,10 +32,9 @@ def declaration(layout: Layout) -> SetSpec:
 
 def checks(layout: Layout) -> tuple[str, ...]:
     """Return the rules of base chains before the translation; a packet of an established connection needs two
-    comparisons.
-
-    The first packet of a connection is not translated yet. Therefore a packet with state `new` and status `dnat` is a
-    repeated SYN, and a packet of a connection that is not assured is a repeated SYN or part of a handshake."""
+    comparisons. The first packet of a connection is not translated yet. Therefore a packet with state `new` and status
+    `dnat` is a repeated SYN, and a packet of a connection that is not assured is a repeated SYN or part of a handshake.
+    """
     return (
         f"ct status & assured == 0 ct status dnat jump {CHAIN}",
         f"meta l4proto {_ICMP[layout.family]} ct state related ct status dnat update {_endpoint(layout)}",

@@ -1,7 +1,6 @@
-"""Fast forwarding: the kernel forwards long connections of Services between interfaces without evaluating rules.
-
-A rule adds a connection to a flowtable (nf_flowtable) after a number of packets. This module keeps the flowtable's list
-of interfaces up to date. See docs/beyond.md "Fast forwarding"."""
+"""Fast forwarding: the kernel forwards long connections of Services between interfaces without evaluating rules. A rule
+adds a connection to a flowtable (nf_flowtable) after a number of packets. This module keeps the flowtable's list of
+interfaces up to date. See docs/beyond.md "Fast forwarding"."""
 
 from __future__ import annotations
 

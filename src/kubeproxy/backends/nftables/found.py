@@ -105,7 +105,6 @@ def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
 def _sticky(
     plan: ServicePlan, number: int, actual: Elements, known: Numbers
 ) -> tuple[Mapping[Policy, Pool], Identities]:
-    """Return the found pools of a plan with session affinity, with the numbers of their endpoints."""
     slots, owners = actual[SetId.SESSION_SLOTS], actual[SetId.SESSION_ENDPOINTS]
     protocol = layout.protocol_field(plan.key.protocol)
     pools, endpoints = {}, {}
@@ -253,13 +252,10 @@ class FoundElements:
         return next(extra, "")
 
     def _count(self, name: str) -> int:
-        """Return the number of elements of a set, by a dump if the kernel does not report the number (before Linux
-        6.16)."""
         counted = self._table.count(name)
         return counted if counted is not None else sum(map(len, self._table.pairs(name)))
 
     def _unowned(self, name: str, taken: Mapping[bytes, int]) -> dict[bytes, bytes]:
-        """Return the elements of a map that are neither in a used slot nor already taken. Raises ApplyError."""
         for _ in range(READS):
             found = {
                 key: data
@@ -316,7 +312,6 @@ def _torn(name: str) -> ApplyError:
 
 
 def _slots(name: str, actual: Elements) -> dict[bytes, tuple[int, int]]:
-    """Return the minimum and maximum number of used slots of each frontend or pool of a map."""
     found: dict[bytes, tuple[int, int]] = {}
     known: dict[tuple[SetId, bytes], tuple[int, int]] = {}
     for source in _FRONTENDS[name]:

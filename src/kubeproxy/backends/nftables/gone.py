@@ -1,5 +1,4 @@
 """The set of gone endpoints: a client that still sends to such an endpoint through a Service gets an immediate reset.
-
 The set's elements time out in the kernel, so comparisons of elements ignore this set. This module tracks the set's
 content, to remove an address before a new endpoint uses it. See docs/beyond.md "Resets"."""
 
@@ -30,11 +29,10 @@ def declaration(layout: Layout) -> SetSpec:
 
 
 def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Return the chains that look up a connection's endpoint in the set and reset the connection.
-
-    The chains run before address translation, so the source of the reset is the Service's address, also on a bridge,
-    where the kernel does not translate the reset. An nft expression with a port of connection tracking must follow an
-    expression with the protocol."""
+    """Return the chains that look up a connection's endpoint in the set and reset the connection. The chains run before
+    address translation, so the source of the reset is the Service's address, also on a bridge, where the kernel does
+    not translate the reset. An nft expression with a port of connection tracking must follow an expression with the
+    protocol."""
     endpoint = f"ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src @{GONE}"
     return {
         "gone-endpoints-check": tuple(
@@ -106,10 +104,9 @@ class GoneEndpoints:
                 del self._ports[key[:-3]]
 
     def spare(self, commit: Callable[[list[bytes]], None]) -> None:
-        """Remove addresses that are used again; call this before a Service uses the addresses.
-
-        An element may expire at any moment, and before Linux 6.3 the kernel refuses to remove a missing element.
-        Therefore each element is added first, which has no effect on an existing element."""
+        """Remove addresses that are used again; call this before a Service uses the addresses. An element may expire at
+        any moment, and before Linux 6.3 the kernel refuses to remove a missing element. Therefore each element is added
+        first, which has no effect on an existing element."""
         if keys := [service_key(key) for key in self._taken]:
             added = [timed_element(key, 0, SECONDS * 1000) for key in keys]
             removed = map(plain_element, keys)

@@ -1,5 +1,4 @@
 """Layout of our table: its sets and maps, the packing of their keys, classes and slots of pools, and names of chains.
-
 Pure data for rules and elements. Source: docs/nftables.md "Sets and maps by name"."""
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ CLASSES: Final[tuple[int, ...]] = (
     *(1024, 4096, 16384, 65535),
 )
 """Sizes of the classes: the number of endpoints in a pool is rounded up to the next size. A rule picks a random slot of
-a class.
-
-The kernel checks each new element against the rule of each class, so with twice as many classes a full sync takes a
-sixth longer. In a map a class has two bytes, so the largest class is 65,535."""
+a class. The kernel checks each new element against the rule of each class, so with twice as many classes a full sync
+takes a sixth longer. In a map a class has two bytes, so the largest class is 65,535."""
 
 BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))
 """The next smaller class of each class except the first."""
@@ -51,11 +48,9 @@ _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
 
 class SetId(StrEnum):
-    """Names of our sets and maps in the kernel.
-
-    After a rollback the Go kube-proxy takes over our table, so no name is the name of a map of the Go kube-proxy. No
-    name begins with `affinity-`, because the Go kube-proxy deletes such sets, and the kernel refuses the deletion while
-    our chains use them."""
+    """Names of our sets and maps in the kernel. After a rollback the Go kube-proxy takes over our table, so no name is
+    the name of a map of the Go kube-proxy. No name begins with `affinity-`, because the Go kube-proxy deletes such
+    sets, and the kernel refuses the deletion while our chains use them."""
 
     # address . protocol . port . slot : destination
     ENDPOINTS = "endpoints"
@@ -232,7 +227,6 @@ def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return the number of slots for each weight (smallest first); `counts` are the numbers of endpoints."""
     smallest, best, least = kinds[0], (1,) * len(kinds), float("inf")
     # smallest / gcd slots for the smallest weight need no rounding. With up to four times as many slots, the total is
     # close to the size of its class, so few picks hit an empty slot.

@@ -1,7 +1,6 @@
-"""Transactions: groups of Services that change together, and elements packed into netlink messages. Pure.
-
-Packing is the hot path of a full sync. Compiled code packs a pool of endpoints as one piece, and at the end the pieces
-of a set are divided into messages."""
+"""Transactions: groups of Services that change together, and elements packed into netlink messages. Pure. Packing is
+the hot path of a full sync. Compiled code packs a pool of endpoints as one piece, and at the end the pieces of a set
+are divided into messages."""
 
 from __future__ import annotations
 
@@ -87,7 +86,6 @@ def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[
 
 
 def _only_removed(delta: Difference[str, bytes, bytes], names: AbstractSet[str]) -> dict[str, list[bytes]]:
-    """Return the removed keys of these sets that are not added again."""
     found = {}
     for set_id in names & delta.removed.keys():
         come = {key for key, _ in delta.added.get(set_id, ())}
@@ -97,9 +95,6 @@ def _only_removed(delta: Difference[str, bytes, bytes], names: AbstractSet[str])
 
 
 class _Slots(NamedTuple):
-    """The slots of a pool to remove, and the slots to add with their data. A slot that gets another endpoint is in both
-    groups."""
-
     gone: Sequence[bytes]
     come: Sequence[tuple[bytes, bytes]]
 

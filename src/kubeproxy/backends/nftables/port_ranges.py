@@ -1,8 +1,7 @@
-"""Ranges of ports: their chains, the rules by which the base chains reach these chains, and their elements. Pure.
-
-A table has these chains, rules and sets only while a Service has a range. There is no base chain for ranges, because
-the Go kube-proxy empties only the known base chains when it takes the table over. A range is an interval that leads to
-the number of its pool; an endpoint is picked as with session affinity, by numbers."""
+"""Ranges of ports: their chains, the rules by which the base chains reach these chains, and their elements. Pure. A
+table has these chains, rules and sets only while a Service has a range. There is no base chain for ranges, because the
+Go kube-proxy empties only the known base chains when it takes the table over. A range is an interval that leads to the
+number of its pool; an endpoint is picked as with session affinity, by numbers."""
 
 from __future__ import annotations
 
@@ -82,7 +81,6 @@ def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]
 
 
 def _translated(ip: str) -> str:
-    """Return the rule that sends a packet to the endpoint whose number it carries, if there is such an endpoint."""
     return f"{ip} daddr set {ip} daddr map @{SetId.RANGE_ENDPOINTS} goto range-out"
 
 

@@ -1,7 +1,6 @@
-"""Desired elements: translates a Service's plans into elements of the sets and maps of our table. Pure.
-
-An endpoint keeps its slot for its lifetime, so a change writes few elements, and clients with session affinity keep
-their endpoints."""
+"""Desired elements: translates a Service's plans into elements of the sets and maps of our table. Pure. An endpoint
+keeps its slot for its lifetime, so a change writes few elements, and clients with session affinity keep their
+endpoints."""
 
 from __future__ import annotations
 
@@ -69,7 +68,6 @@ class Numbers:
         return self._endpoints.get(key, _NONE)
 
     def _new_endpoint(self, family: Family) -> bytes:
-        """Return an unused number. After 2**30 numbers, the numbers start again."""
         self.last_endpoint = self.last_endpoint % LARGEST_NUMBER + 1
         return layout.endpoint_number(self.last_endpoint, family)
 
@@ -138,11 +136,10 @@ class MaglevTable(tuple[bytes, ...]):
 
 
 class Placed(NamedTuple):
-    """A plan with the endpoints of its pools in slot order.
-
-    With affinity or ranges of ports a placed plan has the number of its pools (else 0), and the numbers of its
-    endpoints. With weights an endpoint has several slots. `ranges` is the number of the Service's list of source
-    ranges, 0 without a list. `allowed` are these ranges, which only one plan of the Service has."""
+    """A plan with the endpoints of its pools in slot order. With affinity or ranges of ports a placed plan has the
+    number of its pools (else 0), and the numbers of its endpoints. With weights an endpoint has several slots. `ranges`
+    is the number of the Service's list of source ranges, 0 without a list. `allowed` are these ranges, which only one
+    plan of the Service has."""
 
     plan: ServicePlan
     cluster: Pool
@@ -216,10 +213,9 @@ def repeated(pool: Pool, weights: Weights, most: int) -> Pool:
 
 
 def assign(before: Pool, wanted: Pool) -> Pool:
-    """Return the desired destinations in the order that moves the fewest destinations.
-
-    Remaining destinations keep their slots, and new destinations fill the free slots. The last destinations move into
-    the remaining free slots. An endpoint that loses some of its slots keeps its lowest slots."""
+    """Return the desired destinations in the order that moves the fewest destinations. Remaining destinations keep
+    their slots, and new destinations fill the free slots. The last destinations move into the remaining free slots. An
+    endpoint that loses some of its slots keeps its lowest slots."""
     if before == wanted or not before:
         return wanted
     missing = dict.fromkeys(wanted, 1)
@@ -400,11 +396,10 @@ def pools(item: Placed) -> dict[Policy, Pool]:
 
 
 class Way(NamedTuple):
-    """The sets and maps that contain a frontend, which depend on the frontend's kind and traffic.
-
-    `picked` has, for each pool, the endpoint map, the map of frontends, the treatment of the pool's chain, and the
-    policy of the pool; it is empty if the frontend forwards no traffic. `unserved` is the set of refused or dropped
-    frontends that contains the frontend, None if no such set contains it."""
+    """The sets and maps that contain a frontend, which depend on the frontend's kind and traffic. `picked` has, for
+    each pool, the endpoint map, the map of frontends, the treatment of the pool's chain, and the policy of the pool; it
+    is empty if the frontend forwards no traffic. `unserved` is the set of refused or dropped frontends that contains
+    the frontend, None if no such set contains it."""
 
     nodeport: bool
     picked: Sequence[tuple[SetId, SetId, str, Policy]]

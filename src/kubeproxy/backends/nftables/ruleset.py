@@ -1,8 +1,6 @@
-"""The desired table without elements: sets, base chains, static rules, and chains shared by Services.
-
-Pure: computes the table's definition from the globals and chain names. Rules are written in nft syntax and then
-compiled. The number of rules does not depend on the number of Services. Hooks and priorities are those of the Go
-kube-proxy v1.36."""
+"""The desired table without elements: sets, base chains, static rules, and chains shared by Services. Pure: computes
+the table's definition from the globals and chain names. Rules are written in nft syntax and then compiled. The number
+of rules does not depend on the number of Services. Hooks and priorities are those of the Go kube-proxy v1.36."""
 
 from __future__ import annotations
 
@@ -140,11 +138,9 @@ class Ruleset:
         return self._treatments() | self._picking() | sticky | checks | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that look up a frontend, and select its pool and whether to masquerade.
-
-        The result of the lookup is the class of the frontend's pool. An nft rule cannot use a value from one map in the
-        key of another map, so until an endpoint is picked, the packet carries the class in place of its destination
-        port."""
+        """Return the chains that look up a frontend, and select its pool and whether to masquerade. The result of the
+        lookup is the class of the frontend's pool. An nft rule cannot use a value from one map in the key of another
+        map, so until an endpoint is picked, the packet carries the class in place of its destination port."""
         mark = self._mark_packet
         service = _SERVICE.format(ip=self.layout.ip)
         nodeport = self._nodeport_match()
@@ -182,7 +178,6 @@ class Ruleset:
         }
 
     def _checks(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains of the other hooks: masquerade in postrouting, source ranges, rejects and drops."""
         ip = self.layout.ip
         service = _SERVICE.format(ip=ip)
         nodeport = self._nodeport_match()
@@ -235,12 +230,10 @@ class Ruleset:
         }
 
     def _refuse(self) -> tuple[str, ...]:
-        """Return the rules for packets to frontends without endpoints.
-
-        The kernel limits the rate of ICMP errors per client (icmp_ratelimit), so IPv4 TCP gets resets, unless the
-        feature is off. IPv6 TCP gets ICMPv6 errors, as with the Go kube-proxy. If client and proxy share a host, such
-        an error can arrive while connect() holds the socket. The error is then lost, and the client's next SYN, a
-        second later, gets another error (tcp_v6_err)."""
+        """Return the rules for packets to frontends without endpoints. The kernel limits the rate of ICMP errors per
+        client (icmp_ratelimit), so IPv4 TCP gets resets, unless the feature is off. IPv6 TCP gets ICMPv6 errors, as
+        with the Go kube-proxy. If client and proxy share a host, such an error can arrive while connect() holds the
+        socket. The error is then lost, and the client's next SYN, a second later, gets another error (tcp_v6_err)."""
         resets = self.family is Family.IPV4 and REFUSAL_RESETS.value(self._world)
         return ("meta l4proto tcp reject with tcp reset", "reject") if resets else ("reject",)
 
@@ -375,7 +368,6 @@ PUT_BACK: Final = "put-port-back"
 
 
 def _carry(key: str, class_map: SetId) -> str:
-    """Return a statement that matches the frontends of a map, and writes their class over the destination port."""
     return f"th dport set {key} map @{class_map}"
 
 

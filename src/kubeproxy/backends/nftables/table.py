@@ -18,11 +18,9 @@ from kubeproxy.model.addresses import Family
 
 
 class KernelTable(TableReader):
-    """The table `kube-proxy` of one family, in the network namespace of the sockets.
-
-    All calls block for a short time and raise ApplyError. The sockets stay open for the life of a backend, because the
-    close of a netfilter socket delays the next transaction of any program by 10 to 30 ms (nft_rcv_nl_event of Linux
-    6.18)."""
+    """The table `kube-proxy` of one family, in the network namespace of the sockets. All calls block for a short time
+    and raise ApplyError. The sockets stay open for the life of a backend, because the close of a netfilter socket
+    delays the next transaction of any program by 10 to 30 ms (nft_rcv_nl_event of Linux 6.18)."""
 
     def __init__(
         self,

@@ -133,7 +133,6 @@ class ElementWords(TableWords):
         return self._layout.shapes[place].key_size(self._layout.family) - 4
 
     def _front(self, set_id: str, key: bytes) -> str:
-        """Return the subject of an element: a frontend, or an address if the set has no ports."""
         fields = self._layout.shapes[set_id].fields
         size = self._layout.family.address_size if "address" in fields else 0
         if set_id == SetId.FIREWALL_ALLOW:

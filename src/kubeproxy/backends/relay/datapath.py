@@ -1,8 +1,6 @@
-"""The relay's thread: an asyncio loop, the watched sockets, and the limit of descriptors.
-
-The thread is independent of Services and protocols: see tcp.py and userspace/udp.py. A separate epoll watches the
-sockets, and the loop watches the epoll, so a socket is registered once, and its events create no callback, handle or
-task."""
+"""The relay's thread: an asyncio loop, the watched sockets, and the limit of descriptors. The thread is independent of
+Services and protocols: see tcp.py and userspace/udp.py. A separate epoll watches the sockets, and the loop watches the
+epoll, so a socket is registered once, and its events create no callback, handle or task."""
 
 from __future__ import annotations
 
@@ -53,10 +51,8 @@ class Watched(Protocol):
 
 class DescriptorBudget:
     """Limit and use of file descriptors for traffic, by kind (such as "connections"). Each listener uses one
-    descriptor.
-
-    A quarter is reserved for each kind that has listeners, so that many clients of one kind cannot exclude clients of
-    another. (The Go kube-proxy had no such limit; at the system's limit it accepted no connection.)"""
+    descriptor. A quarter is reserved for each kind that has listeners, so that many clients of one kind cannot exclude
+    clients of another. (The Go kube-proxy had no such limit; at the system's limit it accepted no connection.)"""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -199,10 +195,9 @@ class DataPath:
             log.error(message, *values)
 
     def carry(self, source: int, target: int) -> tuple[int, bytes]:
-        """Move the available bytes from one TCP socket to another, at most ROOM, without copying them.
-
-        Returns two values: the number of bytes read (0 at the end of the stream), and the bytes for which the target
-        had no room. Raises OSError; BlockingIOError if no byte is available."""
+        """Move the available bytes from one TCP socket to another, at most ROOM, without copying them. Returns two
+        values: the number of bytes read (0 at the end of the stream), and the bytes for which the target had no room.
+        Raises OSError; BlockingIOError if no byte is available."""
         reading, writing = self._pipe
         came = os.splice(source, writing, ROOM, flags=os.SPLICE_F_NONBLOCK)
         left = came

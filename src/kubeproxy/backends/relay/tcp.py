@@ -1,9 +1,7 @@
-"""TCP relay: the listener of a service port, and its connections, each with one connection to an endpoint.
-
-Nothing blocks, and at most datapath.ROOM bytes are buffered for a direction, so a slow reader slows down its sender.
-The end of a stream is relayed in each direction independently; a reset is relayed as a reset. Sockets send a reset when
-they are closed before both streams have ended. If the proxy dies, a client can therefore recognise an incomplete
-answer."""
+"""TCP relay: the listener of a service port, and its connections, each with one connection to an endpoint. Nothing
+blocks, and at most datapath.ROOM bytes are buffered for a direction, so a slow reader slows down its sender. The end of
+a stream is relayed in each direction independently; a reset is relayed as a reset. Sockets send a reset when they are
+closed before both streams have ended. If the proxy dies, a client can therefore recognise an incomplete answer."""
 
 from __future__ import annotations
 
@@ -105,8 +103,6 @@ class TcpListener:
 
 
 class _Side(Struct, eq=False):
-    """One of the two sockets of a relayed connection, and the state of the stream from this socket."""
-
     sock: socket.socket
     fd: int
     held: memoryview | None = None  # bytes that did not fit into the other side's buffer
@@ -281,6 +277,5 @@ class Connection(Struct, eq=False):
 
 
 def _wanted(side: _Side, other: _Side) -> int:
-    """Return the events to watch on `side`: readable if `other` has room, writable if bytes wait for `side`."""
     reading = 0 if side.ended or side.held is not None else EPOLLIN
     return reading | (EPOLLOUT if other.held is not None else 0) or _NOTHING

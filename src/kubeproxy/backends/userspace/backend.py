@@ -1,8 +1,6 @@
-"""The userspace backend of one family: keeps listeners and rules consistent.
-
-A listener is opened before rules redirect connections to it, and closed after the last such rule is removed. Calls
-block briefly. A start adopts no rules, because relayed connections end with the proxy: one transaction replaces the
-table with a table for the new listeners."""
+"""The userspace backend of one family: keeps listeners and rules consistent. A listener is opened before rules redirect
+connections to it, and closed after the last such rule is removed. Calls block briefly. A start adopts no rules, because
+relayed connections end with the proxy: one transaction replaces the table with a table for the new listeners."""
 
 from __future__ import annotations
 
@@ -111,7 +109,6 @@ class UserspaceBackend:
             yield size
 
     def _program(self, changes: Sequence[NamedPlans]) -> tuple[int, int]:
-        """Program Services in one transaction; return the number of closed listeners and the transaction's size."""
         after = self._opened(changes, {name: _assignments(plans) for name, plans in changes})
         before = [served for name in after if (served := self._served.get(name)) is not None]
         removed, added = diff(*(merged(served.elements for served in each) for each in (before, after.values())))
@@ -147,7 +144,6 @@ class UserspaceBackend:
             yield from element_messages(kind, self.family, TABLE, name, data)
 
     def _note(self, after: Mapping[ServiceName, _Served], wanted: Iterable[NamedPlans]) -> None:
-        """Record the committed Services; a Service that lacks a listener joins the end of the queue."""
         for name, plans in wanted:
             served = after[name]
             self._served.pop(name, None)

@@ -1,7 +1,6 @@
-"""Examination of userspace mode in a separate process: differences between table and plans, and missing listeners.
-
-The desired port of a listener is its most frequent port in the table, because the proxy picks a listener's port at
-random."""
+"""Examination of userspace mode in a separate process: differences between table and plans, and missing listeners. The
+desired port of a listener is its most frequent port in the table, because the proxy picks a listener's port at random.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +169,6 @@ def _possible(ours: Mapping[ServiceName, Iterable[ServicePlan]]) -> Iterator[tup
 
 
 def _front_of(key: bytes, family: Family) -> bytes:
-    """Return the frontend in an element's key: the first part for a source range, the whole key for other elements."""
     return key[: family.address_size + 8]
 
 

@@ -52,10 +52,8 @@ def shapes(family: Family) -> dict[str, SetSpec]:
 
 def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Elements:
     """Return a plan's elements of the table, given the ports of its listeners. A frontend without a listener (no port
-    left, SCTP) is rejected.
-
-    The data of a map is a listener's port (2 bytes), the data of a plain set is b''; the key of an interval is its
-    first and last value."""
+    left, SCTP) is rejected. The data of a map is a listener's port (2 bytes), the data of a plain set is b''; the key
+    of an interval is its first and last value."""
     found: Elements = {}
     for frontend in plan.frontends:
         key = element_key(frontend)
@@ -193,7 +191,6 @@ class UserspaceRuleset:
         return found
 
     def _by_origin(self, chain: str) -> list[str]:
-        """Return the rules that distinguish origins in prerouting, with the same detector as every other mode."""
         detector = self._ours.detector
         pods = [f"{pods_in_nft(detector, self._ip)} goto {chain}-pod"] if detector.implemented else []
         return [*pods, f"fib saddr type local goto {chain}-node", f"goto {chain}-outside"]

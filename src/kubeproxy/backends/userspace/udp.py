@@ -1,8 +1,6 @@
 """UDP relay: the listener of a service port, and one session per client. A session has a socket connected to an
-endpoint.
-
-A session ends after udpIdleTimeout without a datagram in any direction, but a session with more requests than answers
-lasts as long as the timeout of connection tracking. When an endpoint is removed, its clients get new sessions.
+endpoint. A session ends after udpIdleTimeout without a datagram in any direction, but a session with more requests than
+answers lasts as long as the timeout of connection tracking. When an endpoint is removed, its clients get new sessions.
 Datagrams that do not fit into the system's buffers are lost."""
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Reads connection tracking: entries of protocols with ports, the number of entries and its limit, counters of
-failures.
-
-The kernel can select entries by their status, and sends only the selected entries. The kernel counts failures per
-network namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18 (CTA_STATUS_MASK since 5.15)."""
+failures. The kernel can select entries by their status, and sends only the selected entries. The kernel counts failures
+per network namespace. Source: net/netfilter/nf_conntrack_netlink.c of Linux 6.18 (CTA_STATUS_MASK since 5.15)."""
 
 from __future__ import annotations
 
@@ -58,12 +56,10 @@ _TCP_OVER: Final = frozenset({4, 5, 6, 7, 8})
 
 
 class Tracked(NamedTuple):
-    """An entry of connection tracking.
-
-    `target` is the original destination: packed address, protocol (1 byte), port (2 bytes), as in a frontend's key.
-    `client` and `server` are a packed address followed by the port; `server` is the source of replies. `state` is the
-    state of a TCP connection, else 0. `entry_id` is unique among present and past entries (CTA_ID). `seen` is the
-    packed address that the server sees as the client."""
+    """An entry of connection tracking. `target` is the original destination: packed address, protocol (1 byte), port (2
+    bytes), as in a frontend's key. `client` and `server` are a packed address followed by the port; `server` is the
+    source of replies. `state` is the state of a TCP connection, else 0. `entry_id` is unique among present and past
+    entries (CTA_ID). `seen` is the packed address that the server sees as the client."""
 
     target: bytes
     client: bytes
@@ -100,10 +96,9 @@ EVERYTHING: Final = Wanted()
 
 
 def entries(link: nl.Netlink, family: int, wanted: Wanted = EVERYTHING, selected: bytes = b"") -> Iterator[Tracked]:
-    """Yield the entries of a family (AF_INET or AF_INET6) of TCP, UDP and SCTP. Raises ApplyError.
-
-    `selected` are the attributes of a `selection`, which Linux before 5.8 ignores. The kernel needs 10 ms to search a
-    table of the usual size, 0.1 us per entry that it skips, and 3 us per entry that it returns."""
+    """Yield the entries of a family (AF_INET or AF_INET6) of TCP, UDP and SCTP. Raises ApplyError. `selected` are the
+    attributes of a `selection`, which Linux before 5.8 ignores. The kernel needs 10 ms to search a table of the usual
+    size, 0.1 us per entry that it skips, and 3 us per entry that it returns."""
     payload = nl.netfilter_header(family) + selected
     if wanted.mask:
         payload += nl.number_attribute(STATUS, wanted.status) + nl.number_attribute(_STATUS_MASK, wanted.mask)
@@ -206,9 +201,7 @@ class EntryLayout:
         ports: Container[bytes] = (),
     ) -> Iterator[Ends | None]:
         """Yield the entries in a buffer with a target in `targets`, or a target port in `ports`; targets None selects
-        all.
-
-        For an entry of another protocol, or without ports, the iterator yields None. The function is long and uses
+        all. For an entry of another protocol, or without ports, the iterator yields None. The function is long and uses
         local variables for speed: its loop runs 100,000 times per sync of a busy node."""
         unpack, size, header, done = self._tuples.unpack_from, self._tuples.size, nl.HEADER.unpack_from, nl.NLMSG_DONE
         head, kind, port = self.head, self._protocol, self._port

@@ -1,7 +1,6 @@
-"""Stale UDP flows in connection tracking: their detection, and their deletion over ctnetlink.
-
-A UDP flow has no end, so a tracked flow continues to translate a client's packets to a deleted endpoint. Entries of TCP
-and SCTP are never read or deleted. Sources: kube-proxy's conntrack reconciler (since v1.32), issues 139628 and 141371;
+"""Stale UDP flows in connection tracking: their detection, and their deletion over ctnetlink. A UDP flow has no end, so
+a tracked flow continues to translate a client's packets to a deleted endpoint. Entries of TCP and SCTP are never read
+or deleted. Sources: kube-proxy's conntrack reconciler (since v1.32), issues 139628 and 141371;
 net/netfilter/nf_conntrack_netlink.c of Linux 6.18."""
 
 from __future__ import annotations
@@ -150,10 +149,9 @@ class Conntrack(LastingLink):
 
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
         """Delete the flows of these translations; return the number of deleted flows. Return None if the kernel cannot
-        delete by translation, or if `clean` costs less.
-
-        The kernel does not report how many entries it deleted. The result is the decrease of the number of entries, so
-        it is too small if flows begin in the same fraction of a millisecond."""
+        delete by translation, or if `clean` costs less. The kernel does not report how many entries it deleted. The
+        result is the decrease of the number of entries, so it is too small if flows begin in the same fraction of a
+        millisecond."""
         # With an IPv6 address the kernel would delete all other flows, because its comparison is inverted (see
         # `_questions`).
         if family != 2 or not self._deletes:
@@ -184,11 +182,10 @@ class Conntrack(LastingLink):
         certain: Callable[[], bool] = lambda: True,
         former: Callable[[bytes], bool] | None = None,
     ) -> int | None:
-        """Delete the stale flows (see stale_flows); return their number. Raises ApplyError when the kernel refuses.
-
-        The mappings may change while flows are read. After the read their newest state is used, so that no flow is
-        deleted that has become valid. If the mappings are not `certain` after the read, nothing is deleted, and the
-        result is None."""
+        """Delete the stale flows (see stale_flows); return their number. Raises ApplyError when the kernel refuses. The
+        mappings may change while flows are read. After the read their newest state is used, so that no flow is deleted
+        that has become valid. If the mappings are not `certain` after the read, nothing is deleted, and the result is
+        None."""
         if not services and not nodeports:
             return 0
         flows = self.udp_flows(family, services.keys() if former is None else None, nodeports.keys())
@@ -236,7 +233,6 @@ def _questions(family: FamilyNumber, frontends: Collection[bytes], ports: Collec
 
 
 def _only(family: FamilyNumber, port: bytes = b"", address: bytes = b"") -> bytes:
-    """Pack a dump request for all UDP flows, for the flows to a port, or for the flows to a port and IPv4 address."""
     return netfilter_header(family) + tracked.selection(_UDP, (address, port))
 
 

@@ -1,7 +1,6 @@
-"""Unanswered connections to endpoints: their removal from connection tracking.
-
-A client repeats its SYN for more than a minute. As long as the first SYN is tracked, the kernel sends every repetition
-to the same endpoint. Source: ctnetlink_del_conntrack in net/netfilter/nf_conntrack_netlink.c of Linux 6.18."""
+"""Unanswered connections to endpoints: their removal from connection tracking. A client repeats its SYN for more than a
+minute. As long as the first SYN is tracked, the kernel sends every repetition to the same endpoint. Source:
+ctnetlink_del_conntrack in net/netfilter/nf_conntrack_netlink.c of Linux 6.18."""
 
 from __future__ import annotations
 

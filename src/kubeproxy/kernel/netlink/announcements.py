@@ -1,6 +1,5 @@
-"""Receives the kernel's netlink multicast messages in the caller's network namespace, with filters in classic BPF.
-
-The kernel applies the filters before it queues a message. Sources: netlink(7); linux/filter.h, linux/bpf_common.h,
+"""Receives the kernel's netlink multicast messages in the caller's network namespace, with filters in classic BPF. The
+kernel applies the filters before it queues a message. Sources: netlink(7); linux/filter.h, linux/bpf_common.h,
 net/core/filter.c of Linux 6.18."""
 
 from __future__ import annotations
@@ -174,10 +173,9 @@ def loaded(field: bytes) -> int:
 
 
 def keeping_any(*alternatives: Sequence[tuple[int, bytes]]) -> bytes:
-    """Return a filter that accepts a buffer if a message in it has all the fields of one alternative.
-
-    A field is its offset in the message and its contents, of 2 or 4 bytes. The kernel puts several messages of a
-    transaction into a buffer. A buffer is dropped if the filter loads bytes beyond the buffer's end."""
+    """Return a filter that accepts a buffer if a message in it has all the fields of one alternative. A field is its
+    offset in the message and its contents, of 2 or 4 bytes. The kernel puts several messages of a transaction into a
+    buffer. A buffer is dropped if the filter loads bytes beyond the buffer's end."""
     test = b""
     for fields in alternatives:
         for left, (offset, contents) in zip(range(len(fields) - 1, -1, -1), fields, strict=True):

@@ -1,6 +1,5 @@
-"""Netlink for all its families: headers, attributes, acknowledgements, dumps, batches of requests.
-
-Sources: netlink(7), include/uapi/linux/netlink.h of Linux 6.18, RFC 3549."""
+"""Netlink for all its families: headers, attributes, acknowledgements, dumps, batches of requests. Sources: netlink(7),
+include/uapi/linux/netlink.h of Linux 6.18, RFC 3549."""
 
 from __future__ import annotations
 
@@ -278,11 +277,10 @@ class Netlink(Closing):
         self._socket.close()
 
     def dump(self, kind: int, payload: bytes, what: str) -> Iterator[bytes]:
-        """Send a dump request and yield each received buffer until the dump ends; `answers` reads the buffers.
-
-        The last buffer ends with NLMSG_DONE; all buffers before it contain only entries. `what` names the dump in
-        errors. Raises NetlinkError when the kernel refuses, and, after the last buffer, DumpInterruptedError when the
-        table changed."""
+        """Send a dump request and yield each received buffer until the dump ends; `answers` reads the buffers. The last
+        buffer ends with NLMSG_DONE; all buffers before it contain only entries. `what` names the dump in errors. Raises
+        NetlinkError when the kernel refuses, and, after the last buffer, DumpInterruptedError when the table changed.
+        """
         sequence = next(self._sequence)
         self._send(message(kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, payload), what)
         interrupted = False

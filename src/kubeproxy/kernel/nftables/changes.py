@@ -1,6 +1,5 @@
-"""Monitors changes of nf_tables by other programs, which the kernel announces at the end of each transaction.
-
-The monitor counts our own transactions and filters out their announcements. Every transaction increments the ruleset's
+"""Monitors changes of nf_tables by other programs, which the kernel announces at the end of each transaction. The
+monitor counts our own transactions and filters out their announcements. Every transaction increments the ruleset's
 generation number. If this number grows by more than our own and the announced transactions, an announcement was missed.
 Source: nf_tables_commit and the notify functions of net/netfilter/nf_tables_api.c of Linux 6.18."""
 
@@ -72,11 +71,9 @@ class Interest(NamedTuple):
 
 class ForeignChanges(NamedTuple):
     """Changes by other programs in one family since the last reset: the sets with changed `elements`, and whether
-    chains or `rules` were changed.
-
-    `complete`: no change was missed. `by`: names of the programs, if known. `chains`: pairs of a table and a changed
-    chain, '' for the table itself. `pending`: the changes are incomplete only because a transaction of some program is
-    in progress."""
+    chains or `rules` were changed. `complete`: no change was missed. `by`: names of the programs, if known. `chains`:
+    pairs of a table and a changed chain, '' for the table itself. `pending`: the changes are incomplete only because a
+    transaction of some program is in progress."""
 
     complete: bool
     elements: frozenset[str] = frozenset()

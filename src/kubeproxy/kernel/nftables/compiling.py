@@ -276,7 +276,6 @@ class _Reader:
 
 
 def _element_key(field: Field, word: str) -> bytes:
-    """Return a value as a key of a set, padded to whole registers."""
     return packed(field.type, field.size, word).ljust(padded(field.size), b"\0")
 
 

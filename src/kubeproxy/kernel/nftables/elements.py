@@ -1,7 +1,6 @@
-"""Elements of nf_tables' sets and maps: packs them for a transaction, and reads them and their counters.
-
-Sources: nf_tables_newsetelem, nf_tables_getsetelem, nf_tables_fill_setelem of net/netfilter/nf_tables_api.c,
-nft_rhash_walk and nft_counter_do_dump of Linux 6.18."""
+"""Elements of nf_tables' sets and maps: packs them for a transaction, and reads them and their counters. Sources:
+nf_tables_newsetelem, nf_tables_getsetelem, nf_tables_fill_setelem of net/netfilter/nf_tables_api.c, nft_rhash_walk and
+nft_counter_do_dump of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -28,10 +27,9 @@ _LIST_LIMIT: Final = 60_000
 def element_messages(
     kind: int, family: int, table: str, name: str, elements: Sequence[bytes], size: int = 0, set_id: int = 0
 ) -> list[bytes]:
-    """Return the messages that add (NEW_ELEMENT) or remove (DELETE_ELEMENT) packed elements of one set.
-
-    If all elements are `size` bytes long, `elements` may split their bytes anywhere. `set_id` is the number by which
-    the transaction refers to an anonymous set that it creates."""
+    """Return the messages that add (NEW_ELEMENT) or remove (DELETE_ELEMENT) packed elements of one set. If all elements
+    are `size` bytes long, `elements` may split their bytes anywhere. `set_id` is the number by which the transaction
+    refers to an anonymous set that it creates."""
     where = names(table, name)
     if set_id:
         where += nl.number_attribute(nfta.SET_ELEM_LIST_SET_ID, set_id)
@@ -126,11 +124,10 @@ def _value(kind: int, value: bytes) -> bytes:
 
 
 class Element(NamedTuple):
-    """An element: packed key and data; in a verdict map the data is the name of a chain.
-
-    Times are in milliseconds; 0 if the set has no timeouts. The key of an interval is its first value followed by its
-    last value. If the key is a single field, an interval is two elements: the second element has `ends` True, and the
-    value after the interval as its key."""
+    """An element: packed key and data; in a verdict map the data is the name of a chain. Times are in milliseconds; 0
+    if the set has no timeouts. The key of an interval is its first value followed by its last value. If the key is a
+    single field, an interval is two elements: the second element has `ends` True, and the value after the interval as
+    its key."""
 
     key: bytes
     data: bytes
@@ -168,7 +165,6 @@ def element_of(data: bytes, start: int, end: int) -> Element:
 
 class ElementLayout(NamedTuple):
     """The byte layout of records of equal size, one record per element. `fields` unpacks a record to its key and data.
-
     `constant` are the offsets in a record of the bytes that must be equal in all records: the bytes before the key, the
     bytes between key and data, and the attribute header after the data."""
 
@@ -216,7 +212,6 @@ def decoded(data: bytes, start: int, end: int) -> Pairs:
 
 
 def _alike(data: bytes, start: int, end: int) -> Pairs | None:
-    """Return the elements of a list; None unless all have the layout of the first element."""
     if end - start < nl.ATTRIBUTE.size:
         return []
     size = nl.ATTRIBUTE.unpack_from(data, start)[0]
@@ -307,10 +302,9 @@ class ElementCount(NamedTuple):
 
 @nl.understood("counters of nf_tables")
 def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], link: nl.Netlink) -> list[ElementCount]:
-    """Return the counts of the elements with these keys that exist and have a counter. Raises NetlinkError.
-
-    All keys have the same length. The elements are not dumped, because for each buffer of a dump the kernel starts
-    again at the first element, and a dump misses elements while other programs change the map."""
+    """Return the counts of the elements with these keys that exist and have a counter. Raises NetlinkError. All keys
+    have the same length. The elements are not dumped, because for each buffer of a dump the kernel starts again at the
+    first element, and a dump misses elements while other programs change the map."""
     where = nl.netfilter_header(family) + names(table, name)
     found: list[ElementCount] = []
     layouts: dict[int, tuple[int, int, int, int] | None] = {}

@@ -1,6 +1,5 @@
-"""The expressions of nf_tables' rules as values, with functions that pack and parse their netlink attributes.
-
-An expression of an unknown kind is stored as bytes (Opaque). Registers have the numbers that the kernel uses in dumps:
+"""The expressions of nf_tables' rules as values, with functions that pack and parse their netlink attributes. An
+expression of an unknown kind is stored as bytes (Opaque). Registers have the numbers that the kernel uses in dumps:
 registers 1 to 4 have 16 bytes, 8 to 23 have 4 bytes, and 0 is the verdict register. Sources:
 include/uapi/linux/netfilter/nf_tables.h and the dump functions of net/netfilter/nft_*.c of Linux 6.18."""
 
@@ -84,10 +83,8 @@ _CODECS: Final = {
 
 
 def _layout(text: str) -> tuple[tuple[str, int, Codec], ...]:
-    """Return name, number and codec of each attribute.
-
-    `text` lists the names of the attributes 1, 2, ... After a name follow `:` and a codec, unless the attribute is a
-    32-bit number. `-` stands for an attribute that is not used."""
+    """Return name, number and codec of each attribute. `text` lists the names of the attributes 1, 2, ... After a name
+    follow `:` and a codec, unless the attribute is a 32-bit number. `-` stands for an attribute that is not used."""
     words = [word.partition(":") for word in text.split()]
     return tuple((name, number, _CODECS[codec]) for number, (name, _, codec) in enumerate(words, 1) if name != "-")
 

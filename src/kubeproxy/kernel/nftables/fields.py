@@ -1,5 +1,4 @@
 """The fields that rules match and that form the keys of sets. Each name in nft has an expression, a size and a type.
-
 Sources: include/datatype.h, include/proto.h and src/{payload,meta,ct,numgen}.c of nft 1.0.6."""
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Prints rules in nft's language, like `nft list`.
-
-Rules of this program are printed exactly as nft prints them. Expressions that only other programs use are printed in
-brackets, with their kind and all fields."""
+"""Prints rules in nft's language, like `nft list`. Rules of this program are printed exactly as nft prints them.
+Expressions that only other programs use are printed in brackets, with their kind and all fields."""
 
 from __future__ import annotations
 
@@ -32,8 +30,6 @@ _PORT_SIZE: Final = 2
 
 
 class _Term(NamedTuple):
-    """The contents of a register: the text of the value, the type and size of the value, and the mask applied to it."""
-
     text: str
     type: int
     size: int
@@ -85,7 +81,6 @@ def _bracketed(expression: x.Expression, ip: str) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a field's value as text; bytes as a number in hexadecimal notation, as nft prints them."""
     return f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
 
 

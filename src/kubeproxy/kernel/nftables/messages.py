@@ -1,5 +1,4 @@
 """Packs messages that create, change and remove nf_tables tables, chains, rules, sets, counters and flowtables.
-
 `nfnetlink.Transactions` commits the messages. A set's user data describes the set's keys in nft's format, so that nft
 lists the set as it was declared. Sources: src/mnl.c and include/netlink.h of nft 1.0.6, include/udata.h of libnftnl
 1.2.4, nf_tables_parse_netdev_hooks of Linux 6.18."""
@@ -57,10 +56,9 @@ def _counter(kind: int, family: int, table: str, name: str, data: bytes = b"") -
 
 
 def flowtable_message(family: int, table: str, name: str, devices: Sequence[str]) -> bytes:
-    """Return the message that creates a flowtable, or adds interfaces to an existing flowtable.
-
-    An interface that is already in the flowtable is no error; the kernel refuses the message if an interface does not
-    exist. The kernel removes a deleted interface from the flowtable."""
+    """Return the message that creates a flowtable, or adds interfaces to an existing flowtable. An interface that is
+    already in the flowtable is no error; the kernel refuses the message if an interface does not exist. The kernel
+    removes a deleted interface from the flowtable."""
     named = b"".join(nl.text_attribute(nfta.HOOK_DEVICE, device) for device in devices)
     number, priority = nl.number_attribute(nfta.HOOK_NUMBER, 0), nl.number_attribute(nfta.HOOK_PRIORITY, 0)  # ingress
     hook = nl.nested(nfta.FLOWTABLE_HOOK, number, priority, nl.nested(nfta.HOOK_DEVICES, named) if devices else b"")
@@ -139,7 +137,6 @@ def changes(family: int, table: str, found: tables.TableContents, wanted: tables
 
 
 def _uses(chain: tables.ChainContents, names: AbstractSet[str]) -> bool:
-    """Return whether a rule of a chain refers to one of these sets or chains."""
     return any(x.names_of(rule) & names for rule in chain.rules) if names else False
 
 

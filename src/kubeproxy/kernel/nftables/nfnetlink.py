@@ -1,6 +1,5 @@
-"""nf_tables over netlink: commits transactions, and reads tables, their rules and the names of their chains.
-
-Sources: include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nfnetlink.c of Linux 6.18."""
+"""nf_tables over netlink: commits transactions, and reads tables, their rules and the names of their chains. Sources:
+include/uapi/linux/netfilter/nf_tables.h and net/netfilter/nfnetlink.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -199,10 +198,9 @@ class Transactions:
 
 
 class TableHeader(NamedTuple):
-    """A table. A table that is deleted and created again has another handle. A dormant table has no effect.
-
-    `owner` is the netlink port of the only socket that may change the table (flag owner); 0 if every socket may change
-    the table. A program can choose its socket's port; the default is the process ID."""
+    """A table. A table that is deleted and created again has another handle. A dormant table has no effect. `owner` is
+    the netlink port of the only socket that may change the table (flag owner); 0 if every socket may change the table.
+    A program can choose its socket's port; the default is the process ID."""
 
     handle: int
     comment: str
@@ -225,7 +223,6 @@ def table(family: int, name: str, link: nl.Netlink | None = None) -> TableHeader
 
 
 def _comment(userdata: bytes) -> str:
-    """Return the comment in a table's user data, which is entry 0 of libnftnl's type-length-value list."""
     if len(userdata) >= 2 and userdata[0] == 0:
         return userdata[2 : 2 + userdata[1]].rstrip(b"\0").decode(errors="replace")
     return ""

@@ -1,6 +1,5 @@
-"""The numbers of nf_tables' attributes: NFTA_... of include/uapi/linux/netfilter/nf_tables.h of Linux 6.18.
-
-In each kind of message the numbers start at 1."""
+"""The numbers of nf_tables' attributes: NFTA_... of include/uapi/linux/netfilter/nf_tables.h of Linux 6.18. In each
+kind of message the numbers start at 1."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A table of nf_tables as a value (sets, named counters, flowtables, chains with their rules), and functions to read
-it.
-
-Sources: nf_tables_fill_chain_info, nf_tables_fill_set, nf_tables_fill_obj_info in net/netfilter/nf_tables_api.c of
+it. Sources: nf_tables_fill_chain_info, nf_tables_fill_set, nf_tables_fill_obj_info in net/netfilter/nf_tables_api.c of
 Linux 6.18."""
 
 from __future__ import annotations
@@ -86,7 +84,6 @@ def fields(names: tuple[str, ...]) -> list[Field]:
 
 
 def _layout(names: tuple[str, ...]) -> tuple[int, int]:
-    """Return the type and the length (in bytes) of a concatenation, or of a single field."""
     kind = 0
     for field in fields(names):
         kind = kind << _TYPE_BITS | field.type
@@ -273,7 +270,6 @@ def _whole(raw: bytes, family: int, table: str, sets: Mapping[str, SetForm], lin
 def _elements(
     family: int, table: str, name: str, link: nl.Netlink
 ) -> Iterator[tuple[bytes, bytes | expressions.RuleVerdict]]:
-    """Yield the key (padded to whole registers) and the data of each element of a set."""
     for data, first, last in element_lists(family, table, name, link):
         for _, start, end in nl.attributes(data, first, last):
             one = nl.parts(data, start, end)

@@ -1,6 +1,5 @@
-"""Traces packets through nf_tables: installs rules that mark the packets to trace, and reads the announced steps.
-
-The marking rules are in a table that a socket of this process owns (flag owner, Linux 5.12), so the kernel removes the
+"""Traces packets through nf_tables: installs rules that mark the packets to trace, and reads the announced steps. The
+marking rules are in a table that a socket of this process owns (flag owner, Linux 5.12), so the kernel removes the
 table when the socket is closed, even if the process is killed. Sources: net/netfilter/nf_tables_trace.c,
 nft_rcv_nl_event of nf_tables_api.c and include/uapi/linux/netfilter/nf_tables.h of Linux 6.18."""
 
@@ -140,11 +139,9 @@ class Headers(NamedTuple):
 
 class Step(NamedTuple):
     """A step of a packet: a match of a rule ('rule'), the end of a base chain ('policy'), or of another chain
-    ('return').
-
-    `packet` is the packet's number in all its steps. `verdict` is 0 for drop, 1 for accept, 2 for stolen, 3 for queue;
-    below 0, the packet continues. `leads_to` is the chain of a jump or goto. The first step in each base chain has
-    `headers`."""
+    ('return'). `packet` is the packet's number in all its steps. `verdict` is 0 for drop, 1 for accept, 2 for stolen, 3
+    for queue; below 0, the packet continues. `leads_to` is the chain of a jump or goto. The first step in each base
+    chain has `headers`."""
 
     packet: int
     family: int

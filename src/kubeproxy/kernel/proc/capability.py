@@ -1,6 +1,5 @@
-"""The capabilities of this process: makes CAP_NET_ADMIN effective, and permanently drops capabilities.
-
-Source: capabilities(7), prctl(2)."""
+"""The capabilities of this process: makes CAP_NET_ADMIN effective, and permanently drops capabilities. Source:
+capabilities(7), prctl(2)."""
 
 from __future__ import annotations
 
@@ -42,18 +41,15 @@ class Capability(IntEnum):
 
 
 class _Sets(NamedTuple):
-    """The capability sets of a thread, with one bit per capability."""
-
     effective: int
     permitted: int
     inheritable: int
 
 
 def raise_net_admin() -> None:
-    """Make CAP_NET_ADMIN effective, if it is permitted, for the calling thread and the threads that it starts.
-
-    The file capability of the interpreter in the image is only "permitted". If it were "effective", the kernel would
-    not start the interpreter in a container without CAP_NET_ADMIN (execve(2), EPERM), not even for --version."""
+    """Make CAP_NET_ADMIN effective, if it is permitted, for the calling thread and the threads that it starts. The file
+    capability of the interpreter in the image is only "permitted". If it were "effective", the kernel would not start
+    the interpreter in a container without CAP_NET_ADMIN (execve(2), EPERM), not even for --version."""
     sets = _get()
     if sets is not None and sets.permitted & ~sets.effective & _bit(Capability.NET_ADMIN):
         _set(sets._replace(effective=sets.effective | _bit(Capability.NET_ADMIN)))
@@ -160,11 +156,9 @@ _CLONE_NEWNET: Final = 0x40000000
 
 
 def in_empty_network(work: Callable[[], T]) -> T:
-    """Call `work` in a thread in a new network namespace, and return the result.
-
-    Sockets and child processes of `work` are in that namespace, too. Rules in the namespace affect no traffic, and are
-    deleted after the namespace's last socket is closed. Source: unshare(2). Raises Unsupported if this process may not
-    create a namespace."""
+    """Call `work` in a thread in a new network namespace, and return the result. Sockets and child processes of `work`
+    are in that namespace, too. Rules in the namespace affect no traffic, and are deleted after the namespace's last
+    socket is closed. Source: unshare(2). Raises Unsupported if this process may not create a namespace."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_alone, work).result()
 

@@ -1,6 +1,5 @@
-"""Finds loaded and built-in kernel modules, lists the modules that IPVS needs, and loads missing modules.
-
-Source of the names of files and modules: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26."""
+"""Finds loaded and built-in kernel modules, lists the modules that IPVS needs, and loads missing modules. Source of the
+names of files and modules: kube-proxy's pkg/proxy/ipvs/proxier_linux.go and pkg/util/ipvs of v1.26."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Sockets in another network namespace of this node, which is found by one of its addresses. A child process enters the
-namespace, drops all capabilities, and opens the sockets.
-
-Sources: setns(2), network_namespaces(7), and net/core/net_namespace.c of Linux 6.18."""
+namespace, drops all capabilities, and opens the sockets. Sources: setns(2), network_namespaces(7), and
+net/core/net_namespace.c of Linux 6.18."""
 
 from __future__ import annotations
 
@@ -67,7 +66,6 @@ class SocketsElsewhere(nl.Closing):
         return socket.socket(fileno=self._answer()[0])
 
     def _answer(self) -> Sequence[int]:
-        """Return the descriptors of an answer. Raises Unsupported, NoAnswerError."""
         answer, descriptors, _, _ = socket.recv_fds(self._channel, _LONGEST, 1)
         text = answer[1:].decode() or "the process in its network namespace has ended"
         if answer[:1] == _UNSUPPORTED:
@@ -83,7 +81,6 @@ class SocketsElsewhere(nl.Closing):
 
 
 def _serve(address: bytes, channel: socket.socket) -> None:
-    """Enter the namespace, and answer each request, a socket type, with a socket until the channel is closed."""
     try:
         _enter(address)
         keep_only(frozenset())

@@ -1,7 +1,6 @@
 """Reads processes, their sockets and descriptors from /proc: finds kube-proxies and the process that listens on a port;
-reaps orphans; sets the limit of open files.
-
-A function that reads /proc of every process is slow: call it only for a rare message. Sources: proc(5), ptrace(2)."""
+reaps orphans; sets the limit of open files. A function that reads /proc of every process is slow: call it only for a
+rare message. Sources: proc(5), ptrace(2)."""
 
 from __future__ import annotations
 
@@ -138,9 +137,8 @@ class Process(NamedTuple):
 
 
 def holder(port: int, name: str, proc: Path = PROC, address: bytes = b"") -> Process | None:
-    """Return the process that listens on a port, on any address or on one address; None if /proc does not show it.
-
-    A process with capabilities that this process lacks hides its descriptors (ptrace(2), "access mode checking"). If
+    """Return the process that listens on a port, on any address or on one address; None if /proc does not show it. A
+    process with capabilities that this process lacks hides its descriptors (ptrace(2), "access mode checking"). If
     exactly one process named `name` in this network namespace hides its descriptors, this function returns that
     process."""
     sockets = _listeners(port, proc / "net", address)
@@ -252,7 +250,6 @@ _MOST_RELAYED: Final = 1 << 18  # a bound where the system sets none: each conne
 
 class Shares(NamedTuple):
     """The numbers of descriptors for clients of the HTTP servers, for listening sockets, and for relayed traffic.
-
     Clients cannot use the descriptors that the proxy needs for the API server, netlink, pipes and files. Without these
     descriptors the proxy cannot restore a table that another program deletes."""
 
@@ -262,10 +259,9 @@ class Shares(NamedTuple):
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of open files to the hard limit, as Go programs do; return the new limit.
-
-    The usual soft limit of 1,024 protects programs that call select(), which supports no higher descriptors. Child
-    processes of the proxy open few files, so their descriptors are low."""
+    """Raise the soft limit of open files to the hard limit, as Go programs do; return the new limit. The usual soft
+    limit of 1,024 protects programs that call select(), which supports no higher descriptors. Child processes of the
+    proxy open few files, so their descriptors are low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):

@@ -59,10 +59,9 @@ class RuleWriter:
             self._transactions.close()
 
     def prepared(self, text: str) -> Callable[[], Waited]:
-        """Return a function that applies this input of `iptables-restore --noflush`.
-
-        The function changes each table atomically, and keeps the chains that the text does not name. It returns how
-        long another program held the lock, and raises RestoreError or ApplyError."""
+        """Return a function that applies this input of `iptables-restore --noflush`. The function changes each table
+        atomically, and keeps the chains that the text does not name. It returns how long another program held the lock,
+        and raises RestoreError or ApplyError."""
         if self._transactions is not None:
             try:
                 tables = encode(text, self._commands.family)
@@ -134,8 +133,6 @@ def encode(text: str, family: Family) -> list[list[bytes]]:
 
 
 class _Table:
-    """The messages of one table, without sequence numbers."""
-
     def __init__(self, family: Family, name: str) -> None:
         self.messages: list[bytes] = []
         self._family = family

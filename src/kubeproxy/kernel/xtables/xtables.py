@@ -79,11 +79,9 @@ class Commands(NamedTuple):
 
     def restore(self, pieces: Iterable[str]) -> Waited:
         """Apply input of `iptables-restore --noflush`: change each table atomically, and keep chains that the input
-        does not name.
-
-        `pieces` are the parts of the input, which the command parses while they are produced; if producing a part
-        fails, nothing is changed. Returns the time for which another program held the lock of the legacy variant.
-        Raises RestoreError or ApplyError."""
+        does not name. `pieces` are the parts of the input, which the command parses while they are produced; if
+        producing a part fails, nothing is changed. Returns the time for which another program held the lock of the
+        legacy variant. Raises RestoreError or ApplyError."""
         command = [f"{self.name}-restore", "--noflush", "-w", str(LOCK_TIMEOUT)]
         if self.uses_nft:
             _stream(command, pieces)
@@ -180,7 +178,6 @@ def _printed(command: list[str]) -> Iterator[str]:
 
 
 def _stream(command: list[str], pieces: Iterable[str], **start: Any) -> None:
-    """Run a command with the pieces as its standard input. Raises RestoreError, or ApplyError if it cannot be run."""
     ends = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "bufsize": 0}
     with _running(command, _RESTORE_TIMEOUT, **ends, **start) as (process, stderr):
         _feed(process, pieces)

@@ -80,12 +80,10 @@ def nobodys_lock() -> Iterator[None]:
 
 
 class Place:
-    """A place in the kernel's queue for the lock of a file. A process can leave the queue.
-
-    A process that only polls may never find a busy lock free, because the kernel passes the lock from one waiting
-    process to the next. flock(2) waits without a timeout, so a thread calls flock. Until the call returns, no other
-    code in this process may lock or unlock the same open file. If the thread gets the lock after `leave`, the thread
-    releases the lock immediately."""
+    """A place in the kernel's queue for the lock of a file. A process can leave the queue. A process that only polls
+    may never find a busy lock free, because the kernel passes the lock from one waiting process to the next. flock(2)
+    waits without a timeout, so a thread calls flock. Until the call returns, no other code in this process may lock or
+    unlock the same open file. If the thread gets the lock after `leave`, the thread releases the lock immediately."""
 
     def __init__(self, file: int) -> None:
         self._file = file
