@@ -509,6 +509,7 @@ async def test_the_sysctl_that_keeps_packets_on_loopback_is_the_cause(live: Live
     live.service("looped", "a1 b1", type="NodePort")
     front = Front("127.0.0.1", live.front("looped", "nodeport").port)
     await live.expect(front, {"node": "a1 b1"}, "tcp")
+    await answer(live, "node", front, 0, "/tcp: kube-proxy forwards it\n")
     name = "net.ipv4.conf.all.route_localnet"
     async with changed(live, (f"sysctl -qw {name}=0", f"sysctl -qw {name}=1")):
         await fails(live, "node", front, True)

@@ -150,7 +150,7 @@ def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Dia
     own = {one.ip for one in local_addresses(family_of(requests[0].destination))} if requests else set()
     for one in (each for firewall in others for each in firewall.sources(requests)):
         is_own, is_masqueraded = one.sources <= {*own, MASQUERADED}, node.end_of(one.packet) in node.masqueraded
-        if one.sources <= {one.packet.source or MASQUERADED}:
+        if one.sources <= {one.packet.source} - {None}:
             if is_masqueraded and (one.packet.source is not None or is_loopback(one.packet.original[0])):
                 yield _accepted(one)
             continue
