@@ -113,6 +113,29 @@ async def test_a_connection_stopped_by_routing_is_reported(family: str, live: Li
         await fails(live, "pod", front, False)
 
 
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+async def test_the_fix_of_a_route_that_refuses_packets_to_services_works(family: str, live: Live) -> None:
+    name = f"refused-{family.lower()}"
+    live.service(name, "b1", ipFamilies=[family])
+    front = live.front(name, family=family)
+    await live.expect(front, {"pod": "b1", "node": "b1"}, "tcp")
+    network, bits = ("10.96.0.0/16", 32) if family == "IPv4" else ("fd00:10:96::/112", 128)
+    for refused in (f"blackhole {network}", f"unreachable {front.address}/{bits}"):
+        async with changed(live, (f"ip route add {refused}", f"ip route del {refused}")):
+            await fails(live, "node", front, True)
+            await fails(live, "pod", front, False)
+            await answer(live, "pod", front, 0)
+            await answer(live, "node", front, 1, f"it does not get through: this node has no route to {front.address}")
+            place = f"[{front.address}]" if family == "IPv6" else front.address
+            _, text = await live.ask("why", "node", f"{place}:80", "--no-probe")
+            fix = text.partition("for this address alone, `")[2].partition("`")[0].replace("INTERFACE", "eth0")
+            await live.run(*fix.split())
+            await fails(live, "node", front, False)
+            await answer(live, "node", front, 0)
+            await live.run(*fix.replace("replace", "del").split())
+            await live.run(*f"ip route replace {refused}".split())
+
+
 async def test_a_rule_of_routing_for_a_mark_is_noted(live: Live) -> None:
     live.service("marked", "b1 b2")
     front, pod = live.front("marked"), live.ips["pod"]["IPv4"]
@@ -287,12 +310,18 @@ async def test_packets_that_the_reverse_path_filter_drops_are_reported(live: Liv
     async with changed(live, uplink, *rest, (f"ip route add {client}/32 dev up2", "true"), strict):
         await fails(live, "outside", front, True)
         said = f"x  the kernel drops packets of {client} that arrive on eth0"
-        await answer(live, "outside", front, 1, said, "rp_filter=2")
+        fix = "correct that route, or add a route by eth0; net.ipv4.conf.eth0.rp_filter=2 (loose) is enough only if"
+        await answer(live, "outside", front, 1, said, fix)
         code, text = await live.ask("why", client, f"{front.address}:{front.port}", "--no-probe", "--interface", "eth0")
         assert (code, said in text, f"it does not get through: {said[3:]}" in text) == (1, True, True), text
         code, text = await live.ask("doctor")
         said = f"answers to {client}/32, which is on the network of eth0, leave by up2"
-        assert (code, said in text) == (1, True), text
+        assert (code, said in text, "Fix: have these answers leave by eth0" in text) == (1, True, True), text
+        async with changed(live, (strict[0].replace("=1", "=2"), strict[0])):
+            await fails(live, "outside", front, True)
+            await answer(live, "outside", front, 1, f"packets to {client} is silent", "correct the route")
+        async with changed(live, (f"ip route del {client}/32", f"ip route add {client}/32 dev up2")):
+            await fails(live, "outside", front, False)
     await answer(live, "outside", front, 0)
 
 

@@ -317,19 +317,25 @@ def _untranslated(packet: RoutedPacket, by: str) -> Diagnosis:
         "see that the interface of the default route is up (ip link, ip route), or add a route for the "
         "addresses of Services; any will do, as the rules replace the address"
     )
+    if by:
+        table, address = by.partition(" in table ")[2].partition(" ")[0], unpack(packet.destination)
+        own = f"; for this address alone, `ip route replace {address} dev INTERFACE table {table}`, with any interface"
+        own += " that is up, as the rules replace the address"
+        fix = "have the program that added it leave the addresses of Services out" + own * bool(table)
     return Diagnosis(Severity.BROKEN, "routes", what, why, fix, STOPS)
 
 
 def _astray(packet: RoutedPacket, source: str, harm: Harm) -> Diagnosis:
     """Return the finding for a packet that the reverse path filter drops."""
-    loose = f", or sysctl -w net.ipv4.conf.{packet.arrival}.rp_filter=2 (loose)"
+    out = way_out(bytes(len(packet.destination)), packet.source or b"")
+    loose = f"; net.ipv4.conf.{packet.arrival}.rp_filter=2 (loose) is enough only if answers that leave by {out} arrive"
     return Diagnosis(
         severity=Severity.BROKEN,
         about="routes",
         what=f"the kernel drops packets of {source} that arrive on {packet.arrival}",
-        why=f"its own route to {source} leaves by another interface (reverse path filter)",
-        fix=f"see `ip route get {source}`: add the route that is missing"
-        + loose * (family_of(packet.destination) is Family.IPV4),
+        why=f"its own route to {source} leaves by {out or 'no interface'} (reverse path filter)",
+        fix=f"see `ip route get {source}`: correct that route, or add a route by {packet.arrival}"
+        + loose * (bool(out) and family_of(packet.destination) is Family.IPV4),
         harm=harm,
     )
 
@@ -346,8 +352,6 @@ def _stopped(packets: Sequence[RoutedPacket], by: str, harm: Harm, *, is_silent:
         about="routes",
         what=f"the kernel does not route packets of {source or 'this node'} to {ends}: {by or 'no table has a route'}",
         why=dropped if is_silent else "the kernel refuses them as unreachable",
-        fix=f"see `{asked}`: leave these packets out of that rule or route, or add a route"
-        if by
-        else f"see `{asked}`: add a route",
+        fix=f"see `{asked}`: {'leave these packets out of that rule or route' if by else 'add a route'}",
         harm=harm,
     )

@@ -114,8 +114,9 @@ def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
                 about="sysctl",
                 what=f"net.ipv4.conf.{one.interface}.rp_filter is strict (1), but {answers} leave by {one.out}",
                 why=f"packets of {senders} to NodePorts on {one.address} are dropped without a trace",
-                fix=f"sysctl -w net.ipv4.conf.{one.interface}.rp_filter=2 (loose; the larger one of this and of "
-                f"net.ipv4.conf.all.rp_filter counts), {_PERSIST}; or a route for these answers by {one.interface}",
+                fix=f"have these answers leave by {one.interface} (ip route, ip rule); only if answers that leave by "
+                f"{one.out} reach the clients: sysctl -w net.ipv4.conf.{one.interface}.rp_filter=2 (loose; the larger "
+                f"one of this and of net.ipv4.conf.all.rp_filter counts), {_PERSIST}",
             )
 
 
