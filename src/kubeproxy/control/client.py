@@ -115,8 +115,10 @@ class Client:
         if isinstance(error, PermissionError):
             return f"{self.path}: only root may ask; use sudo"
         if isinstance(error, TimeoutError):
-            pid, cause = self.pid(), "see the proxy's log and /livez"
-            if processes.is_halted(pid):
+            # The socket does not name the process if the backlog is full: a stopped proxy accepts no connection.
+            pids = [pid] if (pid := self.pid()) else [one.pid for one in processes.proxies()]
+            cause = "see the proxy's log and /livez"
+            if pid := next(filter(processes.is_halted, pids), 0):
                 cause = f"a signal (SIGSTOP) or a debugger has stopped the proxy: `kill -CONT {pid}`"
             return f"the proxy at {self.path} did not answer within {self.seconds:.0f} s: {cause}"
         return f"the request to the proxy at {self.path} failed: {getattr(error, 'strerror', None) or error}"

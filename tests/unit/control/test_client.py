@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from kubeproxy.ask.facts import Facts, ProgrammedService
 from kubeproxy.commands import verify
 from kubeproxy.control import client
-from kubeproxy.control.listener import framed
+from kubeproxy.control.listener import connect, framed, listen
 from kubeproxy.errors import KubeProxyError
+from kubeproxy.kernel.proc import processes
 from kubeproxy.release import SAME_BUILD
 from kubeproxy.server.http import Request, routes
 
@@ -64,3 +66,14 @@ def test_verify_compares_nothing_beside_a_proxy_of_another_version(monkeypatch: 
     monkeypatch.setattr(verify, "source", lambda _: Older())
     with pytest.raises(KubeProxyError, match=r"nothing was.*the proxy runs version 0\.0\.9, this command is 0\.1\.0"):
         verify.run(argparse.Namespace(name="web", api=False, output="text"))
+
+
+def test_a_stopped_proxy_with_a_full_backlog_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The socket does not name the process that listens there."""
+    path, halted = str(tmp_path / "control" / "x.sock"), processes.ProxyProcess(77, (), ours=True)
+    monkeypatch.setattr(processes, "proxies", lambda: [halted])
+    monkeypatch.setattr(processes, "is_halted", lambda pid: pid == halted.pid)
+    with listen(path) as sock:
+        sock.listen(0)
+        with connect(path, 0.0), pytest.raises(client.NoAnswerError, match="has stopped the proxy: `kill -CONT 77`"):
+            client.Client(path, 0.1).ask("/facts", Facts)
