@@ -269,8 +269,15 @@ async def test_a_second_proxy_is_named_with_its_mode(live: Live) -> None:
 @pytest.mark.slow("a cluster of its own")
 @NFTABLES
 async def test_a_node_of_another_name(bare: Live) -> None:
+    bare.service("web", "a1", type="NodePort")
     await bare.start({"hostnameOverride": "node-b"})
     await named(bare, "node", "Node node-b has the addresses", "hostnameOverride")
+    front = bare.front("web", "nodeport")  # in nftables mode NodePorts answer on the Node's addresses
+    answers = await bare.cluster.probes("outside", "tcp", *front, 1, 0.4)
+    status, text = await bare.ask("why", bare.ips["outside"]["IPv4"], f"{front.address}:{front.port}")
+    assert (status, [str(one) for one in answers]) == (1, ["refused"]), text
+    assert "(x), but the proxy may have another node's name: Node node-b has the addresses" in text
+    assert ("Fix: set hostnameOverride" in text, "plan --nodeport-addresses" in text) == (True, False), text
     await bare.proxy.stop()
     await bare.start({"hostnameOverride": "nobody"}, ready_within=None)
     await named(bare, "node", "there is no Node nobody", "hostnameOverride")

@@ -17,7 +17,7 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Severity, end_of
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
-from kubeproxy.ask.why import POLICIES, Explained, Target, Why, to_other_node
+from kubeproxy.ask.why import NODEPORTS, POLICIES, Explained, Target, Why, to_other_node
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.relay.tcp import DIAL_TIMEOUTS
 from kubeproxy.errors import KubeProxyError
@@ -26,7 +26,7 @@ from kubeproxy.kernel.route import source_for
 from kubeproxy.meaning.firewall import ForeignTranslation, PassingPacket
 from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, unpack
 from kubeproxy.model.answer import Outcome, Packet
-from kubeproxy.model.world import LOOPBACK
+from kubeproxy.model.world import LOOPBACK, PRIMARY
 from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])  # protocols of the probes of endpoints
@@ -287,11 +287,13 @@ _OTHER_ENDPOINT: Final = (
 
 
 def _misnamed(node: CheckedNode, facts: Facts, why: Why) -> Iterator[Diagnosis]:
-    """If policy Local finds no endpoint on this node, check whether the proxy is configured with another node's
-    name."""
-    names = checkup.Checkup([], [])
-    if any(not step.passes and step.field in POLICIES for step in why.steps):
-        names.look("Node", lambda: whereabouts.registered(node, facts))
+    """If policy Local finds no endpoint on this node, or NodePorts answer only on the Node's addresses, check whether
+    the proxy is configured with another node's name."""
+    names, by_name = checkup.Checkup([], []), set(POLICIES)
+    if PRIMARY in (node.config.node_port_addresses or node.config.of_mode.nodeport_addresses):
+        by_name.add(NODEPORTS)
+    if any(not step.passes and step.field in by_name for step in why.steps):
+        names.look("Node", lambda: whereabouts.registered(facts))
     yield from (replace(one, harm=MISLEADS) for one in names.findings if one.severity is Severity.BROKEN)
 
 

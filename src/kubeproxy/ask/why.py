@@ -152,7 +152,7 @@ def unmasqueraded(local_mode: str, family: Family, counted: str = "") -> tuple[s
     return f"clusterCIDR has no {family.label} network", f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`"
 
 
-_NODEPORTS, LOCALHOST_NODEPORTS = "nodePortAddresses", "iptables.localhostNodePorts"  # fields of the configuration
+NODEPORTS, LOCALHOST_NODEPORTS = "nodePortAddresses", "iptables.localhostNodePorts"  # fields of the configuration
 POLICIES = frozenset({"spec.internalTrafficPolicy", "spec.externalTrafficPolicy"})  # fields of Services
 THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
@@ -226,11 +226,11 @@ def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
     """If the mode serves NodePorts on loopback by default, name the field that turns them off in the answer."""
     config, (*others, last) = snapshot.options.config, made.steps
     family, switch = family_of(packet.destination), config.of_mode.loopback_switch(config)
-    if last.field != _NODEPORTS or not is_loopback(packet.destination) or family is not Family.IPV4 or not switch:
+    if last.field != NODEPORTS or not is_loopback(packet.destination) or family is not Family.IPV4 or not switch:
         return made
     networks = parse_networks(config.node_port_addresses, family)
     excluded = PRIMARY in config.node_port_addresses or (networks and not within(packet.destination, networks))
-    more = f", and {_NODEPORTS} excludes this address" if excluded else ""
+    more = f", and {NODEPORTS} excludes this address" if excluded else ""
     text, _, _ = last.text.partition(": they answer on")
     step = AnswerStep(False, f"{text}: {switch} is false{more}", switch)
     return replace(made, steps=(*others, step))
@@ -401,7 +401,7 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
             "use an address of this node on which NodePorts answer, or set iptables.localhostNodePorts to true: "
             "NodePorts then answer on the addresses of 127.0.0.0/8 that nodePortAddresses includes"
         )
-    if _NODEPORTS in blocking:
+    if NODEPORTS in blocking:
         use, ours = "use an address on which NodePorts answer", world.of(family_of(packet.destination))
         if is_loopback(packet.destination) or ours is None or ours.nodeport_ips is None:
             yield use

@@ -227,7 +227,8 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, second: Col
         report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
         report.look("API server's certificate and clock", lambda: _greeted(node, reach))
         if facts.node is not None or reach.nodes_listed:
-            named = report.look("Node", lambda: whereabouts.registered(node, facts))
+            named = report.look("Node", lambda: whereabouts.registered(facts))
+            named |= report.look("pod networks", lambda: whereabouts.networked(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
     standings = [one for one in facts.standings if not (second and one.difference)]  # the other proxy changes the rules
     if facts.writes and report.look("kernel", lambda: programming.standing(standings, facts.began)):

@@ -26,17 +26,22 @@ def own_addresses() -> set[bytes]:
     return {address for each in local.values() for address in each}
 
 
-def registered(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
-    """Check whether the Node with the proxy's node name exists, and is this machine."""
+def registered(facts: Facts) -> Iterator[Diagnosis]:
+    """Check whether the Node with the proxy's node name exists, and is this machine. Raises ApplyError."""
     yield from identity.registered(
         facts.node, facts.world.node_name, socket.gethostname().lower(), waits=bool(facts.awaits)
     )
     if facts.node_deleted:
         yield identity.deleted(facts.world.node_name)
     if facts.node is not None:
-        own = own_addresses()
-        yield from identity.addressed(facts.node, own)
-        yield from identity.networked(facts.node, node.config.local_mode, node.config.cluster_cidrs, own)
+        yield from identity.addressed(facts.node, own_addresses())
+
+
+def networked(node: CheckedNode, facts: Facts) -> Iterator[Diagnosis]:
+    """Check the podCIDRs of the proxy's Node. Raises ApplyError."""
+    if facts.node is not None:
+        local_mode, networks = node.config.local_mode, node.config.cluster_cidrs
+        yield from identity.networked(facts.node, local_mode, networks, own_addresses())
 
 
 def elsewhere(node: CheckedNode, command: str) -> Diagnosis | None:
