@@ -359,6 +359,9 @@ async def test_the_rules_of_a_stopped_proxy_are_compared_with_the_objects(bare: 
     assert (status, "a kube-proxy runs here (pid " in text.splitlines()[0]) == (0, True), text
     if bare.mode.name == "nftables":
         os.kill(bare.proxy.pid, signal.SIGSTOP)
+        hangs = f"  x  a kube-proxy runs here (pid {bare.proxy.pid}), and hangs: "
+        status, text = await bare.ask("verify", *asked[1:])
+        assert (status, hangs in text, "1 Service in the kernel as planned" in text) == (2, True, True), text
         await bare.nft("flush", "map", "ip", "kube-proxy", "cluster-services")
         status, text = await bare.ask("verify", *asked[1:])
         os.kill(bare.proxy.pid, signal.SIGCONT)

@@ -309,7 +309,7 @@ def _without_proxy(
     proxies, flags = node.proxies, asked.flags
     severity, unasked = Severity.NOTE if proxies else Severity.UNKNOWN, strangers.unasked(proxies, node.control)
     known = "decision is from the objects" if proxies else "answer is from the objects alone"
-    yield Diagnosis(severity, "proxy", f"{unasked}; the {known}")
+    yield Diagnosis(severity, "proxy", f"{unasked.text}; the {known}")
     if proxies:
         yield from _beside(asked, node, rules, explained, unasked)
         return
@@ -323,7 +323,7 @@ def _without_proxy(
 
 
 def _beside(
-    asked: Source, node: CheckedNode, rules: checkup.NodeRules, explained: Explained, unasked: str
+    asked: Source, node: CheckedNode, rules: checkup.NodeRules, explained: Explained, unasked: strangers.Unasked
 ) -> Iterator[Diagnosis]:
     """Compare the answer with the rules of a running proxy that was not asked, because this proxy may hang or have
     older objects. A comparison that is not possible leaves the answer unknown."""
@@ -339,9 +339,9 @@ def _beside(
             yield Diagnosis(Severity.UNKNOWN, "proxy", what, fix=fix)
             return
         kernel = present.look(asked, facts, explained)
-        if node.mode.flows_end is FlowsEnd.PROXY and strangers.HANGS in unasked:
+        if node.mode.flows_end is FlowsEnd.PROXY and unasked.hangs:
             what = "the rules lead to the listeners of the proxy, which hangs"
-            kernel = (Diagnosis(Severity.BROKEN, "proxy", what, fix=unasked, harm=STOPS), *kernel)
+            kernel = (Diagnosis(Severity.BROKEN, "proxy", what, fix=unasked.text, harm=STOPS), *kernel)
         elif any(one.is_wrong for one in kernel):
             kernel = _untranslated(kernel, *checkup.all_translations(_way(node, explained.why, explained), rules))
     except (KubeProxyError, OSError) as error:
@@ -349,7 +349,9 @@ def _beside(
     for one in kernel:
         is_open = one.severity is Severity.NOTE and len(kernel) == 1
         yield (
-            replace(one, severity=Severity.UNKNOWN, about="proxy") if is_open else replace(one, fix=one.fix and unasked)
+            replace(one, severity=Severity.UNKNOWN, about="proxy")
+            if is_open
+            else replace(one, fix=one.fix and unasked.text)
         )
 
 

@@ -50,7 +50,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
     if silence:
         report.unknown.insert(0, silence)
     if given.manifests or given.kubeconfig:
-        report.unknown.insert(0, strangers.unasked(node.proxies, node.control))
+        report.unknown.insert(0, strangers.unasked(node.proxies, node.control).text)
     if os.geteuid():
         report.unknown.append("not run as root, so other processes cannot be examined; use sudo")
     return node, report

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -24,19 +24,25 @@ _FORWARDED: Final = frozenset({"prerouting", "forward", "postrouting"})
 _IN_THE_WAY: Final = _FORWARDED | {"input", "output", INGRESS}
 
 
-def unasked(proxies: Sequence[ProxyProcess], control: str = "") -> str:
-    """Return a text about kube-proxies that run on this node although the command was given another source of objects,
-    and whether they hang. `control` is the path of a control socket; '' for none."""
+class Unasked(NamedTuple):
+    """A text about kube-proxies that run on this node although the command was given another source of objects;
+    `hangs`: the proxy at the control socket does not answer."""
+
+    text: str
+    hangs: bool = False
+
+
+def unasked(proxies: Sequence[ProxyProcess], control: str = "") -> Unasked:
+    """Return whether these kube-proxies run and hang. `control` is the path of a control socket; '' for none."""
     pids = ", ".join(str(process.pid or "in another PID namespace") for process in proxies)
     if not pids:
-        return "no kube-proxy runs here"
+        return Unasked("no kube-proxy runs here")
     if control and (silence := Client(control, PATIENCE).silence()):
-        return f"a kube-proxy runs here (pid {pids}){HANGS}{silence}"
-    return f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig"
+        return Unasked(f"a kube-proxy runs here (pid {pids}), and hangs: {silence}", hangs=True)
+    return Unasked(f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig")
 
 
 PATIENCE: Final = 3.0  # seconds to wait for an answer of a proxy that the command does not need
-HANGS: Final = ", and hangs: "
 OTHER_LAYOUT: Final = "the rules of the Go kube-proxy have another layout, and are not compared with the objects"
 
 

@@ -204,6 +204,7 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         reason = "nothing was compared, because each version has its own layout of rules"
         raise KubeProxyError(f"{reason}: {different(facts.version)}")
     knowing(asked)
+    troubles = list(_troubles(facts))
     fix = _REFUSED if any(one.refusal for one in facts.standings) else REPAIR
     if not asked.running:
         from kubeproxy.ask.checks import checkup, strangers, whereabouts  # noqa: PLC0415 - a running proxy is on its node
@@ -211,10 +212,11 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         node = checkup.checked(asked, facts)
         whereabouts.must_be_here(node, " ".join(("kubectl kubeproxy verify", *map("/".join, names))))
         proxies = node.proxies
-        fix = strangers.unasked(proxies, node.control) if proxies else _START
+        unasked = strangers.unasked(proxies, node.control)
+        fix = unasked.text if proxies else _START
+        troubles += [unasked.text] * unasked.hangs
     with examiners(facts, facts.world.families) as kernel:
         seen = look_at(asked.services, kernel, names)
-    troubles = [*_troubles(facts)]
     if names and not (seen.services or seen.on_their_way):
         troubles.append(unwatched(names[0]))
     behind: list[Finding] = []

@@ -27,7 +27,7 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosi
     rules belong to a running proxy that was not asked, or to a stopped proxy, or there are no rules."""
     node = checkup.checked(asked, facts)
     proxies = node.proxies
-    begin, unread = strangers.unasked(proxies, node.control), Severity.UNKNOWN if proxies else Severity.NOTE
+    begin, unread = strangers.unasked(proxies, node.control).text, Severity.UNKNOWN if proxies else Severity.NOTE
     try:
         command = " ".join(("kubectl kubeproxy services", *(("/".join(name),) if name is not None else ())))
         if away := whereabouts.elsewhere(node, command):
