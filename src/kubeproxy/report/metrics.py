@@ -200,7 +200,9 @@ class OwnMetrics:
             FAMILY,
         )
         self.staleness = gauge(
-            "kubeproxy_source_staleness_seconds", "Seconds since the last message of a resource's source", "resource"
+            "kubeproxy_source_staleness_seconds",
+            "Seconds since the API server's last bytes about a resource; 0 while its watch is open and not overdue",
+            "resource",
         )
         self._certificates = gauge(
             "kubeproxy_certificate_expiration_timestamp_seconds",
