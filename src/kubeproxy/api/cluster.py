@@ -47,8 +47,7 @@ class Server(NamedTuple):
 
 def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Server:
     """Parse the URL of an API server. A 'host:port' without a scheme gets `default_scheme`, as in client-go's
-    DefaultServerURL. Raises ConfigError, with a text that starts with `field`, if the text is not an http or https URL.
-    """
+    DefaultServerURL. Raises ConfigError, which starts with `field`, for other URLs."""
     if "@" in text:  # the message does not quote the URL, which may contain a password
         raise ConfigError(
             f"{field}: the URL must not hold a user name or a password; give them to the kubeconfig's user"
@@ -154,8 +153,7 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 
 class Proxy(NamedTuple):
-    """The address of an HTTP proxy, and the header Proxy-Authorization ('' for none), which no message or repr
-    contains."""
+    """The address of an HTTP proxy, and the header Proxy-Authorization ('' for none), which messages never contain."""
 
     scheme: str
     host: str
@@ -221,7 +219,7 @@ class Cluster:
 
     async def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS context for a new connection; None for http. A rotation of certificates makes a new context.
-        client-go's gate ClientsAllowCARotation does the same within five minutes."""
+        client-go's gate ClientsAllowCARotation also uses new files, within five minutes."""
         if self.server.scheme != "https":
             return None
         pair = await self.credentials.key_pair()

@@ -272,8 +272,7 @@ _TLS_HINT: Final = ", but TLS: the server's URL must begin with https"
 
 
 JOINED: Final = 10.0
-"""Seconds for which equal queries share a lookup. A later query starts a new lookup, because name servers may change.
-"""
+"""Seconds for which equal queries share a lookup. Later queries start a new lookup: name servers may change."""
 
 
 class _Lookup(NamedTuple):

@@ -265,8 +265,7 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:
-    """Kill a plugin and its children, and close our end of its output, because other processes may keep the output
-    open."""
+    """Kill a plugin and its children; close our end of the output, which other processes may keep open."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(PermissionError):

@@ -90,8 +90,7 @@ _objects: dict[type[Object], Decoder[Object]] = {kind: Decoder(kind) for kind in
 
 def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collection[ServiceName] = ()) -> ListPage:
     """Decode one page of a list of `resource`. Slices of the Services in `with_zones` become PlacedSlices. Raises
-    MalformedAnswer if `data` is not a list of this resource, because an empty list of another kind would delete all
-    objects."""
+    MalformedAnswer for a list of another kind, which would delete all objects if empty."""
     page = _decode_page(resource, data, TYPES[resource])
     if with_zones and resource == "endpointslices":
         placed = {identity(found) for found in page.objects if service_of(found) in with_zones}

@@ -109,9 +109,8 @@ class _File(NamedTuple):
 
 
 class ManifestSource:
-    """Keeps `sink` up to date with the manifests in `folder`. Only the Node `node_name` is delivered ('' for all). If
-    two files contain an object, the first file in the order of names is used. Raises ConfigError if `folder` is not a
-    directory."""
+    """Keeps `sink` up to date with the manifests in `folder`. Only the Node `node_name` is delivered ('' for all). Of
+    two files with an object, the first by name is used. Raises ConfigError if `folder` is not a directory."""
 
     def __init__(
         self,

@@ -30,8 +30,8 @@ Variables = Mapping[str, str]
 
 def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> Proxy | None:
     """Return the HTTP proxy for a server: the proxy at `proxy_url`, the value of the configuration's `field`, else the
-    proxy of the environment. Raises ConfigError if the field is not a proxy's URL, Unsupported for schemes other than
-    http and https."""
+    proxy of the environment. Raises ConfigError for an invalid field, Unsupported for schemes other than http and
+    https."""
     if proxy_url:
         return _supported(_parse(proxy_url, field), field, server)
     names = (f"{server.scheme}_proxy".upper(), f"{server.scheme}_proxy")
@@ -74,10 +74,9 @@ def _supported(parts: SplitResult, field: str, server: Server) -> Proxy:
 
 
 def bypassed(host: str, port: int, no_proxy: str) -> bool:
-    """Return whether a server is reached directly: it is on loopback, or matches NO_PROXY. NO_PROXY is a
-    comma-separated list of addresses, networks and domains, or * for everything. The entry example.com includes its
-    subdomains; .example.com and *.example.com match only the subdomains. All entries except networks may have a port.
-    """
+    """Return whether a server is reached directly: it is on loopback, or matches NO_PROXY. NO_PROXY lists addresses,
+    networks and domains, or * for everything. The entry example.com includes its subdomains; .example.com and
+    *.example.com match only the subdomains. All entries except networks may have a port."""
     host = host.lower()
     address = pack(host)
     if host == "localhost" or (address is not None and is_loopback(address)):

@@ -100,8 +100,7 @@ class Recovery:
         self._status.trouble = ""
 
     async def pause(self, delay: float) -> None:
-        """Wait before the next attempt. After a lost connection, the pause also ends when another request gets an
-        answer."""
+        """Wait before the next attempt; after a lost connection, at most until another request gets an answer."""
         if self._unreachable:
             self._unreachable = False
             await self._contact.pause(delay)

@@ -32,8 +32,7 @@ _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
         *((objects.Annotations, info.name) for info in fields(objects.Annotations)),
     }
 )
-"""Optional fields. An object with an invalid optional field is decoded without the field, and has the same or a smaller
-effect."""
+"""Optional fields. Without an invalid optional field, an object has the same or a smaller effect."""
 
 _WHOLE_LISTS: frozenset[tuple[type, str]] = frozenset({(objects.ServiceSpec, "load_balancer_source_ranges")})
 """Lists that must not lose an entry: without source ranges a load balancer would be open to all clients."""
@@ -86,8 +85,7 @@ def mended(data: bytes) -> bytes:
 
 
 def shallow(data: bytes, depth: int = DEPTH) -> bytes:
-    """Return `data` with null in place of each array and object that is nested deeper than `depth`, on which recursive
-    parsers would fail."""
+    """Return `data` with null in place of arrays and objects nested deeper than `depth`, for recursive parsers."""
     kept: list[bytes] = []
     level = start = 0
     for match in _TOKEN.finditer(data):

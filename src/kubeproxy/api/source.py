@@ -180,8 +180,7 @@ class ListPace(Struct, frozen=True, kw_only=True):
     short_watch: float = 1.0
     """A watch that ends sooner, without an event, counts as a failure, so that a broken server causes no busy loop."""
     quiet: float = 5.0
-    """Silence in a WatchList without end mark, after which the proxy assumes that the server ignores sendInitialEvents.
-    """
+    """Silence in a WatchList without end mark, after which the server is assumed to ignore sendInitialEvents."""
     trickle: float = 30.0  # time in which at least connection.LEAST_PROGRESS bytes of a list must arrive
     silence: float = 240.0
     longest_silence: float = 3600.0
@@ -190,8 +189,7 @@ class ListPace(Struct, frozen=True, kw_only=True):
     first: float = 0.8
     first_connect: float = 0.05
     cap: float = 30.0
-    """First and maximum delay of doubling backoffs, as in client-go, and the shorter first delay of a connection, for
-    booting nodes."""
+    """First and maximum delay of doubling backoffs, as in client-go; a shorter first delay for connections at boot."""
     healthy: float = 60.0  # time without a failure after which the backoff starts again with its first delay
     relist: float = 0.5
     """Maximum random delay of a list after 410 Gone, because all nodes receive that answer at the same time."""

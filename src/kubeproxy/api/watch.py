@@ -1,7 +1,6 @@
 """Lists and watches the resources of an API server, and delivers events to a sink. The protocol is that of client-go's
 reflector: WatchList if the server supports it, else paged lists; bookmarks; a new list after 410. Reactions to failures
-and deadlines are in recovery.py. Zones are decoded only for the slices of Services with weights by zone, to save time
-and memory."""
+and deadlines are in recovery.py. Zones are decoded only for slices of Services with weights by zone."""
 
 from __future__ import annotations
 
@@ -299,8 +298,7 @@ BURST: Final = 20
 """The number of requests at the start that are not delayed. Later, at most one request a second is sent."""
 
 TIMEOUT: Final = 5.0
-"""Maximum seconds for which the first list of Services waits for zones; without zones a drained zone would get
-connections."""
+"""Maximum seconds for which the first list of Services waits for zones, without which drained zones get connections."""
 
 
 class Zones:
@@ -325,8 +323,7 @@ class Zones:
         self._wake = asyncio.Event()
 
     def take_services(self, events: Sequence[Event]) -> None:
-        """Pass on events of Services. The first list waits for its zones, because the proxy writes rules after this
-        list."""
+        """Pass on events of Services. The first list waits for zones, because the proxy then writes rules."""
         for event in events:
             self._note(event)
         if self._unread and not self._begun:
@@ -395,8 +392,7 @@ class Zones:
                 self._timer.cancel()
 
     async def _try(self, status: ResourceStatus) -> None:
-        """Try once. Except at the start, wait a random time first, because all nodes receive a Service at the same
-        time."""
+        """Try once; except at the start, after a random time, because all nodes receive a Service at the same time."""
         wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - randomness only to spread load
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]

@@ -11,8 +11,7 @@ Work = TypeVar("Work")
 
 class Ahead(Generic[Work]):
     """Commits batches in a separate thread while the caller continues, because a system call releases the interpreter
-    lock. A context manager. At each yield, and at the end, no commit is in progress. The first commit starts the
-    thread."""
+    lock. A context manager. At each yield, and at the end, no commit is in progress."""
 
     def __init__(self, commit: Callable[[Work], int]) -> None:
         self._commit = commit

@@ -3,9 +3,9 @@ performs.
 
 Each mode has a folder with its name. `__init__.py` defines MODE and imports little, because it is loaded in every mode;
 `mode.py` defines OPERATIONS and is loaded if the mode runs; `cleanup.py` is loaded to find or remove objects of the
-mode. `cleanup(keeps)` removes the kernel objects of the mode, ours or the Go kube-proxy's, and returns the failures. It
-keeps the objects that the running mode uses under the same name. `traces(sight, owns)` returns the mode's objects in
-the kernel."""
+mode. `cleanup(keeps)` removes the kernel objects of the mode, ours or the Go kube-proxy's, and returns the failures.
+`cleanup` keeps the objects that the running mode uses under the same name. `traces(sight, owns)` returns the mode's
+objects in the kernel."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ class Duration(float):
     nanoseconds: int
 
     def __new__(cls, seconds: float = 0.0) -> Self:
-        """Return the duration of `seconds`, rounded to nanoseconds. Raises ValueError if the nanoseconds exceed 64
-        bits."""
+        """Return the duration of `seconds`, rounded to nanoseconds. Raises ValueError beyond 64 bits."""
         if not -1e10 < seconds < 1e10:
             raise ValueError(f"{seconds} s is beyond 64 bits of nanoseconds")
         return cls.from_nanoseconds(round(seconds * 1_000_000_000))
@@ -86,8 +85,7 @@ def _parse(text: str) -> int:
 
 
 def _fraction(digits: str, unit: int) -> int:
-    """Return 0.DIGITS units in nanoseconds, truncated, with Go's floating-point result (from at most 63 bits of
-    digits)."""
+    """Return 0.DIGITS units in nanoseconds, truncated, with Go's floating-point result (63 bits of digits)."""
     value, scale = 0, 1.0
     for digit in digits:
         if value > _MAX // 10 or value * 10 + int(digit) > _MAX + 1:

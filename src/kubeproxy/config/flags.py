@@ -39,7 +39,7 @@ def _features(group: str, *features: Feature[Any]) -> Iterator[Flag]:
     return (Flag(each.flag, each.kind, each.default, group, "", each.usage) for each in features)
 
 
-_INTERVAL = "The interval of complete checks and repairs (like 5s, 1m, 2h22m). Must be greater than 0."
+_INTERVAL = "The interval of complete checks and repairs (like 5s, 1m, 2h22m), greater than 0."
 _MINIMUM = "The least time between two syncs (like 5s, 1m). 0 applies each change immediately."
 
 FLAGS = (
@@ -59,7 +59,7 @@ FLAGS = (
          "Pairs like A=true,B=false for features that are not final. All gates of Kubernetes 1.36 are accepted;"
          " a proxy reads:"),
     Flag("config-sync-period", "duration", "15m0s", GENERAL, "configSyncPeriod",
-         "The interval at which the state from the API server is refreshed. Must be greater than 0."),
+         "The interval at which the state from the API server is refreshed, greater than 0."),
     Flag("oom-score-adj", "int32", "-999", GENERAL, "oomScoreAdj",
          "The oom_score_adj of this process, from -1000 to 1000."),
     Flag("show-hidden-metrics-for-version", "string", "", GENERAL, "showHiddenMetricsForVersion",
@@ -76,7 +76,7 @@ FLAGS = (
     Flag("kube-api-qps", "float32", "5", CLIENT, "clientConnection.qps", "Requests to the API server per second."),
 
     Flag("hostname-override", "string", "", SERVERS, "",
-         "The name of this Node, instead of the host name. It takes precedence over the configuration file."),
+         "The name of this Node, in place of the host name and of the name in the configuration file."),
     Flag("bind-address", "ip", "0.0.0.0", SERVERS, "bindAddress",  # noqa: S104 - no socket is bound to it
          "The Node's primary IP, in place of the Node object's. No socket is bound to this address."),
     Flag("healthz-bind-address", "ipport", "0.0.0.0:10256", SERVERS, "healthzBindAddress",
@@ -123,7 +123,7 @@ FLAGS = (
     Flag("proxy-port-range", "string", "", BACKEND, "portRange",
          "Ports that userspace mode may listen on: 300-2000, 300+1700; empty for any."),
     Flag("udp-timeout", "duration", "250ms", BACKEND, "udpIdleTimeout",
-         "The timeout of an idle UDP flow in userspace mode. Must be greater than 0."),
+         "The timeout of an idle UDP flow in userspace mode, greater than 0."),
 
     Flag("detect-local-mode", "LocalMode", "", LOCAL, "detectLocalMode",
          "The method of recognising traffic of this node's pods: ClusterCIDR (the default), NodeCIDR, "

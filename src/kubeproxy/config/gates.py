@@ -153,15 +153,13 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "NFTablesNetlink": (True, "rules are always read over netlink"),
     "UnlockWhileProcessingFIFO": (True, _QUEUES),
 }
-"""More gates that change the Go kube-proxy: the setting that describes this proxy, and why the opposite has no effect.
-"""
+"""More gates that change the Go kube-proxy: the setting in this proxy, and why the opposite has no effect."""
 
 _ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
 
 def gate_problem(name: str, value: bool) -> str | None:
-    """Return the error of setting a gate to a value, in the words of other Kubernetes components; None for a valid
-    value."""
+    """Return the error of setting a gate to a value, as in other Kubernetes components; None for a valid value."""
     gate = GATES.get(name)
     if gate is None:
         return f"unrecognized feature gate: {name}" + did_you_mean(name, GATES.keys())

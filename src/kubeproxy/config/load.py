@@ -208,8 +208,7 @@ _EXPECTED: Mapping[Any, str] = {
 
 
 def decode(tree: Mapping[str, Any]) -> Decoded:
-    """Decode the fields of a KubeProxyConfiguration, without apiVersion and kind. A field that is null counts as
-    missing."""
+    """Decode the fields of a KubeProxyConfiguration, without apiVersion and kind. A null field counts as missing."""
     reading = _Reading()
     config = reading.struct(KubeProxyConfiguration, tree, "")
     return Decoded(config, frozenset(reading.given), reading.wrong, reading.strict)

@@ -75,8 +75,8 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
         yield from ()
 
     def completed(self, config: C, given: AbstractSet[str]) -> C:  # noqa: ARG002
-        """Complete the configuration for this mode if `mode` is empty; `given` contains the paths of the fields that
-        are set."""
+        """Complete the configuration for this mode if `mode` is empty; `given` are the paths of the fields that are
+        set."""
         return config
 
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:  # noqa: ARG002
@@ -152,8 +152,7 @@ class IpvsMode(ModeConfig, frozen=True, kw_only=True):
 
 
 class UserspaceMode(ModeConfig, frozen=True, kw_only=True):
-    """userspace mode, which has no block. Only this mode reads portRange and udpIdleTimeout; the Go kube-proxy does not
-    check them."""
+    """userspace mode, which has no block. Only this mode reads portRange and udpIdleTimeout."""
 
     def mistakes(self, config: ConfigurationFields) -> Iterator[Mistake]:
         """Yield a mistake for an invalid portRange, and for a udpIdleTimeout that is not positive."""

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import yaml
 
 DEPTH: Final = 64
-"""The maximum nesting, as for answers of the API server (api/salvage.py); fields that the proxy reads are nested at
-most 8 deep."""
+"""The maximum nesting, as in api/salvage.py; fields that the proxy reads are nested at most 8 deep."""
 
 VALUES: Final = 2_000_000
 """The maximum number of values in a document after expansion of aliases: some 10,000 Services with endpoints, 1 GB."""

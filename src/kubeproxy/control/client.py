@@ -1,4 +1,4 @@
-"""The client of a running proxy's control socket. It blocks, so only commands use it, never the proxy."""
+"""The client of a running proxy's control socket. The client blocks, so only commands use it, never the proxy."""
 
 from __future__ import annotations
 

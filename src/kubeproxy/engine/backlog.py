@@ -1,7 +1,7 @@
 """Queues the changes of one address family that are not in the kernel yet, records the state of the family's rules, and
 inspects the rules. Every second, each backend does its periodic work and checks the kernel for changes by other
-programs. Each family has its own retries, so that a family does not wait while the kernel refuses the other family's
-changes."""
+programs. Each family has its own retries, so that it does not wait while the kernel refuses the other family's changes.
+"""
 
 from __future__ import annotations
 
@@ -309,8 +309,7 @@ INTERVAL = 1.0  # seconds between inspections; each runs in a thread (70 us), be
 
 
 class RepairPolicy(Struct):
-    """Decides when an inspection is thorough (every `period` seconds, and after an uncertain difference), and when to
-    repair."""
+    """Decides when to repair, and when an inspection is thorough: every `period` seconds, and if unsure."""
 
     period: float
     thorough_at: float  # the time of the last thorough inspection, initially the present time

@@ -128,8 +128,7 @@ class Engine:
         return ChainMap(*(backlog.changes for backlog in self._backlogs.values()))
 
     def committed(self, name: ServiceName) -> list[ServicePlan]:
-        """Return the plans of a Service that the kernel last accepted in each family; `standing` reports later
-        differences."""
+        """Return a Service's plans that the kernel last accepted in each family; `standing` has later differences."""
         compiled = self.planner.compiled.get(name, NOTHING)
         return [plan for backlog in self._backlogs.values() for plan in backlog.committed_plans(name, compiled)]
 
@@ -427,8 +426,7 @@ class Engine:
 
     def _log_refusal(self, family: Family, error: ApplyError, *, repeated: bool) -> None:
         """Log a refusal. If another program may be the cause, log at most once a minute, unless the next two full syncs
-        are refused, too. If two proxies run in the same mode, nearly every change of one is refused, because the other
-        has already written it."""
+        are refused, too. With two proxies in the same mode, nearly every change of one proxy is refused."""
         if repeated or not isinstance(error, ChangedByOthersError):
             log.error("Sync failed family=%s error=%r", family.label, str(error))
             return

@@ -42,7 +42,7 @@ Notice = ServiceProblem | Rejected | ForeignChange
 
 
 class Observer(Protocol):
-    """Receives the engine's reports on the event loop's thread. Its methods must return immediately and not raise."""
+    """Receives the engine's reports on the event loop's thread. The methods must return immediately and not raise."""
 
     def queued(self, families: Sequence[Family]) -> None:
         """Events arrived that the next commits of these families will include."""

@@ -37,7 +37,8 @@ P = TypeVar("P", bound="Struct")
 
 
 class Feature(NamedTuple, Generic[T]):
-    """A feature that the Go kube-proxy lacks. Its only setting is its flag, which also applies with --config.
+    """A feature that the Go kube-proxy lacks. The only setting of a feature is its flag, which also applies with
+    --config.
 
     `kind` and `default` are as in config.flags.Flag; `usage` is the flag's help. `modes` are the modes that support the
     feature; None means all. In other modes the feature has the value `off`, and the proxy reports that the flag has no

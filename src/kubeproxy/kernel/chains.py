@@ -43,8 +43,7 @@ def chains() -> list[Chain]:
 
 
 def unevaluated() -> list[Chain]:
-    """Return the base chains of the families netdev and bridge, which this program does not evaluate. Raises
-    NetlinkError."""
+    """Return the base chains of netdev and bridge, which this program does not evaluate. Raises NetlinkError."""
     with Netlink.open() as link:
         there = [(TABLE_FAMILIES.get(one.family, ""), one) for one in listed_chains(link) if one.hook is not None]
     return [Chain(family, one.table, one.name) for family, one in there if family in {"netdev", "bridge"}]

@@ -164,9 +164,8 @@ class Ipvs(nl.Closing):
         self._netlink.close()
 
     def apply(self, changes: Sequence[ServerChange]) -> None:
-        """Apply all changes in order, with as few system calls as possible. Raises RefusedError. Codes in RefusedError:
-        EEXIST if an added object exists, ESRCH if a virtual server is missing, ENOENT if a real server or scheduler is
-        missing."""
+        """Apply all changes in order, with as few system calls as possible. Raises RefusedError. Codes: EEXIST if an
+        added object exists, ESRCH without the virtual server, ENOENT without the real server or scheduler."""
         self.send([packed(change) for change in changes], changes.__getitem__)
 
     def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:
@@ -260,9 +259,8 @@ def _about_real_server(command: int, destination: bytes, weight: int, forwarding
 
 
 class Pieces(NamedTuple):
-    """The constant bytes of the messages for masqueraded real servers of equal weight. A full sync sends one such
-    message per endpoint: `head`, the virtual server's packed key, `front`, address, `middle`, port in two bytes, `end`.
-    """
+    """The constant bytes of the messages for masqueraded real servers of equal weight. A full sync sends one per
+    endpoint: `head`, the virtual server's packed key, `front`, address, `middle`, port in two bytes, `end`."""
 
     head: bytes
     front: bytes

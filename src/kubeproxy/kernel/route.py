@@ -371,8 +371,8 @@ its high byte in byte 12."""
 
 @nl.understood("a route")
 def default_gateway(destination: bytes) -> bytes | None:
-    """Return the gateway of the default route if this node's packets to a destination leave by that route, else None.
-    Raises NetlinkError."""
+    """Return the default route's gateway if packets to a destination leave by that route, else None. Raises
+    NetlinkError."""
     try:
         places = ask_route(destination, b"", has_source=False, flags=_MATCHED)
     except nl.NetlinkError as error:

@@ -1,5 +1,5 @@
-"""Annotations of Cilium that determine the addresses of a Service, and its clients. Pure. They take effect only with
-the flag --cilium-annotations: see docs/beyond.md "Annotations of Cilium"."""
+"""Annotations of Cilium that determine the addresses of a Service, and its clients. Pure. The annotations take effect
+only with the flag --cilium-annotations: see docs/beyond.md "Annotations of Cilium"."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
     @property
     def writing(self) -> Claimant:
-        """This claimant with the right WRITTEN."""
+        """The same claimant with the right WRITTEN."""
         return structs.replace(self, right=Right.WRITTEN)
 
     @property
@@ -285,8 +285,7 @@ class NodeBudget:
         return name not in self._denied
 
     def costs(self, names: KeysView[ServiceName]) -> dict[ServiceName, int]:
-        """Return the number of entries granted to each of these Services, oldest first, without Services that have no
-        entries."""
+        """Return the number of entries of each of these Services that has entries, oldest first."""
         found = sorted(self._asked[name] for name in names & self._asked.keys() if self.has(name))
         return {asker.name: entries for asker, entries in found}
 

@@ -171,8 +171,8 @@ def _plan(
 def _sparing(plan: ServicePlan, api_servers: Collection[bytes], problems: list[Problem]) -> ServicePlan:
     """Return a plan without frontends that would cut this node's proxy off from the API server. An external IP is
     written by a user, so it is never served at the API server's address. A load balancer's address is written by the
-    cluster's controllers, and connections to it may lead to the API server. Its frontend is therefore omitted only
-    while the frontend would refuse or drop the node's own connections."""
+    cluster's controllers, and connections to it may lead to the API server. The frontend of a load balancer's address
+    is therefore omitted only while it would refuse or drop the node's own connections."""
     if (plan.key.namespace, plan.key.name) == _API_SERVER:
         return plan
     lost = []

@@ -1,7 +1,6 @@
-"""Ejection of failing endpoints: an endpoint that does not answer this node gets no new connections from this node
-until it answers again. Pure: the kernel's suspects, the results of attempts to connect, and the times are arguments. An
-endpoint's key is its packed address, protocol (1 byte) and port (2 bytes), as in gone.Departed. See docs/failover.md.
-"""
+"""Ejection of failing endpoints: an endpoint that does not answer this node gets no new connections until it answers
+again. Pure: the kernel's suspects, the results of attempts to connect, and the times are arguments. An endpoint's key
+is its packed address, protocol (1 byte) and port (2 bytes), as in gone.Departed. See docs/failover.md."""
 
 from __future__ import annotations
 
@@ -167,8 +166,7 @@ class Ejections:
             self._answered.pop(key, None)
 
     def due(self, suspects: Iterable[bytes], now: float) -> list[bytes]:
-        """Return the endpoints to which the proxy should connect: failing endpoints after their pause, and new
-        suspects."""
+        """Return the endpoints to which the proxy should connect: new suspects, and failing endpoints after a pause."""
         for key in [key for key, one in self._answered.items() if max(one.rests + one.rest, one.relapses) <= now]:
             del self._answered[key]
         resting = {key for key, answered in self._answered.items() if answered.rests > now}

@@ -69,8 +69,7 @@ class Slice(Struct, frozen=True, gc=False):
 
 
 class PackedSlice(Struct, frozen=True, gc=False):
-    """An EndpointSlice from a list, packed immediately after decoding, because a decoded slice needs ten times the
-    memory."""
+    """An EndpointSlice from a list, packed after decoding, because a decoded slice needs ten times the memory."""
 
     metadata: objects.ObjectMeta
     address_type: str
@@ -85,8 +84,7 @@ def packed(source: objects.EndpointSlice) -> PackedSlice:
 
 
 def parse_slice(source: objects.EndpointSlice) -> Slice | None:
-    """Return the packed form of a slice; None for the address type FQDN or an unknown type. Its `problems` name invalid
-    entries."""
+    """Return the packed form of a slice, with `problems` for invalid entries; None for FQDN or an unknown type."""
     family = FAMILIES.get(source.address_type)
     if family is None:
         return None
@@ -323,8 +321,7 @@ def _select_any(merged: dict[bytes, Endpoint], view: Viewpoint, uses_cluster: bo
 
 def _topology(ready: Iterable[Endpoint], view: Viewpoint) -> Callable[[Endpoint], bool]:
     """Return the filter that applies hints: by node if every endpoint has node hints and a hint names this node; else,
-    by zone under the same conditions. Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433 (topology aware
-    hints)."""
+    by zone under the same conditions. Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433."""
     endpoints = list(ready)
     if endpoints and all(e.nodes for e in endpoints) and any(view.node in e.nodes for e in endpoints):
         return lambda e: view.node in e.nodes

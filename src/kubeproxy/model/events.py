@@ -60,8 +60,7 @@ class Deleted(Struct, frozen=True):
 
 
 class Rejected(Struct, frozen=True):
-    """An object, or an entry in it, that cannot be used and is skipped. `field` is a JSON path; '' means the whole
-    object."""
+    """An object, or an entry in an object, that cannot be used. `field` is a JSON path; '' means the whole object."""
 
     resource: Resource
     namespace: str

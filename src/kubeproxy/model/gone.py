@@ -36,8 +36,7 @@ class Departed(NamedTuple):
 
 
 class _Missing(Struct, gc=False):
-    """A terminating endpoint that left its slices: its Service, its ports, and the time from which it counts as
-    deleted."""
+    """A terminating endpoint that left its slices: Service, ports, and the time from which it counts as deleted."""
 
     service: ServiceName
     keys: set[bytes]

@@ -10,8 +10,7 @@ from kubeproxy.model.planner import Planner
 
 
 class Index:
-    """Finds Services by address and by health check port. Computed at the first use; the planner's plans must not
-    change."""
+    """Finds Services by address and by health check port, at the first use; the planner's plans must not change."""
 
     def __init__(self, planner: Planner) -> None:
         self._compiled = planner.compiled

@@ -56,8 +56,7 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
 
 
 _SPARSE: Final = 4
-"""A heap computes the turns if, in a round, the destinations without a turn outnumber the destinations with a turn by
-more than this factor."""
+"""A heap computes the turns if the destinations without a turn in a round exceed the others by this factor."""
 
 
 def _turns(weights: Sequence[int]) -> Iterator[int]:
@@ -95,8 +94,7 @@ def _permutation(destination: bytes, size: int) -> tuple[int, int]:
 
 
 def slot_of(hashing: Hashing, source: bytes, port: int) -> int | None:
-    """Return the slot of a client: packed address, and port (0 if unknown). None if the slot depends on an unknown
-    port."""
+    """Return the slot of a client's packed address and port (0: unknown); None if the slot needs an unknown port."""
     if hashing.key is HashKey.CLIENT:
         return _scaled(jhash(source, SEED), hashing.size)
     return _scaled(jhash(source + port.to_bytes(2, "big") + b"\0\0", SEED), hashing.size) if port else None

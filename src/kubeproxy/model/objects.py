@@ -18,8 +18,7 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # the API's int32
 
 
 class ApiStruct(Struct, rename="camel", frozen=True, gc=False):
-    """Base class of API objects: JSON names in camelCase, unknown fields ignored, no garbage collection (no cycles
-    occur)."""
+    """Base class of API objects: JSON names in camelCase, unknown fields ignored, no garbage collection (no cycles)."""
 
 
 PROXY_LABEL: Final = "service.kubernetes.io/service-proxy-name"

@@ -41,8 +41,7 @@ class FrontendKind(IntEnum):
 
 NODEPORT_KEY = 3  # size of the key of a frontend without an address
 WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
-"""The kinds of addresses that API clients write. The API server allocates addresses of other kinds, each to one
-Service."""
+"""The kinds of addresses that API clients write. The API server allocates others, each to one Service."""
 
 
 class Frontend(Struct, frozen=True, gc=False):
@@ -101,8 +100,7 @@ class Frontend(Struct, frozen=True, gc=False):
 
 
 class PortRange(Frontend, frozen=True, gc=False):
-    """A range of ports at an address of a Service, which leads to the same port of an endpoint; the key has the first
-    port."""
+    """A range of ports at a Service's address, which leads to an endpoint's same port; the key has the first port."""
 
     last: int
 
@@ -235,8 +233,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return self.frontends + self.port_ranges
 
     def without(self, lost: Collection[Frontend]) -> ServicePlan:
-        """Return the plan without some frontends and ranges; only plans with a load balancer address keep source
-        ranges."""
+        """Return the plan without some frontends and ranges; source ranges need a load balancer address."""
         kept = tuple([each for each in self.frontends if each not in lost])
         ranges = tuple([each for each in self.port_ranges if each not in lost])
         balanced = any(each.kind is FrontendKind.LOADBALANCER for each in kept + ranges)
@@ -244,8 +241,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return structs.replace(self, frontends=kept, port_ranges=ranges, source_ranges=sources)
 
     def at_port(self, frontend: Frontend, port: bytes) -> ServicePlan:
-        """Return the plan for one port of a frontend. For a range of ports, the endpoints of this plan have this port
-        too."""
+        """Return the plan for one port of a frontend. For a range of ports, the plan's endpoints have this port too."""
         if not isinstance(frontend, PortRange):
             return self
         pools = (tuple([one[:-2] + port for one in pool]) for pool in (self.cluster, self.local, self.serving))
@@ -264,8 +260,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
 
     @property
     def remembers(self) -> int:
-        """The seconds of session affinity in a mode without hashing; the maximum if the plan hashes the client's
-        address."""
+        """The seconds of session affinity in a mode without hashing; the maximum for a hash of the client's address."""
         hashing = self.balance.hashing if self.balance is not None else None
         return LONGEST_AFFINITY if hashing is not None and hashing.key is HashKey.CLIENT else self.affinity
 

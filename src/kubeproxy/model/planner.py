@@ -51,8 +51,7 @@ NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
 """The resources that must be listed once before plans are complete."""
 
 STEP = 50
-"""The number of objects or Services per step of long work. A step takes less than a millisecond, or a few for large
-objects."""
+"""The number of objects or Services per step of long work. A step takes a millisecond, or a few."""
 
 SLOW_STEPS = 6  # the number of steps for slow Services in one call of `taking`: some 20 ms
 _ALLOCATED = Right.ALLOCATED  # looked up once, as in model.compile
@@ -261,8 +260,8 @@ class Planner:
         yield changes
 
     def _begun(self) -> dict[ServiceName, None]:
-        """Return the dirty Services except deferred Services. Deleted Services are included, since another Service may
-        need their addresses."""
+        """Return the dirty Services without deferred Services, but with deleted Services, whose addresses others may
+        need."""
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         self.deferred = []
@@ -274,8 +273,7 @@ class Planner:
         return dirty
 
     def _releasing(self, taken: KeysView[ServiceName]) -> ServiceName | None:
-        """Return a deferred Service that released an address to a Service in `taken`; at most one, because its change
-        is costly."""
+        """Return one deferred Service (its change is costly) that released an address to a Service in `taken`."""
         for name in self.deferred:
             service = self.services.get(name)
             asked = written_addresses(service) if service is not None else ()

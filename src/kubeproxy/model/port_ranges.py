@@ -92,8 +92,7 @@ def parse_range(entry: str) -> ProtocolRange | str:
 
 
 def with_ranges(plans: Sequence[ServicePlan], ranges: Sequence[ProtocolRange]) -> Sequence[ServicePlan]:
-    """Return a Service's plans of one family, the first with these ranges at each of its addresses. NodePorts have no
-    ranges."""
+    """Return a Service's plans of one family, the first with these ranges at each address, except NodePorts."""
     if not plans or not ranges:
         return plans
     first, *others = plans

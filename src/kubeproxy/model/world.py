@@ -166,8 +166,7 @@ def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyG
 
 
 def _loopback(settings: Settings, family: Family) -> Loopback:
-    """Return the treatment of NodePorts on loopback; they are relayed if a network in loopback is configured
-    (KEP-6032)."""
+    """Return the treatment of NodePorts on loopback, relayed if a network in loopback is configured (KEP-6032)."""
     if settings.loopback_nodeports != "relayed":
         served = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
         return Loopback.SERVED if served else Loopback.NOTHING
@@ -223,8 +222,7 @@ def compiled_from(world: Globals) -> tuple[object, ...]:
 
 
 def nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
-    """Return the addresses at which a NodePort precedes an external address; if NodePorts answer on all, the Node's
-    addresses."""
+    """Return the addresses at which a NodePort precedes an external address: the Node's if NodePorts answer on all."""
     ours = world.of(family)
     if ours is None:
         return ()

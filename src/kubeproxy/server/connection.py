@@ -279,8 +279,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.abort()
 
     async def _send_pieces(self, response: Response, version: str) -> None:
-        """Send a body piece by piece, then close. The end of the connection ends the body, because HTTP/1.0 has no
-        chunks."""
+        """Send a body piece by piece, then close, because HTTP/1.0 has no chunks and the close ends the body."""
         chunked = version != "1.0"
         assert not isinstance(response.body, bytes)  # noqa: S101 - checked in _respond
         self._wait(IDLE_SECONDS)  # the first piece may take as long as later pieces
@@ -319,8 +318,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._wait(REQUEST_SECONDS)
 
     def _linger(self) -> None:
-        """Close for writing; close completely when the client closes, because a close with unread data resets the
-        connection."""
+        """Close for writing, and later completely, because a close with unread data resets the connection."""
         if not self._closing and self._transport is not None:
             self._closing = True
             self._received = 0

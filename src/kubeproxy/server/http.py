@@ -93,7 +93,7 @@ def read_only(handler: Handler) -> Handler:
 
 
 def refused_host(host: str, local_address: str, known: Collection[str] = ()) -> str | None:
-    """Return the reason to refuse a request because of its Host header; None if it may be answered. This protects
+    """Return the reason to refuse a request because of its Host header; None if it may be answered. The check protects
     against DNS rebinding.
 
     `host` is '' without the header, for example in requests of load balancers; `local_address` is the server's address

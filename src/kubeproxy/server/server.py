@@ -41,8 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_exactly(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket that accepts only the family of its address, even if this is unspecified. Raises
-    OSError."""
+    """Return a listening TCP socket that accepts only its address's family, also at :: or 0.0.0.0. Raises OSError."""
     return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port, only_v6=True)
 
 

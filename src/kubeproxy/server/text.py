@@ -41,10 +41,11 @@ def clean(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return a text as one line, with escapes like \n and \u202e for all characters that Unicode defines as not
+    """Return a text as one line, with escapes like \n and \u202e for all characters that Unicode defines as not
     printable.
 
-    These include line ends, the start of ANSI escapes, and characters that change the direction of writing."""
+    Unprintable characters include line ends, the start of ANSI escapes, and characters that change the direction of
+    writing."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -287,7 +287,7 @@ class IptablesBackend:
     # -- changes by other programs --------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Do nothing: the hourly full sync runs with the first change after an hour."""
+        """Do nothing, because the hourly full sync runs together with a change."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have their own interval
         """See backends.mode.Backend. The inspection is one short request, unless another program changed our chains.
@@ -307,8 +307,7 @@ class IptablesBackend:
 
 
 def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapping[str, str]]:
-    """Return the lines of the filter table to write before the nat table changes, and the lines of both tables to write
-    after that."""
+    """Return the lines of the filter table to write before nat changes, and the lines of both tables to write later."""
     if not any(table == "filter" for table, _ in delta.lost):
         return lines["filter"], {"nat": lines["nat"]}
     gained = [rules for (table, _), rules in delta.gained.items() if table == "filter"]

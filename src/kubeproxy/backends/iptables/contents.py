@@ -38,8 +38,7 @@ _NONE: Final = ServiceEntry((), (), ())
 class ContentsChange(NamedTuple):
     """The effect of changed Services on the tables. `written` are chains to write, Service by Service; `deleted` are
     chains of the nat table to remove. `gained` are the new lines of shared chains, `lost` the shared chains with
-    removed or reordered lines. `rules` is the increase (or decrease) of the number of rules in the Services' own
-    chains."""
+    removed or reordered lines. `rules` is the change of the number of rules in the Services' own chains."""
 
     entries: dict[ServiceName, ServiceEntry]
     written: list[OwnChains]
@@ -113,8 +112,7 @@ class Contents:
     def shared(self, place: Place, delta: ContentsChange | None = None) -> str:
         """Return the rules of a shared chain, including changes that `take` has not applied yet. The rules are sorted
         by target, the last name first. iptables-nft 1.8.9 keeps the chains that a restore names in a sorted list, and
-        searches the list from the end for each chain. With names in descending order each search takes one step instead
-        of thousands."""
+        searches the list from the end for each chain. In descending order each search takes one step."""
         changed = delta.entries if delta is not None else {}
         entries = [entry for name, entry in self.entries.items() if name not in changed]
         lines = [text for entry in (*entries, *changed.values()) for text in _lines(entry.shared, place)]

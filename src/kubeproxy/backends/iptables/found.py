@@ -107,8 +107,7 @@ def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = No
 def read_some(
     commands: Commands, table: str, names: AbstractSet[str], read_rules: ReadRules | None = None
 ) -> FoundTable:
-    """Return these chains of a table, with their rules. iptables-legacy lists whole tables. Raises the errors of
-    `read`."""
+    """Return these chains of a table with their rules. iptables-legacy lists whole tables. Raises `read`'s errors."""
     if not commands.uses_nft or len(names) > 2 * MOST_PLACES:
         return read(commands, table, names.__contains__)._replace(asked=names)
     found = {name: (read_rules or commands.rules)(table, name) for name in sorted(names)}

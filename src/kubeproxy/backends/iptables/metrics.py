@@ -60,8 +60,7 @@ class Metrics:
         )
 
     def restore_failed(self, family: Family, *, partial: bool) -> None:
-        """Count a sync that iptables-restore refused. A refused partial sync increases two metrics, as in the Go
-        kube-proxy."""
+        """Count a sync that iptables-restore refused. A partial sync counts in two metrics, as in the Go kube-proxy."""
         self._failures.labels(family.label).inc()
         if partial:
             self._partial_failures.labels(family.label).inc()
@@ -82,8 +81,7 @@ class Metrics:
 
 
 def make_counters(metrics: Metrics) -> bool | None:
-    """Create the kernel's counters and register functions that read them; return False without kernel support, None if
-    the attempt failed."""
+    """Create the kernel's counters and register their readers; return False without support, None after a failure."""
     try:
         there = xtables.ensure_counter(INVALID_COUNTER) and xtables.ensure_counter(LOCALHOST_COUNTER)
         if there:

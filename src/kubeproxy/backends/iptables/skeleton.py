@@ -28,8 +28,7 @@ MARTIANS: Final = (
     '-m comment --comment "block incoming localnet connections" '
     "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 )
-"""Rules that prevent route_localnet from letting hosts on the link reach loopback (kubernetes issue 90259), as in
-kubelet."""
+"""Rules, as in kubelet, that drop packets from the link to loopback with route_localnet (kubernetes issue 90259)."""
 
 _NEW: Final = "-m conntrack --ctstate NEW "
 _LAST: Final = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
@@ -87,8 +86,8 @@ class SharedChain(NamedTuple):
 
 class StartOptions(NamedTuple):
     """Settings from the configuration and the node, read once at the start. `localhost_nodeports` is the configured
-    value; `liberal` is nf_conntrack_tcp_be_liberal; `counters`: whether the kernel has named packet counters, None
-    until this is known."""
+    value; `liberal` is nf_conntrack_tcp_be_liberal; `counters`: whether the kernel has named packet counters, None if
+    unknown."""
 
     localhost_nodeports: bool
     liberal: bool
@@ -196,8 +195,7 @@ _AT_ONCE: Final = 64
 
 
 def _lower_halves(bits: int, lane: int) -> int:
-    """Return a mask for _AT_ONCE hashes: lanes of `lane` bits, in which every other lane has its lowest `bits` bits
-    set."""
+    """Return a mask for _AT_ONCE hashes: lanes of `lane` bits, of which every other has its lowest `bits` bits set."""
     return sum(((1 << bits) - 1) << at for at in range(0, _AT_ONCE * 128, 2 * lane))
 
 
@@ -211,8 +209,7 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9./:_-]")
 
 
 def chain_hashes(texts: Sequence[str]) -> list[str]:
-    """Return the first 16 base32 characters of each text's SHA-256. A call for ten texts takes a fifth of the time of
-    ten calls."""
+    """Return the first 16 base32 characters of each text's SHA-256. Ten texts in one call take a fifth of the time."""
     found: list[str] = []
     for start in range(0, len(texts), _AT_ONCE):
         some = texts[start : start + _AT_ONCE]

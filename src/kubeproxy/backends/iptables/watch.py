@@ -102,7 +102,7 @@ class NftWatch:
         self._noted |= changes.chains
 
     def inspect(self) -> ForeignChange | None:
-        """Return a change by another program that can be found without reading all rules, else reset `touched`. Raises
+        """Return another program's change that is found without reading all rules, else reset `touched`. Raises
         ApplyError."""
         self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
@@ -121,8 +121,7 @@ class NftWatch:
 
 
 def _concerns(change: ChainChange) -> bool:
-    """Return whether a change may affect us: any change in our chains, and a deletion in a built-in chain with our
-    jump."""
+    """Return whether a change may affect us: any in our chains, and deletions in built-in chains with our jump."""
     if change.table not in skeleton.CANARY_TABLES:
         return False
     if change.deleted and not change.chain.startswith("KUBE-"):

@@ -35,8 +35,7 @@ BATCH: Final = 2000
 """Maximum number of changes per batch; a full batch takes about 50 ms."""
 
 EXAMINED: Final = 500
-"""Number of virtual servers whose real servers a thorough inspection compares; the next inspection continues after
-them."""
+"""Number of virtual servers whose real servers one thorough inspection compares. The next compares further ones."""
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
@@ -200,8 +199,7 @@ class IpvsBackend:
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. Each inspection reads the numbers of virtual servers and sets, because the kernel
-        does not announce changes. A thorough inspection reads all objects, but real servers only for some virtual
-        servers."""
+        does not announce changes. A thorough inspection reads all objects, except most real servers."""
         self._read_addresses()
         addresses = "addresses of kube-ipvs0 were changed" if self._misbound else ""
         if what := addresses or self._changed_counts() or self._missing_sample():

@@ -31,8 +31,7 @@ class NodeAddresses(NamedTuple):
 
 
 class Virtual(NamedTuple):
-    """A desired virtual server: whether it serves a NodePort, the affinity timeout in seconds (0: none), the real
-    servers."""
+    """A desired virtual server: whether it serves a NodePort, affinity timeout in seconds (0: none), real servers."""
 
     nodeport: bool
     affinity: int
@@ -167,8 +166,7 @@ def _sources(
 
 
 def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Yield the networks of a range. The range of all addresses is two networks, because hash:net allows no prefix
-    length 0 (ipset(8))."""
+    """Yield the networks of a range; two for all addresses, because hash:net allows no prefix length 0 (ipset(8))."""
     ends = (ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last)))
     for network in ipaddress.summarize_address_range(*ends):
         yield from [network] if network.prefixlen else network.subnets()
@@ -325,8 +323,8 @@ class Draining:
     A real server that is no longer desired gets weight 0: its connections continue, and new connections use other real
     servers. The real server is deleted when it has no connections left, or at its deadline. UDP and SCTP real servers
     are deleted immediately, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers
-    (expire_nodest_conn). With weight 0 alone, the flow of a client that sends without pause would remain on an endpoint
-    that does not answer."""
+    (expire_nodest_conn). With weight 0 alone, the flow of a client that sends without pause would remain on a dead
+    endpoint."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

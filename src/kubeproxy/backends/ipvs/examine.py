@@ -1,6 +1,5 @@
 """The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a separate process. A
-Service's address takes precedence over a NodePort. The comparison takes such conflicts into account only when it
-compares all Services."""
+Service's address takes precedence over a NodePort. Only a comparison of all Services considers such conflicts."""
 
 from __future__ import annotations
 

@@ -75,8 +75,7 @@ Entries = Mapping[IpsetId, Iterable[ipset.SetEntry]]
 
 
 class Addresses(NamedTuple):
-    """The node's addresses without loopback, in two groups: addresses of kube-ipvs0, and addresses of all other
-    interfaces."""
+    """The node's addresses without loopback, in two groups: those of kube-ipvs0, and those of all other interfaces."""
 
     bound: frozenset[bytes]
     own: frozenset[bytes]
@@ -201,7 +200,7 @@ CHAINS: Final = {
 
 
 class Rules:
-    """The iptables rules of one family, by table and chain; they exist even if the sets are empty.
+    """The iptables rules of one family, by table and chain; the rules exist even if the sets are empty.
 
     Source: kube-proxy v1.36 pkg/proxy/ipvs writeIptablesRules. Two differences: this node's own connections under
     policy Local are masqueraded. Connections of this node that must be dropped are dropped in nat, because IPVS handles
@@ -230,8 +229,8 @@ class Rules:
         return f"-m set {found[1] or ''}--match-set {name} {found[3] or 'dst,dst'}"
 
     def text(self, tables: Sequence[str], missing: Sequence[Jump]) -> str:
-        """Return the inputs of iptables-restore that rewrite our chains, and insert missing jumps at the beginning of
-        built-in chains."""
+        """Return the inputs of iptables-restore that rewrite our chains, and insert missing jumps first in built-in
+        chains."""
         lines = []
         for table in tables:
             chains = self.tables[table]

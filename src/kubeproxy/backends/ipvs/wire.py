@@ -165,8 +165,7 @@ class NodeKernel(NodeView, eq=False):
             self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
 
     def _payloads(self, operations: Iterable[ServerStep]) -> Iterator[bytes]:
-        """Yield each operation as a message. Messages about real servers are packed without an intermediate object for
-        speed."""
+        """Yield each operation as a message; messages about real servers are packed without an object, for speed."""
         last, name = b"", b""
         for operation in operations:
             verb, key, _, destination, weight = operation

@@ -149,7 +149,7 @@ NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
 """Maps from frontends to numbers, which have the type of addresses."""
 
 SESSION_SETS: Final = (SetId.SESSION_CLASSES, SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN)
-"""Sets and maps of pools with session affinity. Their keys begin with the number of a pool or of an endpoint."""
+"""Sets and maps of pools with session affinity. The keys begin with the number of a pool or of an endpoint."""
 
 LARGEST_NUMBER: Final = (1 << 30) - 1
 """Largest number of a service port, list or endpoint. With one more bit for the pool, a number fits into an IPv4

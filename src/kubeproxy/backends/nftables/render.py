@@ -249,8 +249,8 @@ class Recipient(Protocol):
 
 
 class Parts:
-    """A recipient that collects elements. It does not split pools into elements, because the frontends of a service
-    port share pools."""
+    """A recipient that collects elements. Pools are not split into elements, because the frontends of a service port
+    share pools."""
 
     def __init__(self, placed: Iterable[Placed]) -> None:
         self.elements: Elements = {}

@@ -256,8 +256,7 @@ def _tracked(data: bytes, ends: Ends) -> Tracked:
 
 
 def _tcp_state(data: bytes, start: int, end: int) -> int:
-    # Both CTA_PROTOINFO_TCP and CTA_PROTOINFO_TCP_STATE, the attribute inside it, have number 1. Another layout returns
-    # 0.
+    # CTA_PROTOINFO_TCP and its attribute CTA_PROTOINFO_TCP_STATE both have number 1. Another layout returns 0.
     return data[start + 8] if end >= start + 9 and data[start + 2] == 1 and data[start + 6] == 1 else 0
 
 

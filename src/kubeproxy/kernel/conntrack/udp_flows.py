@@ -92,10 +92,10 @@ def stale_flows(
     frontend.
 
     `services` maps the target of each cluster, external and load balancer frontend to the serving endpoints;
-    `nodeports` does the same for packed ports, which are frontends on each of `node_addresses`. A Service that is
-    deleted or has no endpoints has an empty set, so all its flows are stale. (The Go kube-proxy skips such Services, so
-    that clients lose packets.) The replies of a flow without translation come from the frontend's own address, so the
-    flow is stale as well. Flows to other destinations are stale if they are translated to a `former` endpoint."""
+    `nodeports` maps packed ports, which are frontends on each of `node_addresses`. A Service that is deleted or has no
+    endpoints has an empty set, so all its flows are stale. (The Go kube-proxy skips such Services, so that clients lose
+    packets.) The replies of a flow without translation come from the frontend's own address, so the flow is stale as
+    well. Flows to other destinations are stale if they are translated to a `former` endpoint."""
     stale = []
     for flow in flows:
         endpoints = services.get(flow.target)
@@ -135,8 +135,7 @@ class Conntrack(LastingLink):
             yield from self._dump(family, question, frontends, ports)
 
     def delete(self, flows: Iterable[UdpFlow]) -> int:
-        """Delete exactly these entries; return the number of deleted entries. Raises ApplyError if a deletion is
-        refused."""
+        """Delete exactly these entries; return the number of deletions. Raises ApplyError after a refusal."""
         deleted = 0
         by_family: dict[FamilyNumber, list[bytes]] = {}
         for flow in flows:
@@ -150,8 +149,7 @@ class Conntrack(LastingLink):
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
         """Delete the flows of these translations; return the number of deleted flows. Return None if the kernel cannot
         delete by translation, or if `clean` costs less. The kernel does not report how many entries it deleted. The
-        result is the decrease of the number of entries, so it is too small if flows begin in the same fraction of a
-        millisecond."""
+        result is the decrease of the number of entries, which is too small if flows begin meanwhile."""
         # With an IPv6 address the kernel would delete all other flows, because its comparison is inverted (see
         # `_questions`).
         if family != 2 or not self._deletes:
@@ -242,8 +240,7 @@ def _exactly(wanted: Translation) -> bytes:
 
 
 def _identity(entry: bytes) -> bytes:
-    """Return the attributes that identify an entry. Without the id, the kernel would also delete a newer flow of the
-    tuple."""
+    """Return the attributes that identify an entry. Without the id, a newer flow would match too."""
     return b"".join(
         entry[begin - 4 : (stop + 3) & ~3]
         for kind, begin, stop in attributes(entry, 0, len(entry))

@@ -50,7 +50,7 @@ _NEXT_MESSAGE: Final = b"".join(
 )
 """Instructions that add the padded length of the message at X to X."""
 _MOST_MESSAGES: Final = 80
-"""The maximum number of messages in a buffer that the filter examines; it accepts a buffer with more messages."""
+"""The maximum number of messages of a buffer that the filter examines; the filter accepts longer buffers."""
 
 
 class Announcements(nl.Closing):

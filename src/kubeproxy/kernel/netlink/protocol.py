@@ -173,8 +173,8 @@ def attributes(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, in
 
 
 def parts(data: bytes, start: int = 0, end: int | None = None) -> dict[int, bytes]:
-    """Return the payloads of the attributes in data[start:end] by type. Raises ApplyError like `attributes`. It does
-    not call `attributes` because a read of a table makes 4,000 calls."""
+    """Return the payloads of the attributes in data[start:end] by type. Raises ApplyError like `attributes`. `parts`
+    does not call `attributes`, for speed: a read of a table makes 4,000 calls."""
     found: dict[int, bytes] = {}
     end = len(data) if end is None else end
     while start + 4 <= end:
@@ -277,10 +277,9 @@ class Netlink(Closing):
         self._socket.close()
 
     def dump(self, kind: int, payload: bytes, what: str) -> Iterator[bytes]:
-        """Send a dump request and yield each received buffer until the dump ends; `answers` reads the buffers. The last
-        buffer ends with NLMSG_DONE; all buffers before it contain only entries. `what` names the dump in errors. Raises
-        NetlinkError when the kernel refuses, and, after the last buffer, DumpInterruptedError when the table changed.
-        """
+        """Send a dump request and yield each received buffer until the dump ends; `answers` reads the buffers. Only the
+        last buffer contains NLMSG_DONE, at its end. `what` names the dump in errors. Raises NetlinkError when the
+        kernel refuses, and, after the last buffer, DumpInterruptedError when the table changed."""
         sequence = next(self._sequence)
         self._send(message(kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, payload), what)
         interrupted = False
@@ -302,8 +301,7 @@ class Netlink(Closing):
             raise DumpInterruptedError(f"{what} changed while being read")
 
     def dump_all(self, kind: int, payload: bytes, what: str) -> list[bytes]:
-        """Return all buffers of a dump; if the table changes, repeat the dump up to ten times. Raises the errors of
-        `dump`."""
+        """Return all buffers of a dump; repeat it up to ten times if the table changes. Raises the errors of `dump`."""
         for attempt in range(_DUMP_ATTEMPTS):
             try:
                 return list(self.dump(kind, payload, what))
@@ -416,8 +414,8 @@ class Netlink(Closing):
 
 
 class LastingLink(Closing):
-    """A netfilter socket that the first use opens. It remains open, because after the close of a netfilter socket the
-    next nf_tables transaction of any program waits for 10 to 30 ms (nft_rcv_nl_event)."""
+    """A netfilter socket that the first use opens. The socket remains open, because after the close of a netfilter
+    socket the next nf_tables transaction of any program waits for 10 to 30 ms (nft_rcv_nl_event)."""
 
     _link: Netlink | None = None
 

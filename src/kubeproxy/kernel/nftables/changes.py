@@ -60,8 +60,7 @@ class Interest(NamedTuple):
     concerns: Callable[[ChainChange], bool] = lambda _: True
 
     def wanted(self) -> tuple[bytes, ...]:
-        """Return a filter for buffers about `table`, because another program may load 100,000 elements into another
-        table."""
+        """Return a filter for buffers about `table`, because programs may load 100,000 elements into other tables."""
         if not self.table:
             return ()
         name = text_attribute(nfta.TABLE_NAME, self.table)[:8]  # the attribute's header, and the name's first letters
@@ -185,8 +184,7 @@ class ChangeMonitor:
     @contextmanager
     def paused(self, generation: Callable[[], int]) -> Iterator[None]:
         """Receive no announcements while the `with` body changes tables through another program, or by 100,000
-        elements. The generation number at the end shows whether other programs changed tables in the meantime. Raises
-        ApplyError."""
+        elements. The generation number shows at the end whether other programs changed tables. Raises ApplyError."""
         with self._lock:
             if self._pauses == 0:
                 self._read()

@@ -59,8 +59,7 @@ class _Key(NamedTuple):
         return sum(padded(field.size) // 4 for field in self.fields)
 
     def load(self, slot: int = 0, spare: int = 0) -> Iterator[x.Expression]:
-        """Yield expressions that load the key into registers from `slot` on, and a hash's fields `spare` slots after
-        it."""
+        """Yield expressions that load the key into registers from `slot` on, a hash's fields `spare` slots later."""
         operands = slot + self.slots + spare
         for field in self.fields:
             if isinstance(field.load, x.Hash):
@@ -213,8 +212,7 @@ class _Reader:
     # -- statements -------------------------------------------------------------------------------------------------
 
     def dnat(self) -> Iterator[x.Expression]:
-        """Consume the rest of a statement after 'dnat': a map, an address with a map of ports, or an address in the
-        packet."""
+        """Consume the operand of 'dnat': a map, an address with a map of ports, or an address in the packet."""
         flags = _SPECIFIED | _MAPPED
         family = _NAT[self.ip]
         if self.take(self.ip):
@@ -257,8 +255,7 @@ class _Reader:
         yield x.Redirect(1, 1, _SPECIFIED)
 
     def update(self, op: int = 1) -> Iterator[x.Expression]:
-        """Consume the rest of a statement after 'update' or 'delete': a client's key, its timeout, and the data in a
-        map."""
+        """Consume the operand of 'update' or 'delete': a client's key, its timeout, and the data in a map."""
         name = self._name()
         self.expect("{")
         key = self.key()

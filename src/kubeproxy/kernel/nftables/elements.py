@@ -27,9 +27,9 @@ _LIST_LIMIT: Final = 60_000
 def element_messages(
     kind: int, family: int, table: str, name: str, elements: Sequence[bytes], size: int = 0, set_id: int = 0
 ) -> list[bytes]:
-    """Return the messages that add (NEW_ELEMENT) or remove (DELETE_ELEMENT) packed elements of one set. If all elements
-    are `size` bytes long, `elements` may split their bytes anywhere. `set_id` is the number by which the transaction
-    refers to an anonymous set that it creates."""
+    """Return the messages that add (NEW_ELEMENT) or remove (DELETE_ELEMENT) packed elements of one set. With `size`,
+    all elements have this number of bytes, and `elements` may be split at any byte. `set_id` is the number by which the
+    transaction refers to an anonymous set that it creates."""
     where = names(table, name)
     if set_id:
         where += nl.number_attribute(nfta.SET_ELEM_LIST_SET_ID, set_id)
@@ -109,8 +109,7 @@ def catch_all_element() -> bytes:
 
 def timed_element(key: bytes, timeout: int, expires: int, data: bytes = b"") -> bytes:
     """Return an element of a set or map with timeouts. Timeout and expiration are in milliseconds. A timeout of 0 means
-    the set's timeout: since Linux 6.12 dumps omit it, and the kernel refuses a timeout of 0 together with an
-    expiration."""
+    the set's timeout, which dumps omit since Linux 6.12. The kernel refuses a timeout of 0 with an expiration."""
     lasts = nl.number_attribute(nfta.SET_ELEM_TIMEOUT, timeout, 8) if timeout else b""
     ends = nl.number_attribute(nfta.SET_ELEM_EXPIRATION, expires, 8)
     return plain_element(key, data, lasts, ends)
@@ -126,7 +125,7 @@ def _value(kind: int, value: bytes) -> bytes:
 class Element(NamedTuple):
     """An element: packed key and data; in a verdict map the data is the name of a chain. Times are in milliseconds; 0
     if the set has no timeouts. The key of an interval is its first value followed by its last value. If the key is a
-    single field, an interval is two elements: the second element has `ends` True, and the value after the interval as
+    single field, an interval is two elements, of which the second has `ends` True, and the value after the interval as
     its key."""
 
     key: bytes
@@ -257,9 +256,8 @@ def _lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, in
 
 @nl.understood("elements of nf_tables")
 def one_pass(family: int, table: str, name: str, link: nl.Netlink) -> Entries:
-    """Return the key and data of each element that one dump of a set contains. Raises NetlinkError. If another program
-    changes the set during the dump, elements are missing, because the kernel counts its position from the first
-    element."""
+    """Return the key and data of each element that one dump of a set contains. Raises NetlinkError. Elements are
+    missing if another program changes the set during the dump, because the kernel counts from the first element."""
     found: Entries = {}
     buffers = link.dump_once(GET_ELEMENT, nl.netfilter_header(family) + names(table, name), f"elements of {name}")
     for place in _lists(nl.answers(buffers, GENERIC.size)):

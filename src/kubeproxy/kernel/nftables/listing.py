@@ -133,8 +133,7 @@ class _Writer:
     _ct = _fib = _loaded
 
     def _whole(self, part: x.Payload) -> str:
-        """Return the name of the address field from which an expression loads the first bytes. nft matches a prefix in
-        this way."""
+        """Return the name of the address field from which an expression loads the first bytes to match a prefix."""
         for name in (f"{self._ip} saddr", f"{self._ip} daddr"):
             load = FIELDS[name].load
             if isinstance(load, x.Payload) and (load.base, load.offset) == (part.base, part.offset):

@@ -111,9 +111,8 @@ def rules(family: int, table: str, chains: Mapping[str, tables.ChainContents]) -
 
 
 def changes(family: int, table: str, found: tables.TableContents, wanted: tables.Definition) -> list[bytes]:
-    """Return the messages that change a table's contents from `found` to `wanted`. They do not change equal objects.
-    The kernel refuses the messages (EBUSY) if a map that remains has an element with a verdict that names a removed
-    chain."""
+    """Return the messages that change a table's contents from `found` to `wanted`. Equal objects are not changed. The
+    kernel refuses the messages (EBUSY) if a remaining map has a verdict that names a removed chain."""
     ours = wanted.contents
     sets = {name for name, form in found.sets.items() if ours.sets.get(name) != form}
     other = {name: chain for name, chain in found.chains.items() if chain != ours.chains.get(name)}
@@ -183,8 +182,8 @@ def emptied(family: int, table: str, name: str) -> bytes:
 
 
 def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool]]) -> list[bytes]:
-    """Return the messages that fill a set of ranges. An edge is a range's first value (False), or the value after the
-    range (True)."""
+    """Return the messages that fill a set of ranges. An edge is a range's first value (False), or the next value
+    (True)."""
     elements = []
     for key, ends in sorted(edges):
         flags = nl.number_attribute(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""
@@ -258,8 +257,7 @@ _NO_NF_TABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONO
 
 
 def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
-    """Raise Unsupported if nf_tables does not work, or if the kernel is too old; `otherwise` is the fix for an old
-    kernel."""
+    """Raise Unsupported if nf_tables does not work, or if the kernel is too old (`otherwise` is the fix)."""
     release = os.uname().release
     if (0, 0) < kernel_version(release) < kernel:
         oldest = ".".join(map(str, kernel))

@@ -1,5 +1,5 @@
-"""A table of nf_tables as a value (sets, named counters, flowtables, chains with their rules), and functions to read
-it. Sources: nf_tables_fill_chain_info, nf_tables_fill_set, nf_tables_fill_obj_info in net/netfilter/nf_tables_api.c of
+"""A table of nf_tables as a value: sets, named counters, flowtables, chains with rules; and functions to read it.
+Sources: nf_tables_fill_chain_info, nf_tables_fill_set, nf_tables_fill_obj_info in net/netfilter/nf_tables_api.c of
 Linux 6.18."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SetSpec(NamedTuple):
 
     @property
     def form(self) -> SetForm:
-        """This set in the form in which the kernel describes it."""
+        """The set in the form in which the kernel describes it."""
         key, key_length = _layout(self.key)
         flags, data, data_length = self.flags, 0, 0
         lengths: tuple[int, ...] = ()

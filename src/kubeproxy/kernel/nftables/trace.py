@@ -140,8 +140,8 @@ class Headers(NamedTuple):
 class Step(NamedTuple):
     """A step of a packet: a match of a rule ('rule'), the end of a base chain ('policy'), or of another chain
     ('return'). `packet` is the packet's number in all its steps. `verdict` is 0 for drop, 1 for accept, 2 for stolen, 3
-    for queue; below 0, the packet continues. `leads_to` is the chain of a jump or goto. The first step in each base
-    chain has `headers`."""
+    for queue; below 0, the packet continues. `leads_to` is the chain of a jump or goto. A base chain's first step has
+    `headers`."""
 
     packet: int
     family: int

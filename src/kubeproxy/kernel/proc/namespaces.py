@@ -32,8 +32,7 @@ _READY, _UNSUPPORTED, _FAILED = b"0", b"1", b"2"  # the first byte of a child's 
 
 
 class SocketsElsewhere(nl.Closing):
-    """A child process in the network namespace with an address. The process opens sockets that are bound to this
-    address."""
+    """A child process in the network namespace with an address, which opens sockets that are bound to the address."""
 
     def __init__(self, child: int, channel: socket.socket) -> None:
         self._child = child

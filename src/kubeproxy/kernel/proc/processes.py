@@ -138,9 +138,8 @@ class Process(NamedTuple):
 
 def holder(port: int, name: str, proc: Path = PROC, address: bytes = b"") -> Process | None:
     """Return the process that listens on a port, on any address or on one address; None if /proc does not show it. A
-    process with capabilities that this process lacks hides its descriptors (ptrace(2), "access mode checking"). If
-    exactly one process named `name` in this network namespace hides its descriptors, this function returns that
-    process."""
+    process with capabilities that this process lacks hides its descriptors (ptrace(2), "access mode checking"). If one
+    process named `name` in this network namespace hides its descriptors, the result is that process."""
     sockets = _listeners(port, proc / "net", address)
     if not sockets:
         return None

@@ -60,8 +60,8 @@ class RuleWriter:
 
     def prepared(self, text: str) -> Callable[[], Waited]:
         """Return a function that applies this input of `iptables-restore --noflush`. The function changes each table
-        atomically, and keeps the chains that the text does not name. It returns how long another program held the lock,
-        and raises RestoreError or ApplyError."""
+        atomically, and keeps the chains that the text does not name. The function returns how long another program held
+        the lock, and raises RestoreError or ApplyError."""
         if self._transactions is not None:
             try:
                 tables = encode(text, self._commands.family)

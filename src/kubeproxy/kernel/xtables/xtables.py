@@ -229,8 +229,7 @@ def _feed(process: subprocess.Popen[bytes], pieces: Iterable[str]) -> None:
 
 
 def removal(table: str, chains: Sequence[str], rules: Iterable[str], *, delete: bool = True) -> str:
-    """Return input for iptables-restore that removes rules ("-A ...") and empties or deletes chains; '' without rules
-    and chains."""
+    """Return input for iptables-restore that removes rules ("-A ...") and empties or deletes chains; '' for none."""
     lines = [f":{chain} - [0:0]" for chain in chains]
     lines += [f"-D {rule.removeprefix('-A ')}" for rule in rules]
     lines += [f"-X {chain}" for chain in chains] if delete else []

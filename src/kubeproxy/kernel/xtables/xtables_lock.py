@@ -65,9 +65,8 @@ def path() -> Path:
 
 @contextmanager
 def nobodys_lock() -> Iterator[None]:
-    """Make the commands lock another file, because all network namespaces share the usual lock. Use it for a network
-    namespace in which no other program changes tables. A process that changes the node's own tables must not call it.
-    """
+    """Make the commands lock another file, because all network namespaces share the usual lock. Use it only for a
+    namespace in which no other program changes tables, and never in a process that changes the node's tables."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = os.devnull
     try:
@@ -94,8 +93,7 @@ class Place:
 
     @classmethod
     def open(cls, file: int) -> Self:
-        """Start to wait for the lock of an open file. Raises OSError or RuntimeError for lack of a descriptor or
-        thread."""
+        """Start to wait for an open file's lock. Raises OSError or RuntimeError for lack of a descriptor or thread."""
         place = cls(os.dup(file))
         try:
             threading.Thread(target=place._wait, name="lock", daemon=True).start()
@@ -116,7 +114,7 @@ class Place:
             return self._ours
 
     def come_back(self) -> bool:
-        """Enter the queue again. Return False if the kernel granted or refused the lock after `leave`; then open a new
+        """Enter the queue again. If the kernel granted or refused the lock after `leave`, return False: open a new
         place."""
         with self._deciding:
             self._left = False
@@ -209,8 +207,8 @@ class Lock:
         return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 
     def _taken(self) -> bool:
-        """Acquire the lock if it is free, if the queue has granted it, or if it has no file; return whether it is held.
-        Raises ApplyError."""
+        """Acquire the lock if it is free or granted by the queue, or has no file; return whether it is held. Raises
+        ApplyError."""
         if not self._is_current():
             self._reopen()
         if self._file < 0:
