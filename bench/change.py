@@ -281,8 +281,8 @@ def _growth(rows: Sequence[Row]) -> Iterator[str]:
             least, most = limits[f"1kx10 {case}"], limits[f"44kx10 {case}"]
             kernel_ = most.median / least.median if isinstance(least, Spread) and isinstance(most, Spread) else 0.0
             yield (
-                f"The case *{case}* takes {large.median / small.median:.2f} times as long with 44kx10 as with 1kx10 "
-                f"(the limit: {kernel_:.2f} times; goal: at most {GROWTH})."
+                f"The case *{case}* takes {large.median / small.median:.2f} times as long with 44,000 Services "
+                f"as with 1,000 (the limit: {kernel_:.2f} times; goal: at most {GROWTH})."
             )
 
 

@@ -31,10 +31,10 @@ COLUMNS = (
     Column("UDP p99 ms", "udp_p99", 2),
     Column("TCP p50 ms", "tcp_p50", 2),
     Column("TCP p99 ms", "tcp_p99", 2),
-    Column("CPU ms a UDP change", "udp_cpu", 2),
-    Column("CPU ms a TCP change", "tcp_cpu", 2),
+    Column("UDP CPU ms", "udp_cpu", 2),
+    Column("TCP CPU ms", "tcp_cpu", 2),
     Column("RSS MB", "rss", 0, spread=False),
-    Column("first packet after start s", "first", 2, spread=False),
+    Column("start s", "first", 2, spread=False),
 )
 
 

@@ -40,7 +40,7 @@ COLUMNS = (
     Column("to it", "ratio", 2),
     Column("straight ns", "straight", 0),
     Column("there ns", "upstream_straight", 0),
-    Column("connect() p50 added us", "ours_connect", 2),
+    Column("connect() us", "ours_connect", 2),
     Column("upstream's shape us", "upstream_connect", 2),
 )
 

@@ -27,12 +27,12 @@ SETTLE = 5.0  # seconds after the opening of a page that are not counted
 PORT = 10249
 
 COLUMNS = (
-    Column("with a page % of a core", "open", 2),
+    Column("open %", "open", 2),
     Column("without", "closed", 2),
     Column("more", "more", 2),
-    Column("of it processes beside", "beside", 2),
-    Column("opening it CPU ms", "opening", 0),
-    Column("KB/s to the page", "bytes", 1),
+    Column("processes %", "beside", 2),
+    Column("opening ms", "opening", 0),
+    Column("KB/s", "bytes", 1),
     Column("messages/s", "messages", 1),
     Column("lag p50 ms", "p50", 2),
     Column("lag p99 ms", "p99", 2),

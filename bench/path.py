@@ -32,7 +32,7 @@ KINDS = ("service", "straight", "bare")
 COLUMNS = (
     Column("Service p50 us", "service_p50", 1),
     Column("straight p50 us", "straight_p50", 1),
-    Column("no table p50 us", "bare_p50", 1),
+    Column("no table us", "bare_p50", 1),
     Column("Service p99 us", "service_p99", 1),
     Column("straight p99 us", "straight_p99", 1),
     Column("Service conn/s", "service_rate", 0),

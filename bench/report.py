@@ -162,7 +162,7 @@ def markdown() -> str:
         )
         about = found.circumstances
         where = f"{about.machine}, {about.cpus} CPUs, Linux {about.kernel}, Python {about.python}, {about.revision}"
-        lines += ["", *found.notes, f"`{about.command}` on {where}."]
+        lines += ["", *found.notes, f"`{about.command}` ran on {where}."]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 

@@ -41,8 +41,8 @@ COLUMNS = (
     Column("verify", "verify_cpu", 2),
     Column("lag p50 ms", "p50", 2),
     Column("lag p99 ms", "p99", 2),
-    Column("lag p50 ms without", "p50_alone", 2),
-    Column("lag p99 ms without", "p99_alone", 2),
+    Column("idle p50 ms", "p50_alone", 2),
+    Column("idle p99 ms", "p99_alone", 2),
 )
 
 

@@ -149,7 +149,8 @@ def _compared(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
     found = []
     if larger := times("ours", "44kx10", "ours", "10kx10"):
-        found.append(f"A sync of 44kx10 takes {larger:.2f} times as long as of 10kx10 (goal: at most {LINEAR}).")
+        length = f"{larger:.2f} times as long as one of 10,000 (goal: at most {LINEAR})"
+        found.append(f"A sync of 44,000 Services takes {length}.")
     both, beside = times("ours", DUAL, "ours", "10kx10"), times("limit_beside", DUAL, "limit", DUAL)
     if both and beside:
         found.append(f"Both families take {both:.2f} times one (goal: at most {BOTH}); their limit, replayed from two")

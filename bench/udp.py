@@ -41,10 +41,10 @@ _UDP = bytes([socket.IPPROTO_UDP])
 _REST = attribute(7, (600).to_bytes(4)) + attribute(3, (14).to_bytes(4))  # timeout; answered, assured, confirmed
 
 COLUMNS = (
-    Column("CPU ms a change", "cpu", 2),
-    Column("two dumps CPU ms", "limit", 2),
+    Column("CPU ms", "cpu", 2),
+    Column("dumps ms", "limit", 2),
     Column("ratio", "ratio", 2),
-    Column("to the first look's end ms", "first", 2),
+    Column("first search ms", "first", 2),
 )
 
 
