@@ -199,7 +199,7 @@ class HttpClient:
                 connection.abort()
                 if isinstance(error, ConnectionFailed) and kept and repeatable and not connection.received_any:
                     continue
-                # The exchange refers to the error, whose traceback refers to this frame; an incomplete answer may have
+                # Break the reference cycle of exchange, error and frame, because an incomplete answer may have
                 # megabytes.
                 del exchange
                 raise

@@ -192,7 +192,7 @@ class Operations(NamedTuple):
 
 
 class FlowsEnd(Enum):
-    """The end of clients' connections in connection tracking: the endpoint, or the proxy."""
+    """The destination of clients' connections in connection tracking: the endpoint, or the proxy."""
 
     ENDPOINTS = "endpoints"
     PROXY = "proxy"

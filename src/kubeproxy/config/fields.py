@@ -187,4 +187,4 @@ class ConfigurationFields(ConfigStruct, frozen=True, kw_only=True):
     port_range: str = ""
     udp_idle_timeout: Duration = Duration(0.25)
     windows_run_as_service: bool = False
-    strict: bool = False  # not in the Go kube-proxy: disables intended differences from it, see docs/migrate.md
+    strict: bool = False  # disables intended differences from the Go kube-proxy, see docs/migrate.md

@@ -292,7 +292,7 @@ def _only(some: Iterable[Sequence[Frontend]], others: Iterable[Sequence[Frontend
 
 def note(known: dict[ServiceName, Change], change: Change) -> None:
     """Merge a change into the earlier change of the same Service. A Service that was added and then deleted has no
-    change, because otherwise the queue would grow without limit while the kernel refuses."""
+    change, so that the queue does not grow without limit while the kernel refuses changes."""
     earlier = known.get(change.name)
     if earlier is None:
         known[change.name] = change

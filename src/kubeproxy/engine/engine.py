@@ -212,7 +212,7 @@ class Engine:
                 await self._sync(world_changed)
                 if self.planner.unfinished or any(b.changes and not b.resting for b in self._backlogs.values()):
                     self._wake.set()  # the next parts of large changes wait
-                    await asyncio.sleep(0)  # lets the event loop run, which a wait for a set event does not
+                    await asyncio.sleep(0)  # lets the event loop run; waiting for a set event does not
                     continue
                 await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
         finally:

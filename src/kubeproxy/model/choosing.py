@@ -154,7 +154,7 @@ def lacking(slices: Iterable[Slice], key: ServicePortKey) -> str:
 
 def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
     """Yield the deleted endpoints (keys as in gone.Departed) with a port's family and protocol."""
-    reason = "deleted after it terminated; connections to this endpoint are reset"
+    reason = "deleted after its termination; connections to the endpoint are reset"
     for one in gone:
         address, protocol = one[:-3], one[-3]
         if len(address) == key.family.address_size and protocol == key.protocol:
@@ -187,7 +187,7 @@ def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tu
 
 def _hint(endpoint: Endpoint, node: str, zone: str) -> tuple[str, str]:
     if endpoint.nodes and node not in endpoint.nodes:
-        return f"its hints name {', '.join(endpoint.nodes)}", "hints.forNodes"
+        return f"the hints name {', '.join(endpoint.nodes)}", "hints.forNodes"
     if endpoint.zones and zone not in endpoint.zones:
-        return f"its hints name {', '.join(endpoint.zones)}, this node is in {zone or 'no zone'}", "hints.forZones"
+        return f"the hints name {', '.join(endpoint.zones)}, and this node is in {zone or 'no zone'}", "hints.forZones"
     return "another entry with the same address and port is used", "addresses"

@@ -214,7 +214,7 @@ def _ranges(service: Service, facts: ServiceFacts, world: Globals, problems: lis
 
 
 def _allowed(facts: ServiceFacts, family: Family, world: Globals) -> tuple[Range, ...] | None:
-    """Return the source ranges for the load balancer addresses; None without such addresses or without a restriction.
+    """Return the source ranges for the load balancer addresses; None if there are no such addresses or no restriction.
     If the node's address is in the ranges, the load balancer addresses are added (allowFromNode in the Go kube-proxy):
     a cloud's agent may add such an address to an interface, and the kernel then selects it as the source address."""
     ranges, balancers = facts.source_ranges.get(family), facts.balancer_ips.get(family, ())

@@ -265,7 +265,7 @@ class Planner:
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         self.deferred = []
-        if self.compiled:  # the first compilation defers no Service, because the kernel may already serve all
+        if self.compiled:  # the first compilation defers no Service, because the kernel may already serve all Services
             costs = self._budget.costs(dirty.keys())
             self.deferred += self._order.deferred({name: cost for name, cost in costs.items() if name in self.services})
             for name in self.deferred:

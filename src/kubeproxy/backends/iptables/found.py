@@ -121,7 +121,7 @@ def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
     current, start = "", "\n"
     rules: list[str] = []
     for line in lines:
-        if line.endswith(" \n"):  # iptables-nft 1.8.7 prints this for a rule without a target
+        if line.endswith(" \n"):  # iptables-nft 1.8.7 appends a blank to a rule without a target
             line = f"{line.rstrip()}\n"  # noqa: PLW2901
         if line.startswith(start):
             rules.append(line)

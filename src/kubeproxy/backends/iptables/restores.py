@@ -6,9 +6,9 @@ chains (it searches a sorted list for each chain). First come the Services' chai
 these chains, so that no packet passes an incomplete Service.
 
 Tables are committed one after the other. The filter table rejects packets that the nat table does not translate. A
-reject rule is added before nat stops translating, and removed after nat translates again. In the opposite order,
-connection tracking would track a packet without translation, and the client would get no answer as long as it retries.
-"""
+reject rule is added before nat stops translating, and removed after nat translates again. If nat stopped translating
+before the reject rule exists, connection tracking would track a packet without translation, and the client would get no
+answer as long as it retries."""
 
 from __future__ import annotations
 

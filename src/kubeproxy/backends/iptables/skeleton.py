@@ -225,7 +225,7 @@ def chain_hashes(texts: Sequence[str]) -> list[str]:
 def _encoded(texts: Sequence[str]) -> list[bytes]:
     try:
         return [text.encode() for text in texts]
-    except UnicodeEncodeError:  # half of a surrogate pair, in a manifest
+    except UnicodeEncodeError:  # a manifest contains half of a surrogate pair
         return [text.encode(errors="surrogatepass") for text in texts]
 
 

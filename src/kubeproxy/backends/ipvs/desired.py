@@ -347,7 +347,7 @@ class Draining:
         return ActualServer(virtual.affinity, same=True, weights=weights)
 
     def retain(self, found: Mapping[bytes, ActualServer]) -> None:
-        """Remove real servers that the kernel does not have from the record."""
+        """Remove from the record the real servers that the kernel does not have."""
         for key in self.keys():
             there = found[key].weights if key in found else {}
             for destination in self._deadlines[key].keys() - there.keys():

@@ -48,9 +48,9 @@ _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
 
 class SetId(StrEnum):
-    """Names of our sets and maps in the kernel. After a rollback the Go kube-proxy takes over our table, so no name is
-    the name of a map of the Go kube-proxy. No name begins with `affinity-`, because the Go kube-proxy deletes such
-    sets, and the kernel refuses the deletion while our chains use them."""
+    """Names of our sets and maps in the kernel. No name is the name of a map of the Go kube-proxy, which takes over our
+    table after a rollback. No name begins with `affinity-`, because the Go kube-proxy deletes such sets, and the kernel
+    refuses the deletion while our chains use them."""
 
     # address . protocol . port . slot : destination
     ENDPOINTS = "endpoints"

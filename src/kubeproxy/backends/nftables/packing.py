@@ -145,8 +145,8 @@ class Packers:
 
 
 class Transaction:
-    """The removed and added elements of one transaction; `elements` is the number of all these elements.
-    render.translate passes new elements to the transaction. A shared element is added only by its first user."""
+    """The removed and added elements of one transaction; `elements` is the number of both. render.translate passes new
+    elements to the transaction. A shared element is added only by its first user."""
 
     def __init__(self, packers: Packers, users: Users, asked: Iterable[tuple[str, bytes]] = ()) -> None:
         self.elements = 0

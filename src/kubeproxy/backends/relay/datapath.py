@@ -51,8 +51,9 @@ class Watched(Protocol):
 
 class DescriptorBudget:
     """Limit and use of file descriptors for traffic, by kind (such as "connections"). Each listener uses one
-    descriptor. A quarter is reserved for each kind that has listeners, so that many clients of one kind cannot exclude
-    clients of another. (The Go kube-proxy had no such limit; at the system's limit it accepted no connection.)"""
+    descriptor. A quarter of the descriptors is reserved for each kind that has listeners, so that many clients of one
+    kind cannot exclude clients of another. (The Go kube-proxy had no such limit; at the system's limit it accepted no
+    connection.)"""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

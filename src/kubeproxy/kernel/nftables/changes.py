@@ -51,9 +51,9 @@ class ChainChange(NamedTuple):
 
 
 class Interest(NamedTuple):
-    """Selects the changes to report. With `table`: the changes to this table in messages that contain `word`. Without
-    `table`: changes to the chains for which `concerns` returns True, which are all changes in messages that contain
-    `word`, and only the deletions in other messages."""
+    """Selects the changes to report. With `table`, only changes to this table in messages that contain `word` are
+    reported. Without `table`, changes to chains for which `concerns` returns True are reported: every change in a
+    message that contains `word`, and deletions in other messages."""
 
     word: bytes
     table: str = ""

@@ -23,7 +23,7 @@ from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, TCP_FLAGS, V
 
 _TOKENS: Final = re.compile(r'"[^"]*"|[{},]|[^\s{},]+')
 _PORT_OF_MAP: Final = re.compile(r"(\b(?:redirect|dnat) to (?:\[\S*?\]|[^\s\[]*?)):(?=[a-z])")
-"""Matches the space before a key that nft omits when it lists a rule."""
+"""The colon before a map key in `redirect to :KEY` and `dnat to ADDRESS:KEY`, which nft lists without spaces."""
 _TIMES: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NAT: Final = {"ip": 2, "ip6": 10}
 _UNREACHABLE: Final = {"ip": 3, "ip6": 4}

@@ -83,8 +83,9 @@ _CODECS: Final = {
 
 
 def _layout(text: str) -> tuple[tuple[str, int, Codec], ...]:
-    """Return name, number and codec of each attribute. `text` lists the names of the attributes 1, 2, ... After a name
-    follow `:` and a codec, unless the attribute is a 32-bit number. `-` stands for an attribute that is not used."""
+    """Return name, number and codec of each attribute. `text` lists the names of the attributes 1, 2, ... A name is
+    followed by `:` and a codec, unless the attribute is a 32-bit number. `-` stands for an attribute that is not used.
+    """
     words = [word.partition(":") for word in text.split()]
     return tuple((name, number, _CODECS[codec]) for number, (name, _, codec) in enumerate(words, 1) if name != "-")
 

@@ -135,7 +135,9 @@ class Fetcher(nl.Closing):
         self._drain()
         try:
             self._socket.send(nl.message(kind, nl.NLM_F_REQUEST, 0, payload))
-            data, sender = self._socket.recvfrom(nl.READ_SIZE, socket.MSG_DONTWAIT)  # the answer exists after the send
+            data, sender = self._socket.recvfrom(
+                nl.READ_SIZE, socket.MSG_DONTWAIT
+            )  # the kernel answers before send returns
         except OSError as error:
             raise nl.NetlinkError(error.errno or errno.EIO, what) from error
         if sender[0]:

@@ -30,8 +30,8 @@ PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = range(5)
 REQUESTS: Final = "requests-"
 ANSWERS: Final = "answers-"
 """Prefixes of the names of the chains that mark packets."""
-_BEFORE_ALL: Final = -350  # before raw, which is at -300
-_TRACKED: Final = -190  # after connection tracking, which is at -200
+_BEFORE_ALL: Final = -350  # before the priority of raw, -300
+_TRACKED: Final = -190  # after the priority of connection tracking, -200
 _TCP: Final = 6
 
 # The first packet of a connection passes all rules, so few packets after the first need a trace.
