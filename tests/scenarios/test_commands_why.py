@@ -276,6 +276,37 @@ async def test_a_chain_of_the_hook_input_drops_connections_to_this_node(live: Li
             await live.nft("delete table inet g")
 
 
+async def test_a_refused_connection_that_this_node_does_not_forward_is_dropped(live: Live) -> None:
+    if live.mode.name == "userspace":
+        return  # the chains of userspace mode reject elsewhere
+    live.service("vacant", "")
+    front, pod = live.front("vacant"), live.ips["pod"]["IPv4"]
+
+    async def why() -> str:
+        status, text = await live.ask("why", pod, f"{front.address}:80")
+        assert status == 1, text
+        return text
+
+    await live.expect(front, {"pod": "refused"})
+    assert "unless a firewall" not in await why()
+    for priority in (-5, 5):
+        rule = f"chain f {{ type filter hook forward priority {priority}; ip daddr {front.address} drop; }}"
+        await live.nft(f"table inet g {{ {rule}; }}")
+        try:
+            await live.expect(front, {"pod": "timeout" if priority < 0 else "refused"})
+            assert ("unless a firewall of this node drops it first (x)" in await why()) is (priority < 0)
+        finally:
+            await live.nft("delete table inet g")
+    await live.run("sysctl", "-w", "net.ipv4.ip_forward=0")
+    try:
+        await live.expect(front, {"pod": "timeout", "node": "refused"})
+        assert ": dropped, the client sees a timeout: net.ipv4.ip_forward is 0 (x)\n" in await why()
+        status, text = await live.ask("why", "node", f"{front.address}:80")
+        assert (status, "ip_forward" in text) == (1, False), text
+    finally:
+        await live.run("sysctl", "-w", "net.ipv4.ip_forward=1")
+
+
 @pytest.mark.slow("packets that each kind of rule drops")
 async def test_causes_that_stop_real_packets_are_named(live: Live) -> None:
     if live.mode.name == "userspace":

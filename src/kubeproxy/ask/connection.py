@@ -145,6 +145,9 @@ class Explanation(Struct, frozen=True):
         if self.why.elsewhere is None and self.answer == "unknown":
             more += "".join(f", {doubt} (?)" for doubt in self._doubts())
         refused = self.why.outcome == Outcome.REFUSED.value
+        closed = next((one.what for one in self.findings if refused and one.about == "sysctl" and one.harm == STOPS), "")
+        if closed:
+            return self.why.heading_with(f"dropped, the client sees a timeout: {closed} (x)")
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
         more += ", unless another kube-proxy's rules take it first (x)" * taken
         is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
@@ -464,11 +467,9 @@ _ANSWERED: Final = frozenset({Outcome.HEALTH.value, Outcome.NOT_OURS.value})
 
 
 def _to_node(whole: packets.CheckedConnection, node: CheckedNode, why: Why) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection that this node itself answers, or that rules at the hook input reject."""
+    """Yield the packets of a connection that this node itself answers, or that rules at the hooks input and forward
+    reject."""
     if why.forwarded or why.outcome in _ANSWERED:
         yield from packets.to_node(whole) if whole.packet.destination in whole.local else ()
-        return
-    at_input = whole.packet.destination in whole.local and not whole.is_local
-    if node.mode.comparable and why.outcome == Outcome.REFUSED.value and at_input:
-        # The kernel may run two chains with the same priority in any order.
-        yield from packets.to_node(whole, before=packets.FILTER + 1)
+    elif node.mode.comparable and why.outcome == Outcome.REFUSED.value and not whole.is_local:
+        yield from packets.rejected(whole)

@@ -157,9 +157,8 @@ def own_packets(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPac
         yield made.answer("input", _FIRST, _SOURCE, client, (exit_, _NONE))
 
 
-def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection to this node's own address that no rule translates. Raises NetlinkError. With
-    `before`, yield only packets for chains of the hook input with a lower priority, and no answers."""
+def to_node(connection: CheckedConnection) -> Iterator[PassingPacket]:
+    """Yield the packets of a connection to this node's own address that no rule translates. Raises NetlinkError."""
     packet, here = connection.packet, connection.is_local
     entrance, back = (_LOOPBACK, _LOOPBACK) if here else (connection.interface, connection.way_back)
     made = _Made(packet, (entrance, _NONE), (packet.destination, packet.port), False)
@@ -167,13 +166,23 @@ def to_node(connection: CheckedConnection, before: float = _LAST) -> Iterator[Pa
         yield made.request("output", _FIRST, _LAST, (_NONE, _LOOPBACK))
         yield made.request("postrouting", _FIRST, _SOURCE, (None, _LOOPBACK))
     yield made.request("prerouting", _FIRST, _LAST)
-    yield made.request("input", _FIRST, min(before, _SOURCE))
-    if before == _LAST and (client := connection.client) is not None:
+    yield made.request("input", _FIRST, _SOURCE)
+    if (client := connection.client) is not None:
         yield made.answer("output", _FIRST, _LAST, client, (_NONE, back))
         yield made.answer("postrouting", _FIRST, _SOURCE, client, (None, back))
         if here:
             yield made.answer("prerouting", _FIRST, _LAST, client, (_LOOPBACK, _NONE))
             yield made.answer("input", _FIRST, _SOURCE, client, (_LOOPBACK, _NONE))
+
+
+def rejected(connection: CheckedConnection) -> Iterator[PassingPacket]:
+    """Yield the untranslated packet before the proxy's chains of the hooks input and forward, which reject the packet.
+    The kernel may run two chains with the same priority in any order. Raises NetlinkError."""
+    packet, here = connection.packet, connection.packet.destination in connection.local
+    exit_ = _NONE if here else interface_to(packet.destination)
+    made = _Made(packet, (connection.interface, exit_), (packet.destination, packet.port), False)
+    yield made.request("prerouting", _FIRST, _LAST, (connection.interface, _NONE))
+    yield made.request("input" if here else "forward", _FIRST, FILTER + 1)
 
 
 def _answers(

@@ -171,6 +171,7 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
         report.findings = worst_first(report.findings)
     sight = _sight(report, rules)
     report.look("routes", lambda: routes.refused(node, lambda: rules.others))
+    report.look("forwarding", lambda: nodes.unforwarded(node) if node.refused else ())
     if sight is not None:
         report.look("rules of other kube-proxies", lambda: rules_left(node, sight, forwarded=False))
         report.look("translation by other programs", lambda: _translations(node, rules, forwarded=False))
