@@ -122,6 +122,19 @@ def test_few_packets_a_second_are_traced(rules):
     assert 0 < len(packets) <= 45
 
 
+@pytest.mark.parametrize("client", ["127.0.0.1", "127.0.0.9"])
+def test_only_replies_to_the_given_clients_are_traced(rules, client):
+    mark = flow("IPv4", "UDP", 5353)._replace(hooks=(), clients=(pack(client) or b"",))
+    with socket.socket(type=socket.SOCK_DGRAM) as server, socket.socket(type=socket.SOCK_DGRAM) as sock:
+        server.bind(("127.0.0.1", 5353))
+        sock.connect(server.getsockname())
+        with Traces.listen() as traces, Mark.open(mark) as marked:
+            sock.send(b"?")
+            server.sendto(b"!", server.recvfrom(9)[1])
+            chains = {step.chain for step in heard(traces) if step.table == marked.table and step.handle}
+    assert bool(chains) is (client == "127.0.0.1")
+
+
 def test_base_chains_are_reported_with_their_hooks(rules):
     with Netlink.open() as link, Mark.open(flow("IPv4", "UDP", 5353)) as mark:
         chains = base_chains(link)

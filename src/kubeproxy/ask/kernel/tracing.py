@@ -30,6 +30,7 @@ from kubeproxy.model.addresses import PROTOCOLS, destination_text, family_of, un
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
+MOST_CLIENTS = 64  # addresses of this node, each of which has a rule
 MOST_STEPS = 20_000  # stored trace steps; a packet has 10 to 100 steps
 _SETTLE = 0.5  # seconds to wait for answers after the last requested packet
 _LOOK = 0.1
@@ -132,7 +133,8 @@ class _Heard(NamedTuple):
 def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
     """Receive trace steps until enough packets have passed, or until the time limit. Raises KubeProxyError."""
     hooks = (trace.OUTPUT,) if packet.source is None else (trace.PREROUTING, trace.OUTPUT)
-    flow = trace.TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks)
+    clients = (packet.source,) if packet.source is not None else _clients(family_of(packet.destination))
+    flow = trace.TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks, clients)
     steps: list[trace.Step] = []
     requests: set[int] = set()
     late: set[int] = set()
@@ -160,6 +162,12 @@ def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
                 if len(steps) >= MOST_STEPS:
                     break
         return _Heard(steps, traces.lost, mark.table, chains, frozenset(late))
+
+
+def _clients(family: int) -> tuple[bytes, ...]:
+    """Return this node's addresses; none if the node has more than MOST_CLIENTS, which stands for all clients."""
+    own = {one.ip for one in local_addresses(family)}
+    return tuple(sorted(own)) if len(own) <= MOST_CLIENTS else ()
 
 
 def _send(packet: Packet, opening: Opening) -> socket.socket:

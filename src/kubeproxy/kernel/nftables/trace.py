@@ -44,13 +44,15 @@ _REGISTER: Final = 1
 
 class TracedFlow(NamedTuple):
     """Selects the packets to trace: from a packed address (b'' for any) to an address, protocol and port. `hooks` are
-    the hooks at which the rules mark the packets: PREROUTING, OUTPUT."""
+    the hooks at which the rules mark the packets: PREROUTING, OUTPUT. `clients` are the packed addresses whose
+    connections get the marked replies; empty for all addresses."""
 
     source: bytes
     destination: bytes
     protocol: int
     port: int
     hooks: tuple[int, ...]
+    clients: tuple[bytes, ...] = ()
 
 
 _FIRST_OF_TCP: Final = compiling.rule("tcp flags & 0x12 == 0x02", "ip")
@@ -60,13 +62,14 @@ def _traced(per_second: int) -> x.Rule:
     return (x.Limit(per_second, 1, per_second), x.Immediate(_REGISTER, b"\1"), x.Meta(_META_NFTRACE, sreg=_REGISTER))
 
 
-def _packets_of(flow: TracedFlow, ip: str) -> tuple[x.Rule, x.Rule]:
-    """Return the expressions that match a flow's requests, and the expressions that match its replies."""
+def _packets_of(flow: TracedFlow, ip: str) -> tuple[x.Rule, list[x.Rule]]:
+    """Return the expressions that match a flow's requests, and a rule for each client that matches its replies."""
     to, source = f"{ip} daddr {unpack(flow.destination)}", f"{ip} saddr {unpack(flow.source)}" if flow.source else ""
     original = f"ct original protocol {flow.protocol} ct original {to} ct original proto-dst {flow.port}"
+    clients = [f"ct original {ip} saddr {unpack(one)}" for one in flow.clients]
     return (
         compiling.rule(f"meta l4proto {flow.protocol} {source} {to} th dport {flow.port}", ip),
-        compiling.rule(f"ct direction reply {original} {source and f'ct original {source}'}", ip),
+        [compiling.rule(f"ct direction reply {original} {client}", ip) for client in clients or [""]],
     )
 
 
@@ -91,7 +94,8 @@ def marking(flow: TracedFlow, table: str) -> list[bytes]:
     for hook in (PREROUTING, OUTPUT):
         name = f"{ANSWERS}{HOOKS[hook]}"
         made.append(chain(name, hook, _TRACKED))
-        made += rule(name, *answers, *_traced(_FIRST_PACKETS))
+        for answer in answers:
+            made += rule(name, *answer, *_traced(_FIRST_PACKETS))
     return made
 
 
