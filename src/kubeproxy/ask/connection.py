@@ -145,9 +145,9 @@ class Explanation(Struct, frozen=True):
         if self.why.elsewhere is None and self.answer == "unknown":
             more += "".join(f", {doubt} (?)" for doubt in self._doubts())
         refused = self.why.outcome == Outcome.REFUSED.value
-        closed = next((one.what for one in self.findings if refused and one.about == "sysctl" and one.harm == STOPS), "")
-        if closed:
-            return self.why.heading_with(f"dropped, the client sees a timeout: {closed} (x)")
+        closed = next((one for one in self.findings if refused and one.about == "sysctl" and one.harm == STOPS), None)
+        if closed is not None:
+            return self.why.heading_with(f"dropped, the client sees a timeout: {closed.what} (x)")
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
         more += ", unless another kube-proxy's rules take it first (x)" * taken
         is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
