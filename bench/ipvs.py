@@ -207,7 +207,8 @@ def run(with_: Run) -> Report:
     notes = [
         "The guest is user-mode Linux with one CPU: compare a figure with the limit in its row, not with other tables.",
         "`sync` ends with the last acknowledgement, iptables-restore included; `limit` has only its netlink messages.",
-        "Both are the fastest of three runs in new namespaces. `iptables` is three processes, of at least 30 ms each.",
+        "Sync and limit are the fastest of three runs in new namespaces.",
+        "`iptables` is three processes, of at least 30 ms each.",
         "`same again` is a full comparison without a difference. `change` starts with the event's bytes; its limit is",
         "one message about one real server.",
     ]

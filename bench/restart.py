@@ -216,8 +216,8 @@ def row(with_: Run, size: str, count: int) -> Row:
 NOTES = (
     "The times start at exec. The lab's API server, a Python process, uses the same CPUs.",
     "`write` is the time from the write of a slice to its transaction.",
-    "`held` is the slowest answer of /livez in this time. `written` is the number of elements written or removed.",
-    "`compared` is the CPU time of a full sync of a correct table; `dump` is the CPU time of the read of its elements.",
+    "`held` is the time of the slowest answer of /livez. `written` is the number of elements written or removed.",
+    "`compared` is the CPU time of a full sync of a correct table; `dump` is the CPU time of a dump of its elements.",
 )
 
 
