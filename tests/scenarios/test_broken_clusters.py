@@ -37,6 +37,23 @@ async def test_both_ends_of_a_healthy_connection(nodes: ThreeNodes) -> None:
     valid("why", json.dumps(delivery["node"]["answer"]))
 
 
+async def test_a_service_of_two_families(nodes: ThreeNodes) -> None:
+    """An answer by name is about one family, and has the command for the other family."""
+    nodes.live.service("dual", "b1", ipFamilyPolicy="RequireDualStack")
+    place = f"[{nodes.live.front('dual', family='IPv6').address}]:80/tcp"
+    await nodes.run("node-b", "ip", "-6", "rule", "add", "to", nodes.live.ips["b1"]["IPv6"], "pref", "100", "prohibit")
+    try:
+        for client in ("pod/a1", "node/node-a"):
+            text = await nodes.until(0, "node-b delivers it", "why", client, "svc/dual:tcp")
+            for command, said in (("why", text), ("trace", (await nodes.ask("trace", client, "svc/dual:tcp"))[1])):
+                again = f"Next: the same over IPv6: kubectl kubeproxy {command} {client} '{place}'\n"
+                assert again in said, said
+            status, text = await nodes.ask("why", client, place)
+            assert (status, "ip rule 100 (prohibit)" in first(text), "over" in text) == (1, True, False), text
+    finally:
+        await nodes.run("node-b", "ip", "-6", "rule", "del", "pref", "100")
+
+
 async def test_a_firewall_of_the_clients_node(nodes: ThreeNodes) -> None:
     nodes.live.service("near", "b1")
     await nodes.drop("node-a", "forward", f"ip daddr {ip(nodes, 'b1')} tcp dport 3000")

@@ -103,6 +103,21 @@ async def test_a_trace_of_answers_that_a_node_does_not_route(nodes: ThreeNodes, 
     assert (status, said in text) == (1, True), text
 
 
+async def test_a_trace_to_a_rule_of_iptables_legacy_which_the_kernel_does_not_trace(nodes: ThreeNodes) -> None:
+    nodes.live.service("legacy", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/legacy:tcp")
+    rule = ("FORWARD", "-d", ip(nodes, "b1"), "-p", "tcp", "--dport", "3000", "-j", "DROP")
+    await nodes.run("node-b", "iptables-legacy", "-A", *rule)
+    try:
+        status, text = await nodes.ask("trace", "pod/a1", "svc/legacy:tcp", "--seconds", "4")
+    finally:
+        await nodes.run("node-b", "iptables-legacy", "-D", *rule)
+    said = "on node-b, no rule that the kernel traces dropped it, but it went no further than prerouting: "
+    chain = f"iptables-legacy -t filter, chain FORWARD: drops what goes to {ip(nodes, 'b1')}:3000 at the hook forward"
+    assert (status, said + chain in text) == (1, True), text
+    assert "`iptables-legacy -t filter -S FORWARD` lists its rules\n" in text
+
+
 async def test_a_trace_of_requests_in_a_zone_of_connection_tracking(nodes: ThreeNodes) -> None:
     nodes.live.service("zoned", "b1")
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/zoned:tcp")

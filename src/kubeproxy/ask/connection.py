@@ -237,13 +237,17 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
 
 
 def unrouted(asked: Source, explained: Explained) -> str:
-    """Return the findings, with fixes, about routing and forwarding in the kernel that stop a connection; without such
+    """Return the findings, with fixes, about routes, forwarding and untraced rules that stop a connection; without such
     findings, return the findings that may stop the connection, or ''."""
     why, report = explained.why, checkup.Checkup([], [])
     with suppress(KubeProxyError, OSError):
         node = replace(checkup.checked(asked, asked.facts()), family=family_of(explained.packet.destination))
         way = _way(node, why, explained)
-        report.look("routes", lambda: routes.refused(way, lambda: checkup.NodeRules(way).others))
+        rules = checkup.NodeRules(way)
+        report.look("routes", lambda: routes.refused(way, lambda: rules.others))
+        report.look(
+            "firewalls", lambda: strangers.dropping(checkup.surely_dropped(rules.others, way.passing), way.harm_of)
+        )
         report.look("forwarding", lambda: unforwarded(way) if "forward" in way.hooks else ())
         report.look("hairpin mode", lambda: _hairpin(way, why))
     sure = [one for one in report.findings if one.harm != NOTHING]

@@ -26,9 +26,11 @@ from kubeproxy.wording import counted
 
 _AVOIDED: Final = (
     "a load balancer must not send to a node without an endpoint: if it does, see whether it obeys the health check at "
-    "spec.healthCheckNodePort (`kube-proxy why CLIENT NODE-IP:PORT` has the node's answer)"
+    "spec.healthCheckNodePort (`kubectl kubeproxy why CLIENT NODE-IP:PORT` has the node's answer)"
 )
 _NUMBER: Final = re.compile(r"\d+")
+_COMMAND: Final = re.compile(rb"`kube-proxy (?=(?:trace|doctor|verify|services|flows)\b|why`)")
+"""Matches a command in a text of a node that this plugin has too. Texts about `why` with arguments name the plugin."""
 
 
 class Fact(NamedTuple):
@@ -315,7 +317,7 @@ def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAn
     """Decode an answer; return the answer and its facts. Raises NoAnswerError if its form is invalid."""
     try:
         kind: type[NodeAnswer] = ServiceAnswer if command == "services" and arguments else _KINDS[command]
-        answer = msgspec.json.decode(text, type=kind)
+        answer = msgspec.json.decode(_COMMAND.sub(b"`kubectl kubeproxy ", text), type=kind)
         return answer, list(answer.facts())
     except (msgspec.MsgspecError, RecursionError, LookupError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise NoAnswerError(f"this plugin cannot decode the node's answer: {error}") from None

@@ -16,6 +16,7 @@ Service, 2 if a node gives no answer.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from kubeproxy.cluster.ends import Delivery
 from kubeproxy.cluster.fleet import Fleet, ask
 from kubeproxy.cluster.following import Flow, follow, unsent
 from kubeproxy.cluster.kubectl import Kubectl
-from kubeproxy.cluster.names import Names, question
+from kubeproxy.cluster.names import Names, in_other_family, question
 from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, Survey, survey
 from kubeproxy.commands import NO, UNKNOWN, completed, exit_code, output, watching
 from kubeproxy.errors import QuestionError
@@ -114,13 +115,13 @@ def _run(given: argparse.Namespace) -> int:
         _warn(found.problem)
     if given.command == "why":
         fleet = _nearest(given, kubectl, found, names, _options(given))
-        return _answer(given, fleet, names.known, _deliveries(given, kubectl, found, fleet, names))
+        return _answer(given, fleet, names, _deliveries(given, kubectl, found, fleet, names))
     if given.command == "trace":
         return _trace(given, kubectl, found, names)
     arguments = [names.service(given.name)] if values.get("name") else []
     asked = partial(_asked, given, kubectl, found.of(given.node), given.command, arguments, _options(given))
     if not values.get("watch"):
-        return _answer(given, asked(), names.known)
+        return _answer(given, asked(), names)
 
     def look() -> watching.WatchedAnswer:
         fleet = asked()
@@ -155,6 +156,7 @@ def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: 
     for one in fleet.answers.values():
         if isinstance(one, WhyAnswer) and len(fleet.replies) == 1:
             one.why = names.placed(one.why, ends.MOST)
+            names.other_family = in_other_family(source, target, one.why.destination)
     return fleet
 
 
@@ -163,7 +165,7 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
     near = _nearest(given, kubectl, found, names, ["--no-probe"])
     node, answer = near.replies[0].node, next(iter(near.answers.values()), None)
     if not isinstance(answer, WhyAnswer):
-        return _answer(given, near, names.known)
+        return _answer(given, near, names)
     client = near.arguments[0]
     sending = [] if client == NODE else ["--send"]
 
@@ -195,6 +197,7 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
         output.json(show.fields(followed.fleet) | {"heading": heading})
     else:
         show.traces(followed, heading, fixes, names.known)
+        _show_other_family(given, names)
     return NO if gone is not None else followed.status
 
 
@@ -247,28 +250,34 @@ def _options(given: argparse.Namespace) -> list[str]:
     return options + [f"--{name}={values[name]}" for name in ("interface", "seconds") if values.get(name)]
 
 
-def _answer(
-    given: argparse.Namespace, fleet: Fleet, known: Mapping[str, str], deliveries: Sequence[Delivery] = ()
-) -> int:
+def _answer(given: argparse.Namespace, fleet: Fleet, names: Names, deliveries: Sequence[Delivery] = ()) -> int:
     answer = next(iter(fleet.answers.values()), None)
     if given.output == "json":
         output.json(show.fields(fleet, deliveries))
     elif len(fleet.replies) == 1 and isinstance(answer, WhyAnswer):
-        show.one(fleet.replies[0], answer, known, deliveries, _tracing(given))
+        show.one(fleet.replies[0], answer, names.known, deliveries, _command(given, "trace", given.target))
+        _show_other_family(given, names)
     else:
-        show.many(fleet, known)
+        show.many(fleet, names.known)
     codes = {fleet.status(), *(one.status for one in deliveries)}
     is_partial = isinstance(answer, WhyAnswer) and ends.unchecked(answer, fleet.replies[0].node, deliveries)
     return exit_code(wrong=NO in codes, unknown=UNKNOWN in codes or bool(is_partial))
 
 
-def _tracing(given: argparse.Namespace) -> list[str]:
-    """Return the command that traces the connection of this question."""
+def _show_other_family(given: argparse.Namespace, names: Names) -> None:
+    """Print the command with the same question in the address family that the answer omits."""
+    if other := names.other_family:
+        family = "IPv6" if other.startswith("[") else "IPv4"
+        output.say(f"Next: the same over {family}: {shlex.join(_command(given, given.command, other))}")
+
+
+def _command(given: argparse.Namespace, command: str, target: str) -> list[str]:
+    """Return a command of the plugin with the client and the options of this question."""
     kept = ("namespace", *_CONNECTION, "node", "proxy-namespace", "proxy-selector")
-    default = vars(parser().parse_args(["trace", given.client, given.target]))
+    default = vars(parser().parse_args([command, given.client, target]))
     options = [(name, vars(given)[key]) for name in kept if vars(given)[key := name.replace("-", "_")] != default[key]]
     values = [(name, one) for name, found in options for one in ([found] if isinstance(found, str) else found)]
-    return ["kubectl", "kubeproxy", "trace", given.client, given.target, *(f"--{name}={one}" for name, one in values)]
+    return ["kubectl", "kubeproxy", command, given.client, target, *(f"--{name}={one}" for name, one in values)]
 
 
 def _warn(text: str) -> None:

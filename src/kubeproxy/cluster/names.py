@@ -77,6 +77,8 @@ class Names:
         self._nodes = nodes
         self._namespace = namespace
         self.known: dict[str, str] = {}
+        self.other_family = ""
+        """The destination in the address family that the question omits; '' if there is one family."""
 
     def client(self, text: str) -> End:
         """Resolve the client of a connection. Raises QuestionError, NoAnswerError."""
@@ -175,7 +177,8 @@ class Names:
             texts = [f"{label} {number}/{kind}".strip() for label, kind, number in known]
             raise no_such_port(f"{own}/{name}", wanted, protocol.upper(), texts)
         addresses = service.spec.cluster_ips or [service.spec.cluster_ip or ""]
-        return End(tuple(one for one in addresses if pack(one)), f"{own}/{name}{port}")
+        numbers = [f":{number}/{kind.lower()}" for label, kind, number in known if label and wanted == label]
+        return End(tuple(filter(pack, addresses)), f"{own}/{name}{port}", next(iter(numbers), port))
 
     def listed(self, why: Why) -> set[tuple[bytes, int]] | None:
         """Return the API server's endpoints for the Service of an answer, or None without readable EndpointSlices. The
@@ -248,6 +251,15 @@ def question(source: End, target: End) -> tuple[str, str]:
             return _place(one, source.port), target.service or _place(other, target.port)
     ours, theirs = ", ".join(source.addresses), ", ".join(target.addresses) or "without an address"
     raise QuestionError(f"client ({ours}) and destination ({theirs}) have no address family in common")
+
+
+def in_other_family(source: End, target: End, asked: str) -> str:
+    """Return the destination with the address family that the destination `asked` does not have; '' if client or
+    destination has no address of that family."""
+    is_ipv6 = not asked.startswith("[")
+    is_shared = NODE in source.addresses or any((":" in one) is is_ipv6 for one in source.addresses)
+    others = [one for one in target.addresses if (":" in one) is is_ipv6]
+    return _place(others[0], target.port) if is_shared and others and asked else ""
 
 
 def _place(address: str, port: str) -> str:

@@ -85,7 +85,7 @@ def many(fleet: Fleet, known: Mapping[str, str]) -> None:
     if isinstance(next(iter(fleet.answers.values()), None), FlowsAnswer):
         _print_flows(fleet)
     if fleet.command == "verify" and any(each.fact.severity is Severity.BROKEN for each in differences):
-        output.say(f"Fix: {lines.REPAIR}")
+        output.say(f"Fix: {lines.REPAIR.replace('kube-proxy', 'kubectl kubeproxy')}")
     for reason, nodes in fleet.silent().items():
         output.marked(output.UNSEEN, f"no answer of {_nodes(nodes)}: {reason}")
 

@@ -468,7 +468,7 @@ def test_a_rule_of_iptables_legacy_may_have_dropped_an_unanswered_packet():
     rules = RULES._replace(legacy=1)
     said = (
         "no rule that the kernel traces dropped it",
-        "a rule of iptables-legacy dropped it (`kube-proxy why` names it)",
+        "a rule of iptables-legacy dropped it (`iptables-legacy-save`, ",
     )
     out = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]
     for steps in (picked(1), out):

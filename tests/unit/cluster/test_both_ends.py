@@ -205,6 +205,16 @@ def test_no_node_is_asked_about_endpoints_without_node_or_client(cluster: StandI
     assert len(asked(cluster)) == 1
 
 
+def test_fixes_name_the_command_of_the_plugin(cluster: StandIn, ask: Ask):
+    drops = DROPS | {
+        "fix": "let it pass; `kube-proxy trace` shows the rule; `kube-proxy plan --cluster-cidr N` is there"
+    }
+    cluster.node("node-a", **near("yes"))
+    cluster.node("node-b", **far("no", drops))
+    _, text = ask()
+    assert "`kubectl kubeproxy trace` shows the rule; `kube-proxy plan --cluster-cidr N` is there" in text
+
+
 def test_the_api_server_has_the_node_of_an_endpoint_without_node_name(cluster: StandIn, ask: Ask):
     cluster.node("node-a", **near("yes", ends=[end("10.244.1.8:3000", "")]))
     cluster.node("node-b", **far("no", DROPS))

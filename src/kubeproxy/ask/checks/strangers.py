@@ -361,5 +361,5 @@ def firewalls(
         shown = ", ".join(f"{chain.chain} at {chain.hook}" for chain in chains)
         what = f"{where} may drop packets too: {shown}"
         why = "a firewall is no mistake, but if a connection hangs, a rule of the firewall may be the cause"
-        fix = "`kube-proxy trace SRC DST:PORT` shows which rule drops a connection"
+        fix = _listing(where, chains[0].chain, "`kube-proxy trace SRC DST:PORT` shows which rule drops a connection")
         yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=where)

@@ -153,7 +153,7 @@ def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diag
         yield _line(Severity.BROKEN, difference(*finding), REPAIR)
     if len(findings) > _SHOWN:
         yield _line(
-            Severity.NOTE, f"and {counted(len(findings) - _SHOWN, 'more difference')}; kube-proxy verify has them"
+            Severity.NOTE, f"and {counted(len(findings) - _SHOWN, 'more difference')}; `kube-proxy verify` has them"
         )
 
 

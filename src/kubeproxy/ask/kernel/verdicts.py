@@ -234,10 +234,10 @@ def _became(
     last = request.last if request is not None else ""
     later = {base.number for base in ruleset.base_chains.values()} & {INPUT, FORWARD, POSTROUTING}
     if later and (last == HOOKS[PREROUTING] or (last == HOOKS[OUTPUT] and not served)):
-        causes = ruleset.decided.unrouted() or _ROUTING * (last == HOOKS[PREROUTING])
+        causes = ruleset.decided.unrouted() or _possible(ruleset) * (last == HOOKS[PREROUTING])
         if causes:
-            text = f"{_undropped(ruleset, 'no rule')}, but it went no further than {last}: "
-            return Verdict(f"{text}{_UNSEEN * bool(ruleset.legacy)}{causes}", passed=False)
+            text = f"{_undropped(ruleset, 'no rule')}, but it went no further than {last}: {causes}"
+            return Verdict(text, passed=False)
     where = f"left by {request.leaves}" if request is not None and request.leaves else "left this node"
     where = "was delivered on this node" if last == HOOKS[INPUT] else where
     return _unanswered(served, where, protocol, ruleset, _cause(found, served, ruleset))
@@ -257,9 +257,9 @@ def _replied(
     endpoints = [one.endpoint for one in served if one.answered and one.endpoint not in failed]
     endpoint = (endpoints or [one.endpoint for one in served if one.answered])[-1]
     if not proxied and _unreturned(found):
-        causes = ruleset.decided.unrouted() or _ROUTING
+        causes = ruleset.decided.unrouted() or _possible(ruleset)
         text = f"{_undropped(ruleset, 'no rule')}, but the answers of {endpoint} went no further than prerouting: "
-        return Verdict(f"{text}{_UNSEEN * bool(ruleset.legacy)}{causes}", passed=False)
+        return Verdict(text + causes, passed=False)
     made = _answered(endpoint, proxied=proxied)
     cause = f": {silent}" if silent else _cause(found, served, ruleset)
     return _partly(made, failed, protocol, cause) if failed else made
@@ -274,11 +274,12 @@ def _unreturned(found: Sequence[Journey]) -> bool:
     return forwarded and bool(answers) and {*answers} == {HOOKS[PREROUTING]}
 
 
-_ROUTING = (
-    "there is no route to its destination, forwarding is off (net.ipv4.ip_forward, or net.ipv4.conf.IFACE.forwarding "
-    "of the interface of arrival), or rp_filter rejects its source"
-)
-"""The possible causes if `why` finds none."""
+def _possible(ruleset: KnownRules) -> str:
+    """Return the possible causes of a packet's end after prerouting if `why` finds none."""
+    return _UNSEEN * bool(ruleset.legacy) + (
+        "there is no route to its destination, forwarding is off (net.ipv4.ip_forward, or "
+        "net.ipv4.conf.IFACE.forwarding of the interface of arrival), or rp_filter rejects its source"
+    )
 
 
 def departed(found: Sequence[Journey], served: Sequence[TracedReply], made: Verdict, *, silent: str) -> bool:
@@ -292,7 +293,8 @@ def departed(found: Sequence[Journey], served: Sequence[TracedReply], made: Verd
 
 
 _UNTRACED = "the kernel does not trace iptables-legacy"
-_UNSEEN = "a rule of iptables-legacy dropped it (`kube-proxy why` names it), "
+_LEGACY = "(`iptables-legacy-save`, for IPv6 `ip6tables-legacy-save`, lists these rules)"
+_UNSEEN = f"a rule of iptables-legacy dropped it {_LEGACY}, "
 
 
 def _undropped(ruleset: KnownRules, subject: str = "nothing here") -> str:
@@ -318,7 +320,7 @@ def _refused(found: Sequence[Journey], endpoint: str, ruleset: KnownRules) -> Ve
         if answer.local:
             text = f"but this node could not reach {endpoint or 'its destination'}"
         text += f" ({answer.reason})" if answer.reason else ""
-    more = ", or a rule of iptables-legacy rejected it (`kube-proxy why` names it)" * bool(ruleset.legacy)
+    more = f", or a rule of iptables-legacy rejected it {_LEGACY}" * bool(ruleset.legacy)
     return Verdict(f"{_undropped(ruleset)}, {text}{more}", passed=False)
 
 
