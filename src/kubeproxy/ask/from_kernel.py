@@ -84,7 +84,6 @@ def comparisons(config: KubeProxyConfiguration, planner: Planner) -> dict[Family
 def _rules_for(
     config: KubeProxyConfiguration, planner: Planner, places: Mapping[Family, NodePlace]
 ) -> dict[Family, CompiledRules]:
-    """Return this program's rules in the form in which the kernel returns them. Raises KubeProxyError."""
     planner.take()
     plans = {name: compiled.plans for name, compiled in planner.compiled.items()}
     kubelets = {family: text for family in places if (text := rules_of_kubelet(family))}
@@ -124,8 +123,6 @@ def on_purpose(
 
 
 def _to_itself(witness: Witness) -> str:
-    """Return a text if only masquerading differs, and the client is an endpoint whose address is an endpoint with two
-    ports."""
     source = int(ip_address(witness.packet.source))
     one, other = ({each._replace(masquerade=False) for each, _ in shares} for shares in witness[1:])
     own = [each for each in one if each.kind == "translated" and each.address == source]
@@ -133,7 +130,6 @@ def _to_itself(witness: Witness) -> str:
 
 
 def _problem_at(planner: Planner, packet: FirstPacket) -> str:
-    """Return a problem of the Service with a packet's destination; '' without a problem."""
     address = pack(packet.destination)
     for name, service in planner.services.items():
         ports = service.spec.ports or ()

@@ -80,13 +80,10 @@ def _given(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _flags(arguments: argparse.Namespace) -> str:
-    """Return these arguments as text for a command line; the text begins with a space."""
     return "".join(f" --{name} {shlex.quote(value)}" for name, value in _given(arguments).items())
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    """Return the options of a proxy with these arguments; a kubeconfig argument replaces the kubeconfig of the
-    configuration file."""
     given = _given(arguments)
     kubeconfig = given.pop("kubeconfig") if {"config", "kubeconfig"} <= given.keys() else ""
     options = build_options(parse([f"--{name}={value}" for name, value in given.items()]))
@@ -144,7 +141,6 @@ async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | N
 
 
 async def _listed(complete: asyncio.Event, planner: Planner, sources: Sources) -> None:
-    """Return when all objects were read, or no further list can arrive."""
     begun = time.monotonic()
     while not complete.is_set():
         reach = sources.reach()
@@ -156,6 +152,5 @@ async def _listed(complete: asyncio.Event, planner: Planner, sources: Sources) -
 
 
 def _awaits_lists(reach: Reach | None) -> bool:
-    """Return whether a resource's first list is neither received nor refused yet."""
     watched = reach.watched if reach is not None else ()
     return any(not (one.synced or one.connected or one.trouble) for one in watched)

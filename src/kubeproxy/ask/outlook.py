@@ -124,14 +124,12 @@ def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, 
 
 
 def _moved(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
-    """Return a sentence if the address at which load balancers check the node's health changes."""
     old, other = now.healthz_bind_address, new.healthz_bind_address
     ends = f"/healthz and /livez answer on {other or 'no address'}, no longer on {old}"
     return [f"load balancers that check this node may take it out: {ends}"] if old and old != other else []
 
 
 def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
-    """Return a sentence if the new configuration recognises pods by an interface that does not exist on this node."""
     name = new.detect_local.bridge_interface
     if new.local_mode != "BridgeInterface" or name == now.detect_local.bridge_interface:
         return []

@@ -206,8 +206,6 @@ def _answers(
 
 
 class _Made(NamedTuple):
-    """The common fields of the packets of a connection; `end` is the endpoint, or None before an endpoint is chosen."""
-
     packet: Packet
     interfaces: tuple[str | None, str | None]
     end: tuple[bytes, int] | None = None
@@ -226,7 +224,6 @@ class _Made(NamedTuple):
     def answer(
         self, hook: str, after: float, before: float, client: bytes, interfaces: tuple[str | None, str | None]
     ) -> PassingPacket:
-        """Return a packet of the endpoint to the client at a hook."""
         source, port = self.end or (self.packet.destination, self.packet.port)
         made = self._passing((hook, after, before), source, (client, port), interfaces, self.by_rules)
         return made._replace(purpose=CompiledFor.ANSWER)

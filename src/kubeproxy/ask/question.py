@@ -71,7 +71,6 @@ def _packet(
 
 
 def _parted(target: str) -> tuple[str, str, str]:
-    """Return address or name, port, and protocol of a target; '' if the protocol is omitted."""
     where, colon, end = target.rpartition(":")
     number, slash, protocol = end.partition("/")
     if not colon and _names_service(target):
@@ -104,7 +103,6 @@ def _port(text: str) -> int:
 
 
 def _names_service(text: str) -> bool:
-    """Return whether a text is a valid name. A mistyped address has dots or colons, which names cannot contain."""
     parts = text.split("/")
     return len(parts) <= 2 and all(LABEL.fullmatch(part) for part in parts)
 
@@ -118,7 +116,6 @@ def no_such_port(service: str, port: str, protocol: str, ports: Iterable[str]) -
 def _service_address(
     snapshot: Snapshot, name: ServiceName, port: str, protocol: str, client: bytes | None
 ) -> tuple[bytes, str, str]:
-    """Return a Service's first cluster IP in the client's family, the port's number as text, and its protocol."""
     service = "/".join(name)
     compiled = snapshot.planner.compiled.get(name)
     known = snapshot.planner.services.get(name)
@@ -146,7 +143,6 @@ def _service_address(
 
 
 def _hints(snapshot: Snapshot, name: ServiceName) -> Iterator[str]:
-    """Yield hints for an unknown Service: the same name in other namespaces, an API server that cannot be reached."""
     same = sorted(space for space, other in snapshot.planner.services if other == name[1])
     if same:
         yield "; there is " + ", ".join(f"{space}/{name[1]}" for space in same[:_SHOWN])

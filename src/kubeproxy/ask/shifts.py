@@ -131,7 +131,7 @@ def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: 
     found = {each.address: each.node for piece in slices for each in piece.endpoints if each.address not in own}
     networks = ((cidr, parse_network(cidr)) for cidr in cidrs)
     named = [KnownPod(address, unpack(address), where) for address, where in sorted(found.items())]
-    return [*named, *(KnownPod(_late(network), cidr, node) for cidr, network in networks if network)]
+    return [*named, *(KnownPod(_late_address(network), cidr, node) for cidr, network in networks if network)]
 
 
 def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
@@ -174,7 +174,6 @@ def spared(found: Iterable[Shift]) -> Iterator[str]:
 
 
 def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Shift]:
-    """Merge shifts with equal changes, first of several clients, then of several places."""
     by_place: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
     for (where, who, old, new), services in found.items():
         by_place.setdefault((where, old, new, tuple(services)), []).append(who)
@@ -218,7 +217,6 @@ def _questions(
     away: Collection[bytes],
     local: Local,
 ) -> Iterator[tuple[str, ClientKind, Packet]]:
-    """Yield the connections to compare for a Service: a text for the destination, the client, and the first packet."""
     asked: set[tuple[Family, bytes]] = set()
     for side in sides:
         compiled = side.planner.compiled.get(name)
@@ -235,7 +233,6 @@ def _questions(
 
 
 def _health_checks(check: HealthCheck, local: Local) -> Iterator[tuple[str, ClientKind, Packet]]:
-    """Yield the connections of a load balancer to the health check port of a Service."""
     for family, _ in check.counts:
         for address in local.get(family, ()):
             client, tcp = ClientKind("load balancers", _OUTSIDE[family]), socket.IPPROTO_TCP
@@ -313,7 +310,6 @@ def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
 
 
 def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
-    """Return one client that represents pods for which both configurations have the same result."""
     more = f", and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else ""
     first, *others = (pod.address for pod in pods)
     return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", first, others=tuple(others))
@@ -324,12 +320,11 @@ def _pod(words: str, detector: Detector, family: Family) -> ClientKind | None:
         network = parse_network(detector.value)
         if network is None or len(network[0]) != family.address_size:
             return None
-        return ClientKind(words, _late(network))
+        return ClientKind(words, _late_address(network))
     return ClientKind(words, _OUTSIDE[family], detector.value) if detector.implemented else None
 
 
-def _late(network: Range) -> bytes:
-    """Return the second to last address of a network, which is probably not the address of an endpoint."""
+def _late_address(network: Range) -> bytes:
     last = network[1]
     return last[:-1] + bytes((last[-1] & 0xFE,))
 

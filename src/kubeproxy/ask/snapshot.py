@@ -102,7 +102,6 @@ class Snapshot(NamedTuple):
         return self.complete, ""
 
     def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
-        """Return state, label and reason of each family whose committed plans may be missing in the kernel."""
         standings = self.engine.standings if families else ()
         return [
             (wrong[0], standing.family.label, wrong[1])
@@ -111,7 +110,6 @@ class Snapshot(NamedTuple):
         ]
 
     def _why_ignored(self, name: ServiceName) -> str:
-        """Return the reason, from its object or from EndpointSlices, why a known Service has no plan."""
         service = self.planner.services.get(name)
         if service is None:
             return of_another_proxy(self._other_proxies(name)[0])
@@ -120,7 +118,6 @@ class Snapshot(NamedTuple):
         return skipped(service, self.planner.world) or unusable
 
     def _other_proxies(self, name: ServiceName) -> list[str]:
-        """Return the names of other proxies in the labels of a Service's EndpointSlices."""
         ours = PROXY_NAME.value(self.planner.world) or None
         names = [piece.proxy_name for piece in self.planner.slices.get(name, {}).values()]
         return [each for each in names if each is not None and each != ours]

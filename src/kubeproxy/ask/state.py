@@ -144,7 +144,6 @@ def _port(plan: ServicePlan, pieces: Collection[Slice], planner: Planner) -> Jso
 
 
 def _add_balance(found: Json, plan: ServicePlan, balance: Balance) -> None:
-    """Add the shares of connections, if they are not equal."""
     pools = ("weights", plan.cluster, balance.cluster), ("localWeights", plan.local, balance.local)
     for name, pool, weights in pools:
         if weights:
@@ -307,8 +306,6 @@ class Query(NamedTuple):
         return frontend.address == self.address if frontend.address and self.address else self._answers(planner, family)
 
     def _answers(self, planner: Planner, family: Family) -> bool:
-        """Return whether the query selects a port of the node: by its number, or by its number and an address of the
-        node."""
         if not self.address:
             return True
         ours = planner.world.of(family)
@@ -390,7 +387,6 @@ class StatePage:
                 await asyncio.sleep(0)  # skipping Services also takes time
 
     async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
-        """Write the node, and the Services in the order of their names."""
         there = node(self._snapshot)
         # The closing brace of the node's JSON is omitted, because the list of Services follows as a field of this
         # object.

@@ -206,7 +206,6 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
 
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
-    """Return the answer of the proxy's own health or metrics port, or None for another port or address."""
     own, destination = snapshot.options.config.own_addresses.items(), packet.destination
     for field, text in own if destination in snapshot.addresses or is_loopback(destination) else ():
         host, port = split_host_port(text) or ("", "")
@@ -223,7 +222,6 @@ def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
 
 
 def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
-    """If the mode serves NodePorts on loopback by default, name the field that turns them off in the answer."""
     config, (*others, last) = snapshot.options.config, made.steps
     family, switch = family_of(packet.destination), config.of_mode.loopback_switch(config)
     if last.field != NODEPORTS or not is_loopback(packet.destination) or family is not Family.IPV4 or not switch:
@@ -237,8 +235,6 @@ def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
 
 
 def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
-    """Return the answer for an endpoint's own address and port, whose packets are not translated, or None for another
-    destination."""
     address, port = packet.destination, (packet.protocol, packet.port)
     for (namespace, name), pieces in snapshot.planner.slices.items():
         compiled = snapshot.planner.compiled.get((namespace, name))
@@ -326,7 +322,6 @@ def _targets(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool)
 
 
 def _name_fixes(snapshot: Snapshot, packet: Packet, plan: ServicePlan) -> Iterator[str]:
-    """Yield the fix for a pod that cannot connect to itself because its endpoint has no nodeName."""
     own, namespace, name = snapshot.planner.world.node_name, plan.key.namespace, plan.key.name
     for piece, held in snapshot.planner.slices.get((namespace, name), {}).items():
         for one in held.endpoints:
@@ -341,7 +336,6 @@ def _missing(one: Absent) -> Missing:
 
 
 def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str, bool]]:
-    """Return, by destination: Node, zone ('' if unknown), and whether the endpoint is terminating in all its slices."""
     key, found = plan.key, dict[bytes, tuple[str, str, bool]]()
     for piece in snapshot.planner.slices.get((key.namespace, key.name), {}).values():
         for port in piece.ports if piece.family is key.family else ():
@@ -353,7 +347,6 @@ def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str
 
 
 def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
-    """Yield changes of objects or fields that would let the connection pass."""
     if made.outcome is Outcome.FORWARDED or made.outcome is Outcome.HEALTH:
         return
     blocking = {step.field for step in made.steps if not step.passes}
@@ -417,8 +410,6 @@ def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) ->
 
 
 def _networks(addresses: Sequence[bytes]) -> Iterable[str]:
-    """Return the networks of the interfaces with these addresses; an address without a known network stands for
-    itself."""
     known: dict[bytes, Range] = {}
     with suppress(NetlinkError):
         known = {one.ip: one.network for family in Family for one in local_addresses(family)}

@@ -87,7 +87,6 @@ class Places:
         return found
 
     def _keep(self, service: ServiceName, found: Zones) -> None:
-        """Cache an answer, or its absence, and remove the oldest entry."""
         self._known.pop(service, None)
         while len(self._known) >= MOST:
             del self._known[next(iter(self._known))]
@@ -112,8 +111,6 @@ async def with_node(made: Explained, places: Places) -> Explained:
 
 
 def _own_address(destination: bytes) -> str:
-    """Return the source address that the kernel picks for this node's packets to a destination; '' without an
-    address."""
     found = None
     with suppress(KubeProxyError):
         found = source_for(destination)

@@ -51,7 +51,6 @@ def following(before: Sequence[str]) -> Iterable[str]:
 
 
 def _names(kind: str, namespace: str) -> Iterator[str]:
-    """Yield the names of objects; nothing if the API server does not answer."""
     try:
         found = Kubectl((), TIMEOUT).get(Items[_Object], _RESOURCES[kind], namespace=namespace)
     except KubeProxyError:

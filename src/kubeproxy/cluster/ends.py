@@ -163,7 +163,6 @@ def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
 
 
 def _is_doubt(row: Mapping[str, str]) -> bool:
-    """Return whether a finding is a failed probe that may succeed for other clients."""
     return (row["about"], row["severity"]) == ("endpoints", "unknown")
 
 
@@ -207,7 +206,7 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
                 causes = ("see the network between the nodes", *(f"{one.what} (-)" for one in routes))
                 between = () if here_only else causes
                 yield ": ".join((carried, *between))
-    kinds = groupby(sorted(deliveries, key=_kind), key=_kind)
+    kinds = groupby(sorted(deliveries, key=_kind_of_result), key=_kind_of_result)
     for several in (list(group) for (severity, *_), group in kinds if severity < Severity.NOTE):
         one = several[0]
         text = one.text_for([each.end for each in several])
@@ -221,6 +220,5 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
         yield from (f"on {where}, {what} (-)" for where, what in dict.fromkeys(seen) if where not in doubtful)
 
 
-def _kind(one: Delivery) -> tuple[Severity, str, bool]:
-    """Return a key that is equal for the deliveries of one node with the same kind of result."""
+def _kind_of_result(one: Delivery) -> tuple[Severity, str, bool]:
     return one.severity, one.reply.node, one.judged is not None

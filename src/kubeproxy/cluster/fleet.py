@@ -169,7 +169,6 @@ def ask(
 def _reply(
     kubectl: Kubectl, place: ProxyPlace, fleet: Fleet, options: Sequence[str]
 ) -> tuple[Reply, NodeAnswer | None, Sequence[Fact]]:
-    """Return a node's reply, the answer in the reply (None without an answer), and the facts in the answer."""
     where = place.container
     if where is None:
         return Reply(node=place.node, problem=place.problem), None, ()
@@ -177,8 +176,8 @@ def _reply(
     try:
         printed = kubectl.execute(where, [fleet.command, "-o", "json", *options, *fleet.words(place)])
         if not printed.text.lstrip().startswith(b"{"):
-            reply.go = _go(kubectl, where) if _NO_COMMAND.search(printed.errors) else ""
-            reply.problem = "" if reply.go else _explained(printed.reason, where)
+            reply.go = _go_version(kubectl, where) if _NO_COMMAND.search(printed.errors) else ""
+            reply.problem = "" if reply.go else _with_fix(printed.reason, where)
             return reply, None, ()
         answer, facts = decoded(printed.text, fleet.command, fleet.arguments)
     except NoAnswerError as error:
@@ -192,8 +191,7 @@ def _reply(
     return reply, answer, facts
 
 
-def _explained(reason: str, where: Container) -> str:
-    """Add a fix for the plugin's user to the reason why there is no answer."""
+def _with_fix(reason: str, where: Container) -> str:
     head, _, rest = reason.partition(": ")
     if "pods/exec" in rest and "forbidden" in rest:
         user = rest.partition("forbidden: ")[2]
@@ -209,8 +207,7 @@ def _explained(reason: str, where: Container) -> str:
     return reason
 
 
-def _go(kubectl: Kubectl, where: Container) -> str:
-    """Return the version of the Go kube-proxy in a container; '' for another program. Raises NoAnswerError."""
+def _go_version(kubectl: Kubectl, where: Container) -> str:
     printed = kubectl.execute(where, ["--version"])
     match = _GO.fullmatch(printed.text.decode(errors="replace"))
     return match[1] if match is not None and "+python" not in match[1] else ""

@@ -67,7 +67,7 @@ def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
     fleet.answers[where] = far
     # The network may still be delivering replies to earlier connections of the client to the endpoint.
     if any(one.direction == "request" for one in far.journeys):
-        return Followed(fleet, flows, *_arrived(node, where, kept.endpoint, far, second))
+        return Followed(fleet, flows, *_result_if_arrived(node, where, kept.endpoint, far, second))
     if second is not None and _left(second, kept, client) >= _CERTAIN:
         text = f"it leaves {node} for {kept.endpoint}, but no rule of {where} meets it: see the network between them"
         return Followed(fleet, flows, text, NO)
@@ -101,8 +101,9 @@ def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:
     return (where, "") if where not in {"", node} else ("", unknown * (not where))
 
 
-def _arrived(node: str, where: str, endpoint: str, far: TraceAnswer, second: TraceAnswer | None) -> tuple[str, int]:
-    """Return the result and its exit code if packets arrived on the endpoint's node."""
+def _result_if_arrived(
+    node: str, where: str, endpoint: str, far: TraceAnswer, second: TraceAnswer | None
+) -> tuple[str, int]:
     if far.drops:
         return f"{where} {far.drops}: {far.verdict.text}", NO
     if far.unanswered:

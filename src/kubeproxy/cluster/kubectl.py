@@ -114,7 +114,6 @@ class Kubectl:
         self._stopped = True
 
     def _read(self, process: subprocess.Popen[bytes], most: int, until: float) -> Printed:
-        """Return the complete output of a process. Raises TimeoutError, or NoAnswerError if the output is too large."""
         pipes = ((process.stdout, most), (process.stderr, _MOST_ERRORS))
         printed = [bytearray() for _ in pipes]
         with selectors.DefaultSelector() as selector:

@@ -104,7 +104,7 @@ class Names:
     def target(self, text: str) -> End:
         """Resolve the destination of a connection. Raises QuestionError, NoAnswerError."""
         if found := _address(text):
-            return End(found[:1], port=found[1], node=self._owner(found[0]))
+            return End(found[:1], port=found[1], node=self._node_with(found[0]))
         kind, namespace, name, port = _parts(text, "service")
         if kind == NODE:
             return End(tuple(_node_addresses(self._node(name))), port=port, node=name)
@@ -137,10 +137,9 @@ class Names:
             searched = f" in namespace {where}" if where else " in the namespace of the kubeconfig's context (see -n)"
             if ': namespaces "' in str(error):  # the namespace itself does not exist
                 searched = ""
-            raise NoAnswerError(f"{error}{searched}{self._elsewhere(resource, name)}") from None
+            raise NoAnswerError(f"{error}{searched}{self._in_other_namespaces(resource, name)}") from None
 
-    def _elsewhere(self, resource: str, name: str) -> str:
-        """Return a text with the objects of this name in other namespaces; '' without such objects."""
+    def _in_other_namespaces(self, resource: str, name: str) -> str:
         options = {"all_namespaces": "true", "field_selector": f"metadata.name={name}"}
         with suppress(NoAnswerError):  # the user may have no right to list all namespaces
             found = self._kubectl.get(Items[_Named], resource, **options).items
@@ -217,8 +216,7 @@ class Names:
                 self.known |= dict.fromkeys(one.addresses or (), pod)
         return found
 
-    def _owner(self, address: str) -> str:
-        """Return the name of the Node with this address; '' without such a Node."""
+    def _node_with(self, address: str) -> str:
         for node in self._nodes:
             if pack(address) in map(pack, _node_addresses(node)):
                 self.known[address] = f"node {node.metadata.name}"
@@ -229,7 +227,7 @@ class Names:
         """Return the name of the node to which an address belongs, or ''. The address belongs to a Node, to a pod of
         the node, or to a pod network of the node."""
         text = unpack(address)
-        if owner := self._owner(text):
+        if owner := self._node_with(text):
             return owner
         with suppress(NoAnswerError):  # the user may have no right to list the pods of all namespaces
             options = {"field_selector": f"status.podIP={text}", "all_namespaces": "true"}

@@ -128,7 +128,6 @@ def _preference(pod: ListedPod) -> tuple[bool, bool, str]:
 
 
 def _container(pod: ListedPod, selector: str) -> str:
-    """Return the name of kube-proxy's container; '' if the pod does not belong to kube-proxy."""
     names = [one.name for one in pod.spec.containers]
     if KUBE_PROXY in names and (selector or KUBE_PROXY in pod.metadata.labels.app):
         return KUBE_PROXY

@@ -159,7 +159,6 @@ def _pod(reply: Reply) -> str:
 
 
 def _print_flows(fleet: Fleet) -> None:
-    """Print the connections of all nodes, per Service or, for one named Service, per endpoint and per node."""
     by_name: dict[tuple[str, ...], list[float]] = {}
     by_node: dict[tuple[str, ...], list[float]] = {}
     for node, answer in fleet.answers.items():
@@ -170,17 +169,21 @@ def _print_flows(fleet: Fleet) -> None:
             for end in port.endpoints if fleet.arguments else ():
                 _add(by_name, (f"{end.address} {port.port}", end.pod), end)
     head = ("CONNECTIONS", "NEW/S", "UNANSWERED", "CLOSING")
-    output.table(("ENDPOINT", "POD", *head) if fleet.arguments else ("SERVICE", *head), _ranked(by_name), "  ", _FACTS)
+    output.table(
+        ("ENDPOINT", "POD", *head) if fleet.arguments else ("SERVICE", *head),
+        _most_connections_first(by_name),
+        "  ",
+        _FACTS,
+    )
     if fleet.arguments:
-        output.table(("NODE", *head), _ranked(by_node), "  ", _FACTS)
+        output.table(("NODE", *head), _most_connections_first(by_node), "  ", _FACTS)
 
 
 def _add(sums: dict[tuple[str, ...], list[float]], key: tuple[str, ...], use: EndpointUse | PortUse) -> None:
     sums[key] = [before + number for before, number in zip(sums.get(key, [0.0] * 4), numbers(use), strict=True)]
 
 
-def _ranked(sums: Mapping[tuple[str, ...], Sequence[float]]) -> list[tuple[str, ...]]:
-    """Return the keys of a table's rows, with the most connections first."""
+def _most_connections_first(sums: Mapping[tuple[str, ...], Sequence[float]]) -> list[tuple[str, ...]]:
     rows = sorted(sums.items(), key=lambda row: (-row[1][0], row[0]))
     return [
         (*key, f"{connections:.0f}", f"{new:.1f}", f"{unanswered:.0f}", f"{closing:.0f}")

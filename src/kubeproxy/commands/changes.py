@@ -49,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
     asked, about = source(given), {"/".join(service_name(given.name)), ""} if given.name else ()
     since = time.time() - given.since if given.since is not None else 0.0
     kept_since, found = asked.changes(0, since)
-    if given.name and (strange := _unknown(asked, service_name(given.name))):
+    if given.name and (strange := _unknown_service(asked, service_name(given.name))):
         if not given.follow:
             raise QuestionError(strange)
         if given.output != "json":
@@ -75,8 +75,7 @@ def run(given: argparse.Namespace) -> int:
     return YES
 
 
-def _unknown(asked: Source, name: ServiceName) -> str:
-    """Return a sentence if a Service neither exists nor has a stored change; else ''."""
+def _unknown_service(asked: Source, name: ServiceName) -> str:
     is_known = any(True for _ in asked.services([name])) or "/".join(name) in {
         one.service for one in asked.changes(0, 0.0).entries
     }

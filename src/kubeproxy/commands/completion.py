@@ -148,11 +148,10 @@ def arguments_at(
 
 
 def _beginning(prefix: str, words: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"{word}\t{_short(text)}" for word, text in words if word.startswith(prefix)]
+    return [f"{word}\t{_first_sentence(text)}" for word, text in words if word.startswith(prefix)]
 
 
-def _short(text: str) -> str:
-    """Return the first sentence of a text, shortened to the length that a shell shows after a word."""
+def _first_sentence(text: str) -> str:
     return shorten(text.partition(". ")[0].rstrip("."), 90, placeholder="…")
 
 

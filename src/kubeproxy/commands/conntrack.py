@@ -69,8 +69,6 @@ def _look(asked: Source, wait: float) -> WatchedAnswer:
 
 
 def _rows(state: Fullness) -> dict[str, Row]:
-    """Return rows with the problems, the number of all entries, and the numbers per Service and per client, largest
-    first."""
     rows = {_NUMBER.sub("#", text): Row((text,), {"problem": text}) for text in state.problems}
     rows["entries"] = Row((_total(state),), {"entries": state.entries, "limit": state.limit})
     for one in (*state.services, *state.clients):

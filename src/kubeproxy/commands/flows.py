@@ -78,14 +78,13 @@ def run(given: argparse.Namespace) -> int:
     return exit_code(wrong=names and any(one.unanswered for one in found))
 
 
-def _summed(ports: Sequence[PortUse]) -> tuple[int, float, int, int]:
-    """Return the numbers of connections, new connections per second, unanswered and closing connections."""
+def _sums(ports: Sequence[PortUse]) -> tuple[int, float, int, int]:
     total, new, silent, closing = (sum(column) for column in zip(*map(numbers, ports), strict=True))
     return int(total), new, int(silent), int(closing)
 
 
 def _print_service(name: str, ports: Sequence[PortUse]) -> None:
-    total, new, silent, closing = _summed(ports)
+    total, new, silent, closing = _sums(ports)
     heading = f"{name}: {counted(total, 'connection')}, {new:.1f} new a second"
     output.say(f"{heading}, {silent} unanswered, {closing} closing")
     head = ("PORT", "ENDPOINT", "POD", "CONNECTIONS", "SHARE", "NEW/S", "UNANSWERED", "CLOSING", "")
@@ -123,7 +122,7 @@ def _print_all(ports: Sequence[PortUse]) -> None:
     for port in ports:
         if port.connections or port.closing or port.new_per_second:
             by_service.setdefault(port.service, []).append(port)
-    rows = [(service, *_summed(used), _busiest(used)) for service, used in by_service.items()]
+    rows = [(service, *_sums(used), _busiest_client(used)) for service, used in by_service.items()]
     rows.sort(key=lambda row: (-row[1], -row[4], row[0]))
     if not rows:
         output.say("no Service has connections")
@@ -132,8 +131,7 @@ def _print_all(ports: Sequence[PortUse]) -> None:
     output.table(head, [(a, str(b), f"{c:.1f}", str(d), str(e), f) for a, b, c, d, e, f in rows], "  ", _SHOWN)
 
 
-def _busiest(ports: Sequence[PortUse]) -> str:
-    """Return the client with the most connections to any port of a Service, and the number of its connections."""
+def _busiest_client(ports: Sequence[PortUse]) -> str:
     sums: dict[str, tuple[int, int]] = {}
     for one in chain.from_iterable(port.clients for port in ports):
         if one.address != OTHERS:

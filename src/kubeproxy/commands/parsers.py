@@ -73,7 +73,6 @@ def summary(action: argparse.Action) -> str:
 
 
 def _source_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select the source of the answer: a running proxy, or objects that the command reads."""
     group = parser.add_argument_group("where to ask")
     socket = BY_NAME["control-socket"].default
     group.add_argument(

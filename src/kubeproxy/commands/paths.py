@@ -21,14 +21,14 @@ def show_packets(
     ways: dict[tuple[object, ...], list[Journey]] = {}
     for one in journeys:
         is_silent = (one.direction, one.source) in unanswered
-        ways.setdefault((one.direction, one.refusal, one.reason, is_silent, *_lines(one)), []).append(one)
+        ways.setdefault((one.direction, one.refusal, one.reason, is_silent, *_lines_by_chain(one)), []).append(one)
     for one, *others in list(ways.values())[:_SHOWN]:
         is_silent = (one.direction, one.source) in unanswered
         why = ": ".join(filter(None, (one.refusal, one.reason, "no answer" * (is_silent and not one.lost))))
         alike = f", and {counted(len(others), 'more packet')} the same way" if others else ""
         what = f"{one.direction} {one.source} -> {one.destination}{f' ({why})' if why else ''}{alike}"
         output.marked(output.BAD if one.lost or one.refusal else output.NOTE if is_silent else output.OK, what)
-        for line in _lines(one):
+        for line in _lines_by_chain(one):
             output.say(line)
     if more := sum(map(len, list(ways.values())[_SHOWN:])):
         output.marked(output.NOTE, f"packets on further paths: {more}; -o json prints all packets")
@@ -42,8 +42,7 @@ def show_packets(
         output.marked(output.NOTE, f"rules of iptables-legacy that the kernel's tracing does not show: {legacy}")
 
 
-def _lines(one: Journey) -> list[str]:
-    """Return a line for each chain that a packet passed, with the packet's destination if it changed."""
+def _lines_by_chain(one: Journey) -> list[str]:
     lines = []
     before = one.destination
     for met in one.met:

@@ -112,7 +112,7 @@ class _Following:
                 for part in work:
                     if part.done():
                         part.result()
-                if self._fresh() and self._is_due(time.monotonic()):
+                if self._is_up_to_date() and self._is_due(time.monotonic()):
                     await self._compare()
                     gc.collect()
                 await wait_briefly(stop, 0.2)
@@ -127,20 +127,18 @@ class _Following:
         self._planner.apply(events)
         self._changed = time.monotonic()
 
-    def _fresh(self) -> bool:
-        """Return whether all objects are known and up to date."""
+    def _is_up_to_date(self) -> bool:
         reach = self._sources.reach()
         age = max((each.stale for each in reach.watched), default=0.0) if reach is not None else 0.0
         trouble = f": cannot reach the API server at {reach.trouble}" if reach is not None and reach.trouble else ""
         if age > _OUTDATED:
             missing = f"objects are {age:.0f} s old" if self._planner.complete else "not all objects are listed yet"
-            self._miss(f"{missing}{trouble}; not compared")
+            self._count_without_comparison(f"{missing}{trouble}; not compared")
         elif not age:
             self._why_not = ""
         return self._planner.complete and not age
 
-    def _miss(self, why: str) -> None:
-        """Count a period without comparisons, and print the reason once per period."""
+    def _count_without_comparison(self, why: str) -> None:
         if not self._why_not:
             self._why_not = why
             self._not_compared += 1
@@ -155,7 +153,6 @@ class _Following:
         return settled or now > self._compared + (self._grace / _LOOKS if undecided else EVERY)
 
     def _planner_for(self, settings: Settings, known: Planner) -> Planner:
-        """Return a planner with the objects of another planner and the node's addresses; nothing is compiled yet."""
         node = known.nodes.get(settings.node_name)
         cidrs = [cidr for cidrs in known.service_cidrs.values() for cidr in cidrs]
         local = host.packed_local_addresses(settings.families, modes.interfaces())
@@ -173,7 +170,7 @@ class _Following:
             planner = self._planner_for(self._settings, known)
             found = await asyncio.to_thread(comparisons, self._config, planner)
         except (KubeProxyError, OSError) as error:
-            self._miss(f"{error}; not compared")
+            self._count_without_comparison(f"{error}; not compared")
             return
         finally:
             self._rested = time.monotonic() + _REST * (time.monotonic() - self._compared)
@@ -185,7 +182,7 @@ class _Following:
         await self._judge([each for each in news if not each.ended], known)
         if self._comparisons == 1:
             self._say(f"Compared {self._sizes()}: {counted(self._shadow.undecided, 'difference')}")
-        for one in self._grouped(news):
+        for one in self._grouped_by_kind(news):
             self._say(f"no longer: {_packets(one)}" if one.ended else _words(one))
 
     async def _judge(self, fresh: Sequence[Episode], known: Planner) -> None:
@@ -200,8 +197,7 @@ class _Following:
         for episode, reason in zip(fresh, reasons, strict=True):
             episode.declared = reason
 
-    def _grouped(self, episodes: Iterable[Episode]) -> tuple[LastedDifference, ...]:
-        """Group the differences in these episodes by kind; a group has the witness of its first episode."""
+    def _grouped_by_kind(self, episodes: Iterable[Episode]) -> tuple[LastedDifference, ...]:
         groups: dict[tuple[object, ...], list[Episode]] = {}
         for each in episodes:
             family, found = each.difference
@@ -240,7 +236,7 @@ class _Following:
             comparisons=self._comparisons,
             not_compared=self._not_compared,
             classes=self._classes,
-            lasted=self._grouped(self._shadow.lasted),
+            lasted=self._grouped_by_kind(self._shadow.lasted),
             transient=self._shadow.transient,
             undecided=self._shadow.undecided,
             unknown=tuple(self._unknown),

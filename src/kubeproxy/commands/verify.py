@@ -51,7 +51,6 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _rows(report: Report) -> dict[str, Row]:
-    """Return the rows of the differences and troubles, by their text."""
     found: dict[str, object] = {difference(*one): one._asdict() for one in (*report.seen.findings, *report.behind)}
     found |= {text: {"trouble": text} for text in report.troubles}
     found |= {one.what: one.row() for one in report.ports}

@@ -178,7 +178,7 @@ class Firewall:
         for name, chain in rules.chains.items():
             if chain.hook is not None and not chain.hook.nat:
                 found = Filter(self.where, self.family, _short(name), chain.hook.name, False, not self.whole, 0)
-                yield _judged(found, chain, rules)
+                yield _with_chain(found, chain, rules)
 
     def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
         """Yield the chains that certainly drop or reject one of these packets; with `silently`, only chains that drop
@@ -298,7 +298,6 @@ class _ChainWalk(Walk):
                 yield chain, frozenset(found), sure
 
     def marking(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, set[int]]]:
-        """Yield each chain that a packet passes, with the possible marks of the packet after it."""
         for chain, _ in self._passed(packet, ends=True):
             back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
             yield chain, {one.mark for one in (*back, *(each for each, code in ended if code != DROP))}
@@ -406,13 +405,12 @@ class _ChainWalk(Walk):
 # -- in general --------------------------------------------------------------------------------------------------------
 
 
-def _judged(found: Filter, chain: ChainRules, rules: CompiledRules) -> Filter:
-    """Add the effect of a base chain and its targets, except chains of Kubernetes, to `found`."""
+def _with_chain(found: Filter, chain: ChainRules, rules: CompiledRules) -> Filter:
     reached, seen = [chain], {chain.name}
     early = chain.hook is not None and chain.hook.priority <= _TRACKED
     while reached:
         for rule in reached.pop().rules:
-            verdicts = _verdicts(rule)
+            verdicts = _verdicts_for_new_connections(rule)
             new = all(_may_be_new(op) for op in rule)
             found = found._replace(
                 accepts=found.accepts or (new and any(code == ACCEPT for code, _ in verdicts)),
@@ -435,8 +433,7 @@ def _judged(found: Filter, chain: ChainRules, rules: CompiledRules) -> Filter:
 _ENDS: Final = frozenset({Op.VERDICT, Op.REFUSE})
 
 
-def _verdicts(rule: tuple[Operation, ...]) -> list[tuple[int, str]]:
-    """Return the verdicts that a rule may have for new connections: its verdict, or all verdicts of its verdict map."""
+def _verdicts_for_new_connections(rule: tuple[Operation, ...]) -> list[tuple[int, str]]:
     if not rule:
         return []
     kind = rule[-1][0]

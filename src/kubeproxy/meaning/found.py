@@ -58,12 +58,11 @@ def firewalls(
 
 
 def _read(family: str, name: str, link: Netlink, place: Callable[[Family], NodePlace]) -> Firewall:
-    table, whole = _cut(nft_tables.read(_NUMBERS[family], name, link, _MOST))
+    table, whole = _first_rules(nft_tables.read(_NUMBERS[family], name, link, _MOST))
     return Firewall(f"table {family} {name}", family, partial(nftables.compiled, table), place, whole=whole)
 
 
-def _cut(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
-    """Return the table with only its first _MOST rules, and whether these are all its rules."""
+def _first_rules(table: nft_tables.NftTable) -> tuple[nft_tables.NftTable, bool]:
     left, chains = _MOST, {}
     for name, chain in table.chains.items():
         chains[name] = chain._replace(rules=chain.rules[:left])
@@ -94,19 +93,18 @@ def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
     with Netlink.open() as link:
         if any(chain.table == _TABLE for chain in listed_chains(link, family)):
             found += nftables.compiled(nft_tables.read(family, _TABLE, link), place)
-    return CompiledRules([*found, *iptables.compiled(iptables.of_kube_proxy(_saved(family)), place)])
+    return CompiledRules([*found, *iptables.compiled(iptables.of_kube_proxy(_iptables_save(family)), place)])
 
 
 def rules_of_kubelet(family: Family) -> str:
     """Return input for iptables-restore with the kubelet's chain KUBE-FIREWALL, which remains in every mode, and the
     jumps to this chain; '' without the chain."""
-    saved = _saved(family, "-t", "filter")
+    saved = _iptables_save(family, "-t", "filter")
     lines = [line for line in saved.splitlines() if _KUBELETS in line and line.startswith((":", "-A "))]
     return "\n".join(("*filter", *lines, "COMMIT", "")) if lines else ""
 
 
-def _saved(family: Family, *arguments: str) -> str:
-    """Return the output of iptables-save; '' if iptables is not installed."""
+def _iptables_save(family: Family, *arguments: str) -> str:
     try:
         commands = xtables.variant_commands(family, xtables.chosen())
     except ApplyError:

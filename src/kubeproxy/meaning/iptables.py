@@ -113,7 +113,6 @@ class _Reader:
         self._recent = Op.KNOWN
 
     def rule(self, chain: str, number: int, text: str) -> tuple[Operation, ...]:
-        """Compile a rule to operations; `text` contains the words after the chain."""
         words = iter((_COMMENT.sub("", f" {text}") if "--comment" in text else f" {text}").split())
         self._where = f"in {self._table} {chain}, rule {number}"
         done: list[Operation] = []
@@ -142,7 +141,7 @@ class _Reader:
                 chance = float(next(words))
                 done.append((Op.CHANCE, 1 - chance if negated else chance))
             else:
-                _append(self._option(word, words, negated), done)
+                _append_joined(self._option(word, words, negated), done)
             negated = False
 
     def _option(self, word: str, words: Iterator[str], negated: bool) -> Operation | None:
@@ -208,8 +207,7 @@ class _Reader:
         return (Op.TRANSLATE, rules.HERE if name == "REDIRECT" else address, port), (Op.VERDICT, ACCEPT, "")
 
 
-def _append(op: Operation | None, done: list[Operation]) -> None:
-    """Append an operation; join adjacent tests of protocol and port."""
+def _append_joined(op: Operation | None, done: list[Operation]) -> None:
     if op is not None and op[0] is Op.SERVICE and done and done[-1][0] is Op.SERVICE:
         done[-1] = _both(done[-1][1], op[1])
     elif op is not None:
@@ -222,7 +220,6 @@ def _masked(text: str) -> tuple[int, int]:
 
 
 def _destination(text: str) -> tuple[bytes | None, bytes | None]:
-    """Return the address and the port of a DNAT destination, packed, or None for a missing part."""
     host, port = text, ""
     if text.startswith("["):
         host, _, port = text[1:].partition("]")

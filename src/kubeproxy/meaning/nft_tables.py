@@ -156,8 +156,7 @@ def _tracked(name: str, info: bytes, where: str) -> Sequence[Operation]:
     return ((Op.ZONE, f"ct zone in {where}"),) if name == "CT" and any(info[2:4]) else ()
 
 
-def _connection(info: bytes, width: int) -> Iterator[Operation]:
-    """Yield the tests of the match conntrack; `width` is the length of an address."""
+def _conntrack_tests(info: bytes, width: int) -> Iterator[Operation]:
     address, mask, protocol, port, flags, inverted, states, last = _TRACKED.unpack_from(info)
     if flags & ~(_STATE | _PROTO | _TARGET | _TARGET_PORT) or (flags & _STATE and states & ~_KNOWN_STATES):
         raise UnknownRuleError("match conntrack")
@@ -192,7 +191,7 @@ def extension(kind: str, raw: bytes, where: str, bits: int) -> Sequence[Operatio
         return () if name in _TARGETS else ((Op.UNKNOWN, f"target {name} in {where}"), *end)
     info = parts.get(nfta.MATCH_INFO, b"")
     if name == "conntrack" and len(info) >= _TRACKED.size:
-        return tuple(_connection(info, bits // 8))
+        return tuple(_conntrack_tests(info, bits // 8))
     if name != "comment":
         raise UnknownRuleError(f"match {name}")
     return ()

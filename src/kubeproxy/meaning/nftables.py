@@ -94,8 +94,6 @@ _Filled = dict[tuple[str, tuple[Property, ...]], Keyed]
 
 
 class _Rule:
-    """Executes one rule with symbolic registers."""
-
     def __init__(self, table: NftTable, place: NodePlace, where: str, filled: _Filled, purpose: CompiledFor) -> None:
         self._table = table
         self._purpose = purpose
@@ -148,7 +146,6 @@ class _Rule:
                 self._register(one)
 
     def _register(self, one: x.Expression) -> None:
-        """Load a register, or set a property of the packet from a register."""
         match one:
             case x.Immediate(value=bytes(value)):
                 self._load(one.dreg, Term(Property.CONSTANT, len(value), len(value), value=value))
@@ -320,7 +317,6 @@ class _Rule:
             self._done.append((Op.SERVICE, 0))
 
     def _addresses(self, term: Term, low: int, high: int, size: int) -> tuple[int, int]:
-        """Return the range of addresses whose first `size` bytes, after the mask, are in a range."""
         bits = self._place.bits
         shift = bits - 8 * size
         mask = term.mask & ((1 << 8 * size) - 1)

@@ -173,7 +173,6 @@ class Keyed:
 
 @lru_cache(maxsize=65536)
 def _services(protocol: tuple[int, int] | None, port: tuple[int, int] | None) -> int:
-    """Return the services in ranges of protocols and ports; -1 (all bits) if both ranges are None."""
     if protocol is not None and port is not None and protocol[0] == protocol[1] and port[0] == port[1]:
         return service(protocol[0], port[0])
     found = -1 if protocol is None else protocol_range(*protocol)
@@ -210,8 +209,6 @@ class ChainRules:
             self.index, self.free = self._sorted(_service)
 
     def _sorted(self, key: Callable[[Operation], Any]) -> tuple[dict[Any, list[int]], list[int]]:
-        """Return the numbers of rules by the key of one of their first tests, and the numbers of rules without such a
-        test."""
         index: dict[Any, list[int]] = {}
         free = []
         for number, rule in enumerate(self.rules):

@@ -59,8 +59,6 @@ class _IndexedRule(NamedTuple):
 
 
 class _Elements(NamedTuple):
-    """Elements of a set or map that contain an address or a port."""
-
     table: Keyed
     pairs: list[ServiceEntry]
 
@@ -151,7 +149,6 @@ class _Side:
                 self.services[id(op[1])] = op[1]
 
     def _sets(self, rule: tuple[Operation, ...]) -> None:
-        """Record the sets of addresses and services in a rule, and the parts of map data that the rule uses."""
         table = None
         for op in rule:
             kind = op[0]
@@ -171,7 +168,6 @@ class _Side:
                 operands += [each for each in found if each not in operands]
 
     def _is_plain(self, name: str) -> bool:
-        """Return whether a chain and its targets contain no address, and no protocol with a port."""
         if name not in self._plain:
             self._plain[name] = False
             self._plain[name] = all(self._names_nothing(op) for rule in self.chains[name].rules for op in rule)
@@ -194,7 +190,6 @@ class _Side:
         return all(self._is_plain(target) for target in targets if target)
 
     def _target(self, pair: ServiceEntry) -> bytes:
-        """Return the first address to which an entry's chain translates, else the chain's name."""
         name: str = pair[1].data[1]  # type: ignore[assignment]
         rules = self.chains[name].rules if name else ()
         ends = [op[1] for rule in rules for op in rule if op[0] is Op.TRANSLATE]
@@ -206,7 +201,6 @@ def _data(pair: ServiceEntry) -> bytes:
 
 
 def _is_named(table: Keyed) -> bool:
-    """Return whether the keys or data of a table contain a destination, or a protocol and port."""
     return Property.DESTINATION in table.at or (Property.PROTOCOL in table.at and Property.PORT in table.at)
 
 
@@ -392,7 +386,6 @@ class _Shaping:
         return self._address(number)
 
     def _reach(self, address: int) -> None:
-        """Record an address to which packets may be translated, if a rule or an element contains it."""
         if address in self._shapes.named and address not in self._reached:
             self._reached.add(address)
             self._todo.append(address)

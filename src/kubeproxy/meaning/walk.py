@@ -330,7 +330,6 @@ class Walk:
         missed: list[PacketSet],
         matched: list[tuple[PacketSet, int, str]],
     ) -> None:
-        """Continue the rule for each map entry that at least one packet matches. A verdict in the map ends the rule."""
         found: list[tuple[PacketSet, MapEntry]] = []
         missed += self._lookup(table, flow, found)
         for each, entry in found:
@@ -362,7 +361,6 @@ class Walk:
 
     @staticmethod
     def _groups(table: Keyed, candidates: list[tuple[int, MapEntry]]) -> Mapping[Any, list[tuple[int, MapEntry]]]:
-        """Group the entries whose keys are equal except for the random number."""
         if table.random is None:
             return dict(enumerate([pair] for pair in candidates))
         at = table.random
@@ -417,7 +415,6 @@ class Walk:
             rest.append(one)
 
     def _fits(self, table: Keyed, entry: MapEntry, flow: PacketSet) -> bool:
-        """Return whether an entry matches in the parts of the key that are equal for all packets of a flow."""
         for (field, *_), (low, high) in zip(table.parts, entry.ranges, strict=True):
             if field is Property.DESTINATION:
                 if not low <= flow.destination <= high:

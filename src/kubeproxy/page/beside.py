@@ -142,14 +142,13 @@ class Problems:
         self._ended_at = asyncio.get_running_loop().time()
         await self._say()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._each):
+            async with asyncio.timeout(self._pause_between_checks):
                 await self._asked.wait()
                 await asyncio.sleep(self._after)
         self._asked.clear()
 
     @property
-    def _each(self) -> float:
-        """Return the seconds between periodic checks, which increase with the CPU time of a check."""
+    def _pause_between_checks(self) -> float:
         return max(EACH, self._seconds / SHARE)
 
     async def _greet(self) -> AsyncGenerator[bytes, None]:
@@ -176,7 +175,7 @@ class Problems:
             "findings": self._findings,
             "looking": self._looking,
             "lookedAt": self._looked,
-            "every": self._each,
+            "every": self._pause_between_checks,
             "withoutEndpoints": without,
             "objects": objects,
         }

@@ -185,7 +185,6 @@ def _events(request: Request, feed: Feed) -> Response:
 
 
 def _look(request: Request, feed: Feed) -> Response:
-    """Request a check for problems, whose findings open pages get as an event."""
     if request.method == "HEAD":
         return _json({})
     after = feed.look_again()

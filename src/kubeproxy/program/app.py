@@ -159,7 +159,6 @@ async def opened(
 
 
 def _prepare_host(operations: Operations, config: KubeProxyConfiguration) -> None:
-    """Set the sysctls, OOM score and kernel modules that the program needs. Raises ApplyError or Unsupported."""
     host.tune(config.conntrack, config.oom_score_adj)
     operations.prepare(config)
 

@@ -124,8 +124,6 @@ class Servers:
         server.start_retrying(address, TakenPort(self._neighbours, address[1], say).failed)
 
     def _serve_commands(self, path: str) -> None:
-        """Serve the control socket at a path; after a failure the proxy runs without the socket."""
-
         warned: set[str] = set()
 
         def failed(error: ApplyError) -> None:  # each attempt, every 5 s

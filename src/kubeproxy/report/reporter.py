@@ -130,7 +130,6 @@ class Reporter(Struct):
         self.journal.settled(changes)
 
     def _report_ejections(self, change: Change, before: Ejected, after: Ejected) -> None:
-        """Record ejections and returns of endpoints, except of endpoints that have left the Service."""
         regarding, own = service_reference(change.name, change.uid), self.metrics.own
         here = {(plan.key, one) for plan in change.after.plans for one in {*plan.cluster, *plan.local}}
         for key, endpoint in sorted(before.keys() ^ after.keys()):

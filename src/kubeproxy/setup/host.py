@@ -212,8 +212,8 @@ def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node:
     fields: dict[str, Sequence[str]] = {"clusterCIDR": wanted.cluster_cidrs}
     if len(wanted.families) == 1:
         fields |= config.networks
-        fields["healthzBindAddress"] = _network(config.healthz_bind_address)
-        fields["metricsBindAddress"] = _network(config.metrics_bind_address)
+        fields["healthzBindAddress"] = _network_of_server(config.healthz_bind_address)
+        fields["metricsBindAddress"] = _network_of_server(config.metrics_bind_address)
     if wanted.local_mode == "ClusterCIDR":
         del fields["clusterCIDR"]
     if wanted.local_mode != "NodeCIDR":
@@ -226,8 +226,7 @@ def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node:
             yield f"{field} has {other.label} addresses only, but the Node's first address is an {first.label} address"
 
 
-def _network(place: str) -> list[str]:
-    """Return the network that contains only a server's address; [] for the unspecified address."""
+def _network_of_server(place: str) -> list[str]:
     text, _ = split_host_port(place) or ("", "")
     address = pack(text)
     return [f"{text}/{8 * len(address)}"] if address is not None and any(address) else []

@@ -186,8 +186,6 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
 
 
 def _sight(report: Checkup, rules: NodeRules) -> Sight | None:
-    """Return the chains of nf_tables and iptables. If they cannot be read, add the error to the report and return
-    None."""
     try:
         return rules.sight
     except (KubeProxyError, OSError) as error:
@@ -205,7 +203,7 @@ def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
         return
     if sight is not None:
         report.look("rules", lambda: _rules(node, rules))
-    report.look("other proxies", lambda: _second(node, rules))
+    report.look("other proxies", lambda: _other_kube_proxies(node, rules))
     if "forward" in node.hooks:
         report.look("forwarding", lambda: nodes.unforwarded(node))
         report.look("bridges", lambda: nodes.unfiltered_bridges(node))
@@ -316,8 +314,7 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     yield from _chains(node, rules, ends_here=bool(node.mode.interface))
 
 
-def _second(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
-    """Check for other running kube-proxies, and omit the findings on their rules and ports."""
+def _other_kube_proxies(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     packet, caught = node.packet, ""
     if rules.second and packet is not None and _traces_left(node, rules.sight, forwarded=True):
         caught = strangers.with_rules(place_text(packet.destination, packet.port))
@@ -325,7 +322,6 @@ def _second(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
 
 
 def _left_tables(node: CheckedNode) -> dict[str, str]:
-    """Return the names of the nf_tables tables of modes that do not run, each with the mode."""
     others = [mode for mode in modes.every() if mode.table and mode.name != node.mode.name]
     return {f"table {family} {mode.table}": mode.name for mode in others for family in chains.IP_FAMILIES}
 
@@ -352,7 +348,7 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
             filters += [one for one in firewall.filters() if one.hook in node.hooks and one.chain not in harmless]
             drops += firewall.drops(node.passing)
     # The node answers without translation, so only `drops` is certain. Chains of kube-proxy accept masqueraded packets.
-    safe = [one for one in filters if one.marked and node.masqueraded and not _closed_to(node, one)]
+    safe = [one for one in filters if one.marked and node.masqueraded and not _unreachable_behind(node, one)]
     filters = [one._replace(accepts=one.accepts or node.answers or one in safe) for one in filters]
     # Each chain has at most one finding. A finding says that the chain drops every packet, drops this connection, or
     # may drop this connection.
@@ -366,18 +362,20 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
     filters = [one for one in filters if (one.where, one.chain) not in sure]
     direct = unpack(node.packet.destination) if node.packet is not None and node.direct else ""
     yield from strangers.firewalls(
-        filters, node.mode.flows_end, ends_here, lambda one: node.harm(_closed_to(node, one), again=True), direct
+        filters,
+        node.mode.flows_end,
+        ends_here,
+        lambda one: node.harm(_unreachable_behind(node, one), again=True),
+        direct,
     )
 
 
-def _closed_to(node: CheckedNode, closed: Filter) -> set[End | None]:
-    """Return the endpoints that are unreachable through a chain that accepts no new connections."""
+def _unreachable_behind(node: CheckedNode, closed: Filter) -> set[End | None]:
     requests = [each for each in node.passing if each.hook == closed.hook and each.purpose is CompiledFor.REQUEST]
     return set(map(node.end_of, requests)) - (node.masqueraded if closed.marked else frozenset())
 
 
 def _is_answered(node: CheckedNode) -> bool:
-    """Return whether a program on this node listens on the destination of the checked connection."""
     asked = node.packet
     if asked is None or asked.protocol == PROTOCOLS["SCTP"]:
         return False
@@ -402,14 +400,11 @@ def leftovers(mode: Mode, packet: Packet) -> list[Diagnosis]:
 
 
 def _as_sent(packet: Packet) -> Packet:
-    """Return the packet, with the source None if this node sends it."""
     own = {one.ip for one in local_addresses(family_of(packet.destination))}
     return packet._replace(source=None) if packet.source in own else packet
 
 
 def _traces_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> list[Trace]:
-    """Return the rules that other kube-proxies left. For one connection, `forwarded` or not, return only the rules that
-    match the connection."""
     owns, packet = node.mode.operations().owns, node.packet
     left = [] if node.running else node.mode.traces(sight)
     left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
@@ -440,8 +435,6 @@ def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[
 
 
 def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Iterator[Diagnosis]:
-    """Check for rules of other programs that translate a connection; if the connection is `forwarded`, only before this
-    proxy translates it."""
     first = node.first
     if first is None:
         return
@@ -458,10 +451,10 @@ def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     """Check for rules of other programs and leftover rules that translate a connection while no proxy runs."""
     yield from _translations(node, rules, forwarded=True)
     every, is_all = all_translations(node, rules)
-    foreign = {one for each in rules.others for one in each.translations(_first(node))}
+    foreign = {one for each in rules.others for one in each.translations(_first_packet(node))}
     yield from strangers.translating_now([one for one in every if one not in foreign], node.targets)
     if node.targets and node.served and not every and is_all:
-        what = f"{strangers.UNTIL}no rule in the kernel translates {place_text(*_first(node).original)}"
+        what = f"{strangers.UNTIL}no rule in the kernel translates {place_text(*_first_packet(node).original)}"
         yield Diagnosis(Severity.UNKNOWN, strangers.PRESENT, what, "no endpoint gets the connection")
 
 
@@ -469,12 +462,11 @@ def all_translations(node: CheckedNode, rules: NodeRules) -> tuple[list[ForeignT
     """Return the chains that may translate a connection, and whether the list is complete."""
     tables = firewalls(rules.nf_tables, frozenset())
     by_ipvs = any(mode.interface and mode.traces(rules.sight) for mode in modes.every())
-    found = [one for each in tables for one in each.translations(_first(node))]
+    found = [one for each in tables for one in each.translations(_first_packet(node))]
     return found, not by_ipvs and all(each.whole for each in tables)
 
 
-def _first(node: CheckedNode) -> PassingPacket:
-    """Return the first packet of the checked connection, for the chains of every priority."""
+def _first_packet(node: CheckedNode) -> PassingPacket:
     assert node.first is not None  # noqa: S101 - callers ask about a connection
     return node.first._replace(before=inf)
 
@@ -483,12 +475,11 @@ def listeners(node: CheckedNode, rules: NodeRules) -> set[End]:
     """Return the addresses and ports to which the mode's own table translates the checked connection. An address of
     zeros stands for this node. Raises KubeProxyError."""
     without = frozenset(chain.table for chain in rules.nf_tables) - {node.mode.table}
-    found = [one for each in firewalls(rules.nf_tables, without) for one in each.translations(_first(node))]
+    found = [one for each in firewalls(rules.nf_tables, without) for one in each.translations(_first_packet(node))]
     return {end for one in found if one.where.endswith(f" {node.mode.table}") for end in one.ends}
 
 
 def _mode_of(process: processes.ProxyProcess) -> str:
-    """Return the mode of another kube-proxy, from its arguments and its configuration file; '' if unknown."""
     path = processes.value_of(process.arguments, "config")
     if not path:
         return processes.value_of(process.arguments, "proxy-mode")

@@ -65,7 +65,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
             about="api",
             what=f"the API server {what} at {reach.trouble}",
             why=effect,
-            fix=_fix(reach.trouble)
+            fix=_fix_for(reach.trouble)
             or f"make {reach.server} reachable from this node: check the server's address and state, and the "
             f"firewalls between",
             harm=MISLEADS,
@@ -76,7 +76,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
     for one in reach.watched:
         if not (one.connected or (one.synced and one.stale <= quiet)):
             # There is one finding per fix, for all resources that need this fix.
-            cause = _fix(one.trouble) or f"{one.trouble} {one.resource}"
+            cause = _fix_for(one.trouble) or f"{one.trouble} {one.resource}"
             troubled.setdefault(cause, []).append(one)
     for several in troubled.values():
         one = max(several, key=lambda each: (not each.synced, each.stale))
@@ -91,13 +91,12 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
             why, harm = f"changes of {names} do not arrive; changes of Services and endpoints arrive", NOTHING
             if any(each.resource == "nodes" and not each.synced for each in several):
                 why = _NO_NODE
-        fix = _renewal(reach, one.trouble) or _fix(one.trouble) or "look at the API server's health and log"
+        fix = _fix_for_expired(reach, one.trouble) or _fix_for(one.trouble) or "look at the API server's health and log"
         yield Diagnosis(severity, "api", what, why, fix, harm)
-    yield from _open(reach, quiet)
+    yield from _silent_watches(reach, quiet)
 
 
-def _open(reach: Reach, quiet: float) -> Iterator[Diagnosis]:
-    """Report open watches that are silent for more than `quiet` seconds, or whose list may be missing."""
+def _silent_watches(reach: Reach, quiet: float) -> Iterator[Diagnosis]:
     if silent := [one for one in reach.watched if one.connected and one.stale > quiet]:
         names, age = ", ".join(one.resource for one in silent), max(one.stale for one in silent)
         what = f"no message of the open watches of {names} for {duration(age)}"
@@ -107,22 +106,21 @@ def _open(reach: Reach, quiet: float) -> Iterator[Diagnosis]:
     for one in reach.watched:
         if one.connected and one.trouble:
             what = f"no list of {one.resource}: {one.trouble.removeprefix(f'{one.resource}: ')}"
-            yield Diagnosis(Severity.DEGRADED, "api", what, _NO_CIDRS, _fix(one.trouble), NOTHING)
+            yield Diagnosis(Severity.DEGRADED, "api", what, _NO_CIDRS, _fix_for(one.trouble), NOTHING)
 
 
-def _renewal(reach: Reach, trouble: str) -> str:
-    """Return the fix for expired credentials that the server refused; '' for other errors."""
+def _fix_for_expired(reach: Reach, trouble: str) -> str:
     now = time.time()
     expired = [name for name in ("token", "client") if name in reach.certificates and reach.certificates[name][1] < now]
-    return _RENEWALS[expired[0]] if expired and _fix(trouble) == _CREDENTIALS else ""
+    return _RENEWALS[expired[0]] if expired and _fix_for(trouble) == _CREDENTIALS else ""
 
 
 def hopeless(reach: Reach) -> bool:
     """Return whether no list can arrive before an operator corrects the kubeconfig, the rights or the server."""
-    if _fix(reach.trouble) and not any(words in reach.trouble for words in _PASSING):
+    if _fix_for(reach.trouble) and not any(words in reach.trouble for words in _PASSING):
         return True
     missing = [one for one in reach.watched if one.resource in {*_NEEDED, "nodes"} and not one.synced]
-    return bool(missing) and all(_fix(one.trouble) for one in missing)
+    return bool(missing) and all(_fix_for(one.trouble) for one in missing)
 
 
 def unread(reach: Reach | None, trouble: str) -> Diagnosis:
@@ -191,8 +189,7 @@ _FIXES: Final = {
 }
 
 
-def _fix(trouble: str) -> str:
-    """Return the fix for an error text with a permanent cause; '' for other errors."""
+def _fix_for(trouble: str) -> str:
     return next((fix for words, fix in _FIXES.items() if words in trouble), "")
 
 

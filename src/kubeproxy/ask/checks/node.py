@@ -338,7 +338,6 @@ def bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
 
 
 def _ipv4_routes() -> Iterator[tuple[bytes, int, str]]:
-    """Yield the first address, the prefix length and the interface of each route of the main table."""
     for line in _ROUTES.read_text(encoding="utf-8").splitlines()[1:]:
         name, destination, *rest = line.split()
         yield int(destination, 16).to_bytes(4, sys.byteorder), int(rest[5], 16).bit_count(), name
@@ -383,7 +382,6 @@ def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: 
 
 
 def _pod_interfaces(node: CheckedNode) -> list[tuple[str, Family]]:
-    """Return the interface and the family of each address of a pod network."""
     return [
         (one.interface, family) for family, part in node.parts for one in local_addresses(family) if _is_pods(part, one)
     ]

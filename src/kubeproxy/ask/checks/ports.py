@@ -85,7 +85,7 @@ def asked(node: CheckedNode, source: Source, packet: Packet, field: str) -> Iter
     found = list(of_services(node, listeners, unheld=True)) if node.pid else []
     if not listeners and node.pid:
         family, place = family_of(packet.destination), place_text(packet.destination, packet.port)
-        bound = _at(packet.destination, packet.port) & {
+        bound = _listening_at(packet.destination, packet.port) & {
             one for each in (family, Family.IPV6) for one in listening(each, socket.IPPROTO_TCP)
         }
         who = holder(packet.port, "kube-proxy", address=packet.destination) if bound else None
@@ -102,7 +102,7 @@ def of_services(node: CheckedNode, listeners: Sequence[NodeListener], *, unheld:
         places: dict[Process | None, list[str]] = {}
         for address in one.addresses:
             holds = {**tables[Family.IPV6], **tables[family_of(address)]}
-            at = _at(address, one.port)
+            at = _listening_at(address, one.port)
             there = {inode for inode, found in holds.items() if found in at}
             if not any(address):  # a listener on all addresses needs the port on every address
                 there |= {inode for inode, found in tables[family_of(address)].items() if found.port == one.port}
@@ -117,6 +117,5 @@ def of_services(node: CheckedNode, listeners: Sequence[NodeListener], *, unheld:
             yield from check([ListeningPort(one.field, ", ".join(texts), bound, who, one.service)], node.pid)
 
 
-def _at(address: bytes, port: int) -> set[Listening]:
-    """Return the addresses of the listening sockets for connections to an address and port."""
+def _listening_at(address: bytes, port: int) -> set[Listening]:
     return {Listening(address, port), *(Listening(bytes(each.address_size), port) for each in Family)}

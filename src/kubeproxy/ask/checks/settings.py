@@ -52,11 +52,10 @@ def forwarding(family: Family, harm: Harm = STOPS) -> Diagnosis:
         "connections of pods and from outside to Services are translated, and then not forwarded to endpoints: "
         "they time out"
     )
-    return _off([FORWARDING[family]], Severity.BROKEN, why, harm)
+    return _should_be_on([FORWARDING[family]], Severity.BROKEN, why, harm)
 
 
-def _some(names: Sequence[str]) -> str:
-    """Return a text with the first names, and the number of further names."""
+def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
@@ -69,13 +68,12 @@ def entrances(
             "packets that arrive there are not forwarded, neither requests to endpoints nor answers to clients: "
             "connections time out"
         )
-        yield _off([FORWARDING_OF[family].format(interface) for interface in interfaces], severity, why, harm)
+        yield _should_be_on([FORWARDING_OF[family].format(interface) for interface in interfaces], severity, why, harm)
 
 
-def _off(keys: Sequence[str], severity: Severity, why: str, harm: Harm) -> Diagnosis:
-    """Return the finding for sysctls that are 0 and should be 1."""
-    names = list(map(_name, keys))
-    what = f"{_some(names)} {'are' if len(names) > 1 else 'is'} 0"
+def _should_be_on(keys: Sequence[str], severity: Severity, why: str, harm: Harm) -> Diagnosis:
+    names = list(map(_dotted, keys))
+    what = f"{_few(names)} {'are' if len(names) > 1 else 'is'} 0"
     return Diagnosis(severity, "sysctl", what, why, f"sysctl -w {' '.join(f'{n}=1' for n in names)}, {_PERSIST}", harm)
 
 
@@ -85,9 +83,9 @@ def changed_back(settings: Iterable[Setting]) -> Iterator[Diagnosis]:
     for one in settings:
         enough = one.key == NF_CONNTRACK_MAX and one.actual is not None and one.actual >= one.wanted
         if one.actual is not None and one.actual != one.wanted and not enough:
-            what = f"{_name(one.key)} is {one.actual}, it should be {one.wanted}"
+            what = f"{_dotted(one.key)} is {one.actual}, it should be {one.wanted}"
             why = _effect(one.key)
-            fix = f"sysctl -w {_name(one.key)}={one.wanted} (a restarted proxy does that), {_PERSIST}"
+            fix = f"sysctl -w {_dotted(one.key)}={one.wanted} (a restarted proxy does that), {_PERSIST}"
             yield Diagnosis(Severity.DEGRADED, "sysctl", what, why, fix)
 
 
@@ -150,7 +148,7 @@ def hairpin(bridge: str, ports: Mapping[str, bool], share: float, harm: Harm = N
     yield Diagnosis(
         severity=Severity.NOTE if not sure else Severity.BROKEN if share else Severity.DEGRADED,
         about="hairpin",
-        what=f"hairpin mode is off for {'all ports' if sure and len(off) > 1 else _some(off)} of the bridge {bridge}",
+        what=f"hairpin mode is off for {'all ports' if sure and len(off) > 1 else _few(off)} of the bridge {bridge}",
         why=(f"{share:.1%} of the connections" if share else "connections of a pod to a Service that leads to itself")
         + " return to the pod that opens the connections, and time out"
         + ("" if sure else " if that is the port of the pod"),
@@ -215,6 +213,5 @@ def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:
         yield Diagnosis(Severity.BROKEN if used >= FULL * limit else Severity.DEGRADED, "descriptors", what, why, fix)
 
 
-def _name(key: str) -> str:
-    """Return a sysctl's name in dotted form; a dot in the name of an interface becomes a slash."""
+def _dotted(key: str) -> str:
     return key.translate(str.maketrans("/.", "./"))

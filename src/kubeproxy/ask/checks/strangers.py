@@ -127,7 +127,6 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
 
 
 def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[list[Drop], str]]:
-    """Yield the drops by chain, hook and direction, certain drops first, with a text about all their packets."""
     places: dict[tuple[str, str, str, bool, str], list[Drop]] = {}
     for one in sorted(drops, key=lambda drop: drop.unordered):
         is_answer = one.packet.purpose is CompiledFor.ANSWER
@@ -203,7 +202,7 @@ def untracking(
     for several, packets in _by_chain(one for one in drops if one.untracks):
         one = several[0]
         if one.verdict == ZONES:
-            yield _apart(several, packets, harm)
+            yield _in_another_zone(several, packets, harm)
             continue
         of_answers = one.packet.purpose is CompiledFor.ANSWER
         end = "the program of this node that listens there gets" if is_answered else "no endpoint gets"
@@ -239,8 +238,7 @@ def zones_of_one_direction(
     return [*kept, *(requests[0]._replace(packet=one) for one in packets)]
 
 
-def _apart(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagnosis:
-    """Return the finding for packets whose direction is tracked in another zone than the opposite direction."""
+def _in_another_zone(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagnosis:
     one = several[0]
     return Diagnosis(
         severity=Severity.UNKNOWN if one.unordered else Severity.BROKEN,
@@ -279,7 +277,7 @@ def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[E
     present objects."""
     for one in found:
         old = [end for end in one.ends if end not in endpoints]
-        reason = f"the objects have no endpoint {_ends(old)}" if old else "the objects have these endpoints too"
+        reason = f"the objects have no endpoint {_destinations(old)}" if old else "the objects have these endpoints too"
         severity = Severity.UNKNOWN if old or not one.sure else Severity.NOTE
         yield Diagnosis(severity, PRESENT, UNTIL + _translation(one), reason, table=one.where)
 
@@ -291,13 +289,12 @@ PRESENT: Final = "present rules"
 
 def _translation(one: ForeignTranslation) -> str:
     verb = "translates" if one.sure and not one.unordered else "may translate"
-    target, ends = place_text(*one.packet.original), _ends(one.ends)
+    target, ends = place_text(*one.packet.original), _destinations(one.ends)
     leads = f" to {ends}" * (ends != target)
     return f"{one.where}, chain {one.chain}: {verb} {target}{leads} at the hook {one.packet.hook}"
 
 
-def _ends(ends: Sequence[End]) -> str:
-    """Return a text about the destinations of a translation, which names only the first of many destinations."""
+def _destinations(ends: Sequence[End]) -> str:
     shown = [place_text(*end) if any(end[0]) else f"this node, port {end[1]}" for end in ends[:_LISTED]]
     return " or ".join([*shown, *([f"{len(ends) - _LISTED} others"] if len(ends) > _LISTED else [])])
 
@@ -306,7 +303,6 @@ _LISTED: Final = 10  # destinations in a text
 
 
 def _tracking(filters: Iterable[Filter]) -> Iterator[Diagnosis]:
-    """Report chains of other programs that exempt packets from connection tracking, or assign packets to a zone."""
     for one in filters:
         if one.untracks:
             what = f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}"

@@ -75,7 +75,6 @@ def must_be_here(node: CheckedNode, command: str) -> None:
 
 
 def _has_rules() -> bool:
-    """Return whether the kernel has rules of a kube-proxy of any mode, or True if the rules cannot be read."""
     try:
         known = chains.chains()
         sight = Sight(known, chains.iptables_chains(known))

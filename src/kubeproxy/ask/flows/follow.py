@@ -102,7 +102,6 @@ class Known:
         self._due = time.monotonic() + max(_RENEWAL, (time.monotonic() - now) / _RENEWAL_SHARE)
 
     def _meet(self, stranger: bytes) -> None:
-        """Record an unknown address, which causes one reload."""
         if stranger not in self._strangers and len(self._strangers) < MOST_REMEMBERED:
             self._strangers.add(stranger)
             self._stale = True
@@ -197,7 +196,6 @@ class Look:
             yield from entries(link, family, wanted)
 
     def _silent(self, link: Netlink) -> frozenset[bytes] | None:
-        """Return the ids of unanswered entries, or None if there are too many."""
         clients = 0 if self._where.own is not None else self._where.mode.tracked_as
         found = set()
         for entry in self._entries(link, Wanted(clients, clients | ANSWERED)):

@@ -95,7 +95,6 @@ class Census:
         _count(counts, entry, silent=silent)
 
     def _add_own(self, entry: Tracked, *, silent: bool) -> None:
-        """Count a connection of the node itself to an endpoint, which the proxy opened for a client."""
         port = self._ports.served_by(entry.target) if self._own is not None else None
         if port is not None and entry.client[:-2] in (self._own or ()):
             counts = [port.by_endpoint.setdefault(entry.server, ConnectionCount())]

@@ -95,8 +95,6 @@ class Journey(Struct, frozen=True, rename="camel"):
 
 
 class _Run(NamedTuple):
-    """The steps of a packet in one base chain."""
-
     headers: Headers
     steps: list[Step]
 
@@ -156,12 +154,11 @@ def _journey(runs: Sequence[_Run], ruleset: KnownRules, own_table: str) -> Journ
         next((hook for run in reversed(runs) if (hook := _hook(run, ruleset))), ""),
         _REASONS.get((first.protocol, first.flags), ""),
         not first.came_by,
-        _interface(runs[-1].headers.leaves_by),
+        _interface_name(runs[-1].headers.leaves_by),
     )
 
 
-def _interface(index: int) -> str:
-    """Return the name of an interface of this node; '' if there is no interface."""
+def _interface_name(index: int) -> str:
     with suppress(OSError):  # also for 0
         return socket.if_indextoname(index)
     return ""
@@ -215,7 +212,6 @@ def _verdict(code: int) -> str:
 
 
 def _lost(run: _Run, ruleset: KnownRules) -> str:
-    """Return the rule or policy that ended a packet's journey in this chain; '' if the packet continued."""
     step = run.steps[-1]
     if step.verdict not in {DROP, QUEUE}:
         return ""

@@ -44,7 +44,7 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
     # reading.
     first = _some(examiners, plans) if names else _everything(examiners, {o.name: o.plans for o in held.values()})
     suspects = {name: held[name] for finding in first if (name := finding.service) in plans and name is not None}
-    findings, unstable = _settled(ask, examiners, suspects, first)
+    findings, unstable = _confirmed(ask, examiners, suspects, first)
     if unowned := {finding for finding in first if finding.service is None}:
         findings += _unowned(ask, examiners, names, unowned)
     return Seen(
@@ -56,19 +56,18 @@ def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) 
     )
 
 
-def _settled(
+def _confirmed(
     ask: Ask, examiners: Sequence[Examiner], suspects: Mapping[ServiceName, ProgrammedService], first: Iterable[Finding]
 ) -> tuple[list[Finding], list[ServiceName]]:
-    """Return the confirmed differences of these suspects, and the suspects that changed between all readings."""
     before = _by_service(first)
     confirmed: list[Finding] = []
     for _ in range(LOOKS):
         if not suspects:
             break
         time.sleep(PAUSE)
-        between = _known(ask, suspects)
+        between = _still_known(ask, suspects)
         now = _by_service(_some(examiners, {name: one.plans for name, one in between.items()}))
-        after = _known(ask, list(now))
+        after = _still_known(ask, list(now))
         for name, found in now.items():
             if suspects[name] == between[name] == after.get(name):
                 confirmed += [finding for finding in before.get(name, ()) if finding in found]
@@ -98,8 +97,7 @@ def _unowned(
     return still
 
 
-def _known(ask: Ask, names: Iterable[ServiceName]) -> dict[ServiceName, ProgrammedService]:
-    """Return those of these Services that still exist and have no queued change."""
+def _still_known(ask: Ask, names: Iterable[ServiceName]) -> dict[ServiceName, ProgrammedService]:
     wanted = list(names)
     return {one.name: one for one in ask(wanted) if one.wanted is None} if wanted else {}
 

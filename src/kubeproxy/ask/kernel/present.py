@@ -236,8 +236,6 @@ _REFUSED: Final = "the proxy cannot repair them while the kernel refuses its cha
 
 
 def _ports(asked: Source, facts: Facts, names: Sequence[ServiceName]) -> list[Diagnosis]:
-    """Return the findings on ports of these Services, or of all Services, that other programs use. Raises
-    KubeProxyError."""
     from kubeproxy.ask.checks import checkup, ports  # noqa: PLC0415 - `why` does not need it
 
     wanted = {"/".join(name) for name in names}
@@ -378,7 +376,6 @@ _BLACKHOLE: Final = "its route is a blackhole"
 
 
 def _elsewhere(probe: Probe, what: str, connection: ProbedFor) -> Diagnosis:
-    """Return the finding for an endpoint on another node, if the probe does not leave for that node."""
     host, node = place_of_text(probe.address)[0], connection.away[probe.address]
     interface, reason = connection.here.get(probe.address, ""), ""
     fix = f"the endpoint is on {node}: see `ip route get {host}`: does it lead there? If so, see whether the pod runs"
@@ -393,7 +390,6 @@ def _lost(probe: Probe) -> Harm:
 
 
 def _stopped(probe: Probe, what: str, cause: OwnCause, connection: ProbedFor) -> Diagnosis:
-    """Return the finding for a probe that this node itself stops or changes; the endpoint is then not the cause."""
     if connection.is_node:
         return Diagnosis(Severity.BROKEN, "endpoints", what, cause.reason, cause.fix, _lost(probe))
     return Diagnosis(Severity.NOTE, "endpoints", what, f"{cause.reason}; the connection has other packets")
@@ -434,7 +430,6 @@ _DISCARD: Final = 9
 
 
 def _silent(address: str) -> tuple[str, bool]:
-    """Return the result of `silent_neighbour` for an endpoint; '' and False if there is no answer."""
     try:
         return silent_neighbour(end_of(address)[0])
     except KubeProxyError:

@@ -131,7 +131,6 @@ class _Heard(NamedTuple):
 
 
 def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
-    """Receive trace steps until enough packets have passed, or until the time limit. Raises KubeProxyError."""
     hooks = (trace.OUTPUT,) if packet.source is None else (trace.PREROUTING, trace.OUTPUT)
     clients = (packet.source,) if packet.source is not None else _clients(family_of(packet.destination))
     flow = trace.TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks, clients)
@@ -171,7 +170,6 @@ def _clients(family: int) -> tuple[bytes, ...]:
 
 
 def _send(packet: Packet, opening: Opening) -> socket.socket:
-    """Send the first packet of a connection; return the connection's socket. Raises KubeProxyError."""
     if packet.protocol not in SENT:
         raise Unsupported("only TCP and UDP are sent from here: give --no-send, and have a client send")
     sock = opening(SENT[packet.protocol])
@@ -192,8 +190,6 @@ def _send(packet: Packet, opening: Opening) -> socket.socket:
 
 
 def _decision(running: Mode | None, table: str, chain: str) -> str | None:
-    """Return the decision of a chain of any mode of this program; a chain of another mode than `running` is a
-    leftover."""
     if running is not None and (words := running.decision(table, chain)) is not None:
         return words
     words = next((found for mode in modes.every() if (found := mode.decision(table, chain)) is not None), None)
@@ -237,7 +233,6 @@ def _served(
 
 
 def _untraced(packet: Packet, mode: Mode | None) -> str:
-    """Return the findings on leftover rules for a connection; '' without rules of iptables-legacy."""
     if mode is None or not _legacy_rules():
         return ""
     try:
