@@ -89,9 +89,9 @@ def iptables_chains(known: Iterable[Chain]) -> list[RuleChain]:
     return found
 
 
-def legacy_tables(family: str, net: Path = Path("/proc/thread-self/net")) -> list[str]:
+def legacy_tables(family: str) -> list[str]:
     """Return the names of a family's legacy iptables tables ('ip' or 'ip6'); none if the modules are not loaded."""
     try:
-        return (net / _LEGACY_TABLES[family]).read_text(encoding="ascii").split()
+        return Path("/proc/thread-self/net", _LEGACY_TABLES[family]).read_text(encoding="ascii").split()
     except OSError:
         return []

@@ -301,14 +301,18 @@ def source_for(destination: bytes) -> bytes | None:
 
 @nl.understood("a route")
 def _route(destination: bytes, source: bytes | None = None) -> dict[int, bytes]:
+    """Return the attributes of the route from this node to a destination; {} without a route."""
+    return next((nl.parts(*place) for place in _routes(destination, source)), {})
+
+
+def _routes(destination: bytes, source: bytes | None = None, flags: int = 0) -> list[tuple[bytes, int, int]]:
     try:
         more = nl.attribute(_FROM, source) if source is not None else b""
-        places = ask_route(destination, more, has_source=source is not None)
+        return ask_route(destination, more, has_source=source is not None, flags=flags)
     except nl.NetlinkError as error:
         if error.code in _NO_ROUTE:
-            return {}
+            return []
         raise
-    return next((nl.parts(*place) for place in places), {})
 
 
 _GET_NEIGHBOUR, _NEIGHBOUR, _GATEWAY = 30, 1, 5  # RTM_GETNEIGH, NDA_DST, RTA_GATEWAY
@@ -371,14 +375,9 @@ its high byte in byte 12."""
 
 @nl.understood("a route")
 def default_gateway(destination: bytes) -> bytes | None:
-    """Return the default route's gateway if packets to a destination leave by that route, else None. Raises
-    NetlinkError."""
-    try:
-        places = ask_route(destination, b"", has_source=False, flags=_MATCHED)
-    except nl.NetlinkError as error:
-        if error.code in _NO_ROUTE:
-            return None
-        raise
+    """Return the gateway of the default route if this node's packets to a destination leave by that route, else None.
+    Raises NetlinkError."""
+    places = _routes(destination, flags=_MATCHED)
     found = [place for place in places if not _ROUTE_HEAD.unpack_from(place[0], place[1] - _ROUTE_HEAD.size)[1]]
     return nl.parts(*found[0]).get(_GATEWAY) if found else None
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import logging
-import socket
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
 from kubeproxy.backends.ipvs import INTERFACE
+from kubeproxy.backends.ipvs.desired import NODE_PORTS
 from kubeproxy.backends.ipvs.layout import IpsetId
 from kubeproxy.backends.leftovers import IPVS_CHAINS, chain_traces, decision, remove_iptables_rules
 from kubeproxy.backends.mode import Keeps, Owns, Sight, Trace, keeps_nothing
@@ -28,11 +28,6 @@ __all__ = ["cleanup", "decision", "traces"]
 log = logging.getLogger("kubeproxy.ipvs")
 
 _SETS: Final = frozenset(set_id.named(family) for set_id in IpsetId for family in Family)
-_NODE_PORTS: Final = {
-    socket.IPPROTO_TCP: IpsetId.NODE_PORT_TCP,
-    socket.IPPROTO_UDP: IpsetId.NODE_PORT_UDP,
-    socket.IPPROTO_SCTP: IpsetId.NODE_PORT_SCTP,
-}
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no other mode has these chains
@@ -79,7 +74,7 @@ def _node_ports() -> set[bytes]:
     with Ipsets.open() as sets:
         there = _names(sets)
         for family in Family:
-            for protocol, set_id in _NODE_PORTS.items():
+            for protocol, (set_id, _) in NODE_PORTS.items():
                 name = set_id.named(family)
                 if name in there:
                     found |= {ipvs.server_key(b"", protocol, entry.port) for entry in sets.entries(name)}

@@ -113,7 +113,7 @@ def _dropping(traffic: Traffic) -> IpsetId | None:
     return IpsetId.DROP if traffic.node is Action.DROP else IpsetId.DROP_OUTSIDE
 
 
-_NODE_PORTS: Final[dict[int, tuple[IpsetId, IpsetId]]] = {
+NODE_PORTS: Final[dict[int, tuple[IpsetId, IpsetId]]] = {
     socket.IPPROTO_TCP: (IpsetId.NODE_PORT_TCP, IpsetId.NODE_PORT_LOCAL_TCP),
     socket.IPPROTO_UDP: (IpsetId.NODE_PORT_UDP, IpsetId.NODE_PORT_LOCAL_UDP),
     socket.IPPROTO_SCTP: (IpsetId.NODE_PORT_SCTP, IpsetId.NODE_PORT_LOCAL_SCTP),
@@ -122,7 +122,7 @@ _NODE_PORTS: Final[dict[int, tuple[IpsetId, IpsetId]]] = {
 
 def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> Iterator[tuple[IpsetId, SetEntry]]:
     if frontend.kind is FrontendKind.NODEPORT:
-        everybody, kept = _NODE_PORTS[frontend.protocol]
+        everybody, kept = NODE_PORTS[frontend.protocol]
         entries = [SetEntry(port=frontend.port)]
         if frontend.protocol == socket.IPPROTO_SCTP:  # entries of these sets are address and port
             entries = [service_entry(key) for key in keys]

@@ -13,8 +13,8 @@ from kubeproxy.backends.nftables.packing import chain_names
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import Elements
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.nftables.elements import element_messages, plain_element, timed_element
-from kubeproxy.kernel.nftables.fetch import Fetcher
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.nftables.elements import count, element_messages, plain_element, timed_element
 from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT
 from kubeproxy.kernel.nftables.tables import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
@@ -166,8 +166,8 @@ class ClientGauges:
 
 def rooms(families: Sequence[Family]) -> Sequence[Room]:
     """Return the use of the maps of clients, read with a separate socket. Raises NetlinkError."""
-    with Fetcher.open() as fetcher:
-        counts = [(family, fetcher.count(family, TABLE, CLIENTS)) for family in families]
+    with Netlink.open() as link:
+        counts = [(family, count(family, TABLE, CLIENTS, link)) for family in families]
     return [
         Room(
             f"session affinity ({family.label})",

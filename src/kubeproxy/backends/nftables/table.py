@@ -11,7 +11,7 @@ from kubeproxy.backends.nftables.layout import TABLE
 from kubeproxy.backends.table_view import TableReader
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
-from kubeproxy.kernel.nftables import fetch, nfnetlink
+from kubeproxy.kernel.nftables import elements, fetch, nfnetlink
 from kubeproxy.kernel.nftables.changes import ChangeMonitor, ForeignChanges, monitor_table
 from kubeproxy.kernel.nftables.elements import Element, ElementCount, Pairs, all_elements, element_counts, pairs
 from kubeproxy.model.addresses import Family
@@ -108,7 +108,7 @@ class KernelTable(TableReader):
 
     def count(self, name: str) -> int | None:
         """Return the number of elements of a set; None if the kernel does not count elements (before Linux 6.16)."""
-        return self._fetcher.count(self.family, TABLE, name)
+        return elements.count(self.family, TABLE, name, self._link)
 
     def counters(self, name: str, keys: Sequence[bytes]) -> Sequence[ElementCount]:
         """Return key, data and counter of the elements that exist; a lookup takes 7 us. Raises NetlinkError."""
@@ -116,7 +116,7 @@ class KernelTable(TableReader):
 
     def has_catch_all(self, name: str) -> bool:
         """Return whether a set has a catch-all element, which matches every key that no other element has."""
-        return self._fetcher.has_catch_all(self.family, TABLE, name)
+        return elements.has_catch_all(self.family, TABLE, name, self._link)
 
     def lookup(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         """Return the data of each given key that exists in a map. Raises NetlinkError."""

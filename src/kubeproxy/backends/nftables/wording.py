@@ -43,8 +43,6 @@ _MEANINGS: Final[dict[str, str]] = {
 OF_NUMBERS: Final = (*layout.SESSION_SETS, SetId.RANGE_ENDPOINTS, SetId.RANGE_CHAINS)
 """Sets whose keys begin with the number of a pool or of an endpoint."""
 
-_OF_ENDPOINTS: Final = (SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN, SetId.RANGE_ENDPOINTS)
-
 _NUMBERED: Final[dict[str, str]] = {
     **dict.fromkeys(POOL_MAPS, "session affinity uses the pool number"),
     **dict.fromkeys(RANGE_POOLS, "forwarded to the same port, by the pool number"),

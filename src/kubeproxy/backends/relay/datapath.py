@@ -1,5 +1,5 @@
 """The relay's thread: an asyncio loop, the watched sockets, and the limit of descriptors. The thread is independent of
-Services and protocols: see tcp.py and userspace/udp.py. A separate epoll watches the sockets, and the loop watches the
+protocols: see tcp.py and userspace/udp.py. A separate epoll watches the sockets, and the loop watches the
 epoll, so a socket is registered once, and its events create no callback, handle or task."""
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import select
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container
 from fcntl import F_SETPIPE_SZ, fcntl
-from typing import Final, Protocol, Self, TypeVar
+from typing import ClassVar, Final, Protocol, Self, TypeVar
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.processes import shares
-from kubeproxy.model.plan import Pool
+from kubeproxy.model.plan import Pool, ServicePortKey
 
 log = logging.getLogger("kubeproxy.relay")
 
@@ -298,3 +299,34 @@ class Balancer:
             if endpoint not in failed:
                 return endpoint
         return None
+
+
+class RelayListener(ABC):
+    """A listening socket of one service port for one pool; `kind` is the kind of its descriptors."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, path: DataPath, sock: socket.socket, key: ServicePortKey) -> None:
+        self.path = path
+        self.key = key
+        self.port: int = sock.getsockname()[1]
+        self.balancer = Balancer()
+        self.sock = sock
+
+    def open(self) -> None:
+        """Begin to receive."""
+        self.path.watch(self.sock, self, select.EPOLLIN)
+        self.path.descriptors.listen(self.kind)
+
+    def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - for UdpListener
+        """Replace the endpoints and the affinity timeout."""
+        self.balancer.retarget(pool, affinity)
+
+    def close(self) -> None:
+        """Stop receiving."""
+        self.path.descriptors.unlisten(self.kind)
+        self.path.release(self.sock)
+
+    @abstractmethod
+    def ready(self, fd: int, events: int) -> None:
+        """See Watched."""

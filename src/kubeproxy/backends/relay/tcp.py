@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kubeproxy.backends.relay.datapath import Balancer, DataPath
+from kubeproxy.backends.relay.datapath import DataPath, RelayListener
 from kubeproxy.model.addresses import destination_text, unpack
-from kubeproxy.model.plan import Pool, ServicePortKey
 
 DIAL_TIMEOUTS: Final = (0.25, 0.5, 1.0, 2.0)
 """Timeouts in seconds of the first, second, ... attempt to connect to an endpoint, as in kube-proxy before v1.26."""
@@ -47,29 +46,11 @@ def prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
-class TcpListener:
-    """Accepts the connections of one service port that go to one pool."""
+class TcpListener(RelayListener):
+    """Accepts the connections of one service port that go to one pool. Accepted connections continue after `retarget`
+    and `close`."""
 
-    def __init__(self, path: DataPath, sock: socket.socket, key: ServicePortKey) -> None:
-        self.path = path
-        self.key = key
-        self.port: int = sock.getsockname()[1]
-        self.balancer = Balancer()
-        self.sock = sock
-
-    def open(self) -> None:
-        """Begin to accept."""
-        self.path.watch(self.sock, self, EPOLLIN)
-        self.path.descriptors.listen(_KIND)
-
-    def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - the signature is that of UdpListener
-        """Replace the endpoints. Connections to removed endpoints continue, as in every other mode."""
-        self.balancer.retarget(pool, affinity)
-
-    def close(self) -> None:
-        """Stop accepting. Accepted connections continue."""
-        self.path.descriptors.unlisten(_KIND)
-        self.path.release(self.sock)
+    kind = _KIND
 
     def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event
         """Accept the waiting connections."""

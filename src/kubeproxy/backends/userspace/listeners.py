@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.relay import tcp
-from kubeproxy.backends.relay.datapath import DataPath
+from kubeproxy.backends.relay.datapath import DataPath, RelayListener
 from kubeproxy.backends.userspace import udp
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool, ServicePlan, ServicePortKey
@@ -52,9 +52,6 @@ class Assignment(NamedTuple):
     serving: Pool
 
 
-Listener = tcp.TcpListener | udp.UdpListener
-
-
 def assignments(plan: ServicePlan) -> dict[ListenerName, Assignment]:
     """Return the listeners that a plan needs."""
     found = {}
@@ -78,9 +75,9 @@ class Listeners:
         self.exhausted = False
         """Whether a listener was not opened for lack of descriptors or memory."""
         self._full: set[int] = set()  # protocols that had no free port at the last attempt
-        self._open: dict[ListenerName, Listener] = {}
+        self._open: dict[ListenerName, RelayListener] = {}
         self._assignments: dict[ListenerName, Assignment] = {}
-        self._silent: list[Listener] = []  # sockets that are bound, but do not listen yet
+        self._silent: list[RelayListener] = []  # sockets that are bound, but do not listen yet
         self._former: dict[ListenerName, int] = {}  # the ports of UDP listeners that are closed
 
     def port(self, name: ListenerName) -> int | None:
@@ -147,7 +144,7 @@ class Listeners:
         if gone:
             self._path.call(close)
 
-    def _opened(self, name: ListenerName) -> Listener | None:
+    def _opened(self, name: ListenerName) -> RelayListener | None:
         try:
             sock = self._bound(name)
         except OSError as error:

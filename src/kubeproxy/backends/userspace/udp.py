@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kubeproxy.backends.relay.datapath import Balancer, DataPath
+from kubeproxy.backends.relay.datapath import DataPath, RelayListener
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import Pool, ServicePortKey
 
@@ -70,36 +70,28 @@ def answering(control: Control) -> Control:
     return []
 
 
-class UdpListener:
+class UdpListener(RelayListener):
     """Receives the datagrams of one service port for one pool."""
 
+    kind = _KIND
+
     def __init__(self, path: DataPath, sock: socket.socket, key: ServicePortKey, sessions: Sessions) -> None:
-        self.path = path
-        self.key = key
-        self.port: int = sock.getsockname()[1]
-        self.balancer = Balancer()
-        self.sock = sock
+        super().__init__(path, sock, key)
         self.mine: dict[tuple[Any, bytes], Session] = {}
         self.left: set[Session] = set()
         self._sessions = sessions
 
-    def open(self) -> None:
-        """Begin to accept datagrams."""
-        self.path.watch(self.sock, self, EPOLLIN)
-        self.path.descriptors.listen(_KIND)
-
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:
         """Replace the endpoints; end sessions with endpoints that no longer serve."""
-        self.balancer.retarget(pool, affinity)
+        super().retarget(pool, affinity, serving)
         for session in [s for s in self.mine.values() if s.endpoint not in serving]:
             session.leave()
 
     def close(self) -> None:
         """Close the listener and all its sessions."""
-        self.path.descriptors.unlisten(_KIND)
         for session in [*self.mine.values(), *self.left]:
             session.close()
-        self.path.release(self.sock)
+        super().close()
 
     def ready(self, fd: int, events: int) -> None:  # noqa: ARG002 - there is one socket, and one kind of event
         """Relay the datagrams of clients; see Watched."""

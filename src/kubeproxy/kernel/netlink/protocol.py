@@ -455,6 +455,22 @@ def open_socket(protocol: int, receive_buffer: int = _RECEIVE_BUFFER) -> socket.
     return opened
 
 
+def discard(sock: socket.socket) -> None:
+    """Discard the messages in a socket's receive buffer, such as answers to a failed request. Until an overfull buffer
+    is empty, the kernel drops further answers without notice (NETLINK_S_CONGESTED)."""
+    timeout = sock.gettimeout()
+    sock.setblocking(False)
+    while True:
+        try:
+            sock.recv(READ_SIZE)
+        except BlockingIOError:
+            break
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                break
+    sock.settimeout(timeout)
+
+
 def grow_receive_buffer(sock: socket.socket, size: int) -> None:
     """Set the size of a socket's receive buffer in bytes; without CAP_NET_ADMIN, net.core.rmem_max limits the size. In
     a user namespace CAP_NET_ADMIN has no effect on buffers (sockopt_capable)."""

@@ -13,7 +13,16 @@ from typing import Final, NamedTuple
 from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.expressions import GOTO, RuleVerdict, pack_value, parse_value
-from kubeproxy.kernel.nftables.nfnetlink import CREATE, GENERIC, GET_ELEMENT, NEW_ELEMENT, dump, names, nft_message
+from kubeproxy.kernel.nftables.nfnetlink import (
+    CREATE,
+    GENERIC,
+    GET_ELEMENT,
+    GET_SET,
+    NEW_ELEMENT,
+    dump,
+    names,
+    nft_message,
+)
 
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _CATCH_ALL: Final = 2  # NFT_SET_ELEM_CATCHALL
@@ -263,6 +272,24 @@ def one_pass(family: int, table: str, name: str, link: nl.Netlink) -> Entries:
     for place in _lists(nl.answers(buffers, GENERIC.size)):
         found.update(decoded(*place))
     return found
+
+
+@nl.understood("sets of nf_tables")
+def count(family: int, table: str, name: str, link: nl.Netlink) -> int | None:
+    """Return the number of elements of a set; None if the kernel refuses, or is older than Linux 6.16."""
+    request = nl.netfilter_header(family) + names(table, name)
+    ((_, _, places),) = link.inquire(GET_SET, [request], f"the number of elements of {name}")
+    found = [nl.find(data, start + GENERIC.size, end, nfta.SET_COUNT) for data, start, end in places]
+    return int.from_bytes(places[0][0][slice(*found[0])], "big") if found and found[0] is not None else None
+
+
+def has_catch_all(family: int, table: str, name: str, link: nl.Netlink) -> bool:
+    """Return whether a set has a catch-all element. Raises NetlinkError. A request by key does not return the catch-all
+    element, and the kernel's count does not include it."""
+    element = nl.nested(nfta.SET_ELEM_LIST_ELEMENTS, catch_all_element())
+    request = nl.netfilter_header(family) + names(table, name) + element
+    ((code, *_),) = link.inquire(GET_ELEMENT, [request], f"elements of {name}")
+    return not code
 
 
 @nl.understood("elements of nf_tables")

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple, Self
 
 from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables import elements, nfta
-from kubeproxy.kernel.nftables.elements import ElementLayout, catch_all_element, element_of, layout_of, plain_element
-from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, NEW_ELEMENT, names
+from kubeproxy.kernel.nftables.elements import ElementLayout, element_of, layout_of, plain_element
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, NEW_ELEMENT, names
 
 _AT_ONCE: Final = 500
 _ROOM: Final = 256  # bytes for an answer: an answer with a counter has about 150 bytes
@@ -96,7 +96,7 @@ class Fetcher(nl.Closing):
         found: dict[bytes, bytes] = {}
         if not keys:
             return found
-        self._drain()
+        nl.discard(self._socket)  # the answers to a failed request
         where = nl.netfilter_header(family) + names(table, name)
         first = nl.message(
             GET_ELEMENT, nl.NLM_F_REQUEST, 0, where + nl.nested(nfta.SET_ELEM_LIST_ELEMENTS, plain_element(keys[0]))
@@ -113,37 +113,6 @@ class Fetcher(nl.Closing):
             reader.read(answers, batch, found, name)
         return found
 
-    @nl.understood("sets of nf_tables")
-    def count(self, family: int, table: str, name: str) -> int | None:
-        """Return the number of elements of a set; None if the kernel refuses, or is older than Linux 6.16."""
-        what = f"cannot count the elements of {name}"
-        data = self._ask(GET_SET, nl.netfilter_header(family) + names(table, name), what)
-        if nl.HEADER.unpack_from(data)[1] == nl.NLMSG_ERROR:
-            return None
-        place = nl.find(data, _ATTRIBUTES, len(data), nfta.SET_COUNT)
-        return int.from_bytes(data[slice(*place)], "big") if place is not None else None
-
-    def has_catch_all(self, family: int, table: str, name: str) -> bool:
-        """Return whether a set has a catch-all element. Raises NetlinkError. A request by key does not return the
-        catch-all element, and the kernel's count does not include it."""
-        elements = nl.nested(nfta.SET_ELEM_LIST_ELEMENTS, catch_all_element())
-        request = nl.netfilter_header(family) + names(table, name) + elements
-        data = self._ask(GET_ELEMENT, request, f"cannot read elements of {name}")
-        return bool(nl.HEADER.unpack_from(data)[1] == NEW_ELEMENT)
-
-    def _ask(self, kind: int, payload: bytes, what: str) -> bytes:
-        self._drain()
-        try:
-            self._socket.send(nl.message(kind, nl.NLM_F_REQUEST, 0, payload))
-            data, sender = self._socket.recvfrom(
-                nl.READ_SIZE, socket.MSG_DONTWAIT
-            )  # the kernel answers before send returns
-        except OSError as error:
-            raise nl.NetlinkError(error.errno or errno.EIO, what) from error
-        if sender[0]:
-            raise nl.NetlinkError(errno.EPROTO, what, "another process answered")
-        return data
-
     def _receive(self, count: int) -> Answers:
         found = _LIBC.recvmmsg(self._socket.fileno(), self._received, count, socket.MSG_DONTWAIT, None)
         if found != count:
@@ -152,17 +121,6 @@ class Fetcher(nl.Closing):
         return Answers(
             ctypes.string_at(self._data, count * _ROOM), ctypes.string_at(self._senders, count * _NAME.size), count
         )
-
-    def _drain(self) -> None:
-        """Discard the answers to a failed request, because the next request would read them as its own."""
-        while True:
-            try:
-                self._socket.recv(_ROOM, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    return
 
 
 class AnswerReader:

@@ -124,7 +124,7 @@ class Transactions:
         try:
             return self._settle(begin, last)
         except nl.NetlinkError:
-            self._drain()
+            nl.discard(self._socket)
             raise
 
     def generation(self) -> int:
@@ -155,20 +155,6 @@ class Transactions:
         except OSError as error:
             code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
             raise nl.NetlinkError(code, "no answer from nf_tables") from error
-
-    def _drain(self) -> None:
-        """Discard the answers to a failed transaction, which may exceed the receive buffer. Until the buffer is empty,
-        the kernel drops further answers without notice (NETLINK_S_CONGESTED)."""
-        self._socket.setblocking(False)
-        while True:
-            try:
-                self._socket.recv(nl.READ_SIZE)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    break
-        self._socket.settimeout(_TIMEOUT)
 
     def _settle(self, begin: int, last: int) -> list[int]:
         """Read the answers up to the answer to the last message; return the handles that the answers contain. A refusal
