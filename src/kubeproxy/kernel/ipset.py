@@ -15,35 +15,19 @@ from kubeproxy.model.addresses import unpack
 
 _SUBSYSTEM: Final = 6  # NFNL_SUBSYS_IPSET
 
-_CREATE: Final = _SUBSYSTEM << 8 | 2
-_DESTROY: Final = _SUBSYSTEM << 8 | 3
-_SWAP: Final = _SUBSYSTEM << 8 | 6
-_LIST: Final = _SUBSYSTEM << 8 | 7
-_ADD: Final = _SUBSYSTEM << 8 | 9
-_DELETE: Final = _SUBSYSTEM << 8 | 10
-_TYPE: Final = _SUBSYSTEM << 8 | 13
+_CREATE, _DESTROY, _SWAP, _LIST = _SUBSYSTEM << 8 | 2, _SUBSYSTEM << 8 | 3, _SUBSYSTEM << 8 | 6, _SUBSYSTEM << 8 | 7
+_ADD, _DELETE, _TYPE = _SUBSYSTEM << 8 | 9, _SUBSYSTEM << 8 | 10, _SUBSYSTEM << 8 | 13
 
 # Attributes of commands.
-_SET_NAME: Final = 2
-_TYPE_NAME: Final = 3
-_SECOND_NAME: Final = 3
-_REVISION: Final = 4
-_FAMILY: Final = 5
-_FLAGS: Final = 6
-_DATA: Final = 7
+_SET_NAME, _TYPE_NAME, _SECOND_NAME, _REVISION, _FAMILY = 2, 3, 3, 4, 5
+_FLAGS, _DATA = 6, 7
 _ENTRIES: Final = 8  # IPSET_ATTR_ADT
 _LINE: Final = 9
 _LIST_HEADERS: Final = 4  # IPSET_FLAG_LIST_HEADER
 
 # Attributes of entries, and of the creation of a set.
-_IP: Final = 1
-_PORT: Final = 4
-_PORT_TO: Final = 5
-_PROTO: Final = 7
-_HASHSIZE: Final = 18
-_MAXELEM: Final = 19
-_IP2: Final = 20
-_CIDR2: Final = 21
+_IP, _PORT, _PORT_TO, _PROTO, _HASHSIZE = 1, 4, 5, 7, 18
+_MAXELEM, _IP2, _CIDR2 = 19, 20, 21
 _COUNT: Final = 24  # IPSET_ATTR_ELEMENTS
 _REFERENCES: Final = 25
 _BIG_ENDIAN: Final = 0x4000  # NLA_F_NET_BYTEORDER

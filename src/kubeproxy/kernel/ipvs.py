@@ -20,12 +20,10 @@ GENERIC: Final = struct.Struct("=BBH")
 """struct genlmsghdr, the header of messages of generic netlink: command, version, reserved field."""
 _CONTROL: Final = 0x10  # GENL_ID_CTRL
 _GET_FAMILY: Final = 3  # CTRL_CMD_GETFAMILY
-_FAMILY_ID: Final = 1
-_FAMILY_NAME: Final = 2
+_FAMILY_ID, _FAMILY_NAME = 1, 2
 
 # Flags of a virtual server. Only the schedulers sh and mh use FALLBACK and PORT.
-PERSISTENT: Final = 0x1
-ONE_PACKET: Final = 0x4
+PERSISTENT, ONE_PACKET = 0x1, 0x4
 FALLBACK: Final = 0x8  # chooses the next server if the hashed server has weight 0
 PORT: Final = 0x10  # hashes the client's port as well: kube-proxy sets this flag with mh
 _SETTABLE: Final = PERSISTENT | ONE_PACKET | FALLBACK | PORT | 0x20  # 0x2, HASHED, is set by the kernel
@@ -33,34 +31,18 @@ _SETTABLE: Final = PERSISTENT | ONE_PACKET | FALLBACK | PORT | 0x20  # 0x2, HASH
 # Forwarding methods to a real server. kube-proxy uses masquerading (NAT); other programs may use any method.
 MASQUERADE: Final = 0
 
-_GET_SERVICE: Final = 4
-_GET_DESTINATION: Final = 8
-_SET_CONFIG: Final = 12
+_GET_SERVICE, _GET_DESTINATION, _SET_CONFIG = 4, 8, 12
 
 _VERSION: Final = 1
 # IPVS_CMD_ATTR_...
-_SERVICE: Final = 1
-_DESTINATION: Final = 2
+_SERVICE, _DESTINATION = 1, 2
 _TIMEOUTS: Final = (4, 5, 6)  # tcp, tcp_fin, udp
 # IPVS_SVC_ATTR_...
-_FAMILY: Final = 1
-_PROTOCOL: Final = 2
-_ADDRESS: Final = 3
-_PORT: Final = 4
-_SCHEDULER: Final = 6
-_FLAGS: Final = 7
-_TIMEOUT: Final = 8
-_NETMASK: Final = 9
+_FAMILY, _PROTOCOL, _ADDRESS, _PORT, _SCHEDULER = 1, 2, 3, 4, 6
+_FLAGS, _TIMEOUT, _NETMASK = 7, 8, 9
 # IPVS_DEST_ATTR_...
-_REAL_ADDRESS: Final = 1
-_REAL_PORT: Final = 2
-_FORWARDING: Final = 3
-_WEIGHT: Final = 4
-_UPPER_THRESHOLD: Final = 5
-_LOWER_THRESHOLD: Final = 6
-_ACTIVE: Final = 7
-_INACTIVE: Final = 8
-_REAL_FAMILY: Final = 11
+_REAL_ADDRESS, _REAL_PORT, _FORWARDING, _WEIGHT, _UPPER_THRESHOLD = 1, 2, 3, 4, 5
+_LOWER_THRESHOLD, _ACTIVE, _INACTIVE, _REAL_FAMILY = 6, 7, 8, 11
 
 # The attributes that identify a virtual server: address family, protocol, address, port. One call packs all four, which
 # makes batches fast. The length of an attribute includes its header of four bytes, and no padding.
@@ -73,8 +55,7 @@ _NESTING: Final = struct.Struct("=HH")
 _DESTINATION_KEY: Final = struct.Struct("=HH HH16s HH2sxx HHHxx")
 _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI")
 # The offsets of address and port in each of the two structures.
-_AT_ADDRESS: Final = 8
-_AT_PORT: Final = 28
+_AT_ADDRESS, _AT_PORT = 8, 28
 
 _REAL_NUMBERS: Final = (_FORWARDING, _WEIGHT, _ACTIVE, _INACTIVE)
 _REAL: Final = (_REAL_ADDRESS, _REAL_PORT, *_REAL_NUMBERS)

@@ -18,11 +18,7 @@ from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.model.addresses import Family, Range, family_of, unpack, within
 
-_NEW_LINK: Final = 16
-_DELETE_LINK: Final = 17
-_GET_LINK: Final = 18
-_NEW_ADDRESS: Final = 20
-_DELETE_ADDRESS: Final = 21
+_NEW_LINK, _DELETE_LINK, _GET_LINK, _NEW_ADDRESS, _DELETE_ADDRESS = 16, 17, 18, 20, 21
 _GROUP: Final = 1  # RTNLGRP_LINK
 _RECEIVE_BUFFER: Final = 4 << 20
 

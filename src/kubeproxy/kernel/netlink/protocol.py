@@ -15,36 +15,23 @@ from typing import Any, Final, NamedTuple, Self
 
 from kubeproxy.errors import ApplyError
 
-NETLINK_ROUTE: Final = 0
-NETLINK_NETFILTER: Final = 12
-NETLINK_GENERIC: Final = 16
+NETLINK_ROUTE, NETLINK_NETFILTER, NETLINK_GENERIC = 0, 12, 16
 
-NLM_F_REQUEST: Final = 0x1
-NLM_F_ACK: Final = 0x4
-NLM_F_ECHO: Final = 0x8
-NLM_F_DUMP_INTR: Final = 0x10
-NLM_F_DUMP: Final = 0x300
-NLM_F_EXCL: Final = 0x200
-NLM_F_CREATE: Final = 0x400
-NLM_F_CAPPED: Final = 0x100
-NLM_F_ACK_TLVS: Final = 0x200
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_ECHO, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x4, 0x8, 0x10, 0x300
+NLM_F_EXCL, NLM_F_CREATE, NLM_F_CAPPED, NLM_F_ACK_TLVS = 0x200, 0x400, 0x100, 0x200
 
-NLMSG_ERROR: Final = 2
-NLMSG_DONE: Final = 3
+NLMSG_ERROR, NLMSG_DONE = 2, 3
 _FIRST_OF_FAMILIES: Final = 16  # NLMSG_MIN_TYPE
 
 NLA_F_NESTED: Final = 0x8000
 NLA_TYPE_MASK: Final = 0x3FFF
 
 SOL_NETLINK: Final = 270
-NETLINK_CAP_ACK: Final = 10
-NETLINK_EXT_ACK: Final = 11
+NETLINK_CAP_ACK, NETLINK_EXT_ACK = 10, 11
 
-_SO_SNDBUFFORCE: Final = 32
-_SO_RCVBUFFORCE: Final = 33
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 
-_NLMSGERR_ATTR_MSG: Final = 1
-_NLMSGERR_ATTR_OFFS: Final = 2
+_NLMSGERR_ATTR_MSG, _NLMSGERR_ATTR_OFFS = 1, 2
 
 HEADER: Final = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
 ATTRIBUTE: Final = struct.Struct("=HH")  # length, type

@@ -19,9 +19,7 @@ from kubeproxy.errors import ApplyError, Unsupported
 _VERSION_3: Final = 0x20080522  # linux/capability.h: 64 bits, in two rows of effective, permitted, inheritable
 _HEADER: Final = struct.Struct("=Ii")
 _ROWS: Final = struct.Struct("=6I")
-_PR_CAPBSET_READ: Final = 23
-_PR_CAPBSET_DROP: Final = 24
-_PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 23, 24, 38
 
 
 class Capability(IntEnum):

@@ -8,16 +8,8 @@ import struct
 from typing import Final, Self
 
 # linux/inotify.h
-IN_ATTRIB: Final = 0x4
-IN_CLOSE_WRITE: Final = 0x8
-IN_OPEN: Final = 0x20
-IN_MOVED_FROM: Final = 0x40
-IN_MOVED_TO: Final = 0x80
-IN_CREATE: Final = 0x100
-IN_DELETE: Final = 0x200
-IN_DELETE_SELF: Final = 0x400
-IN_MOVE_SELF: Final = 0x800
-IN_IGNORED: Final = 0x8000
+IN_ATTRIB, IN_CLOSE_WRITE, IN_OPEN, IN_MOVED_FROM, IN_MOVED_TO = 0x4, 0x8, 0x20, 0x40, 0x80
+IN_CREATE, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF, IN_IGNORED = 0x100, 0x200, 0x400, 0x800, 0x8000
 IN_ONLYDIR: Final = 0x1000000
 
 _EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
