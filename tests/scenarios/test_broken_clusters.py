@@ -163,6 +163,7 @@ async def test_a_host_port_is_a_matter_of_the_program_that_translates_it(nodes: 
             status, text = await nodes.ask("why", client, f"{ip(nodes, 'node')}:{port}")
             said = f"another program takes it first: iptables-nft -t nat, chain {chain}: translates "
             assert (status, said in first(text), f"to {end} " in first(text)) == (2, True, True), text
+            assert "\n  x  " not in text, text
     finally:
         await nodes.run("node-a", "iptables-nft", "-t", "nat", "-F")
     status, text = await nodes.ask("why", "192.168.100.1", f"{ip(nodes, 'node')}:{port}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.why import Missing, Why
+from kubeproxy.model.answer import Outcome
 from kubeproxy.model.balancing import WEIGHTS
 from kubeproxy.model.ejection import EJECT
 
@@ -30,11 +31,14 @@ def connection(why: Why, findings: Iterable[Diagnosis]) -> Iterator[Marked]:
     """Yield the lines of an answer about a connection, below its heading."""
     if why.elsewhere is not None:
         yield Severity.BROKEN, f"{why.elsewhere.reason} ({why.elsewhere.field})"
+    found = list(findings)
+    is_taken = any(one.about == "translation" and one.severity is Severity.UNKNOWN for one in found)
+    ends = Severity.UNKNOWN if is_taken and why.outcome == Outcome.NOT_OURS.value else Severity.BROKEN
     for step in why.steps:
-        yield Severity.FINE if step.passes else Severity.BROKEN, step.text + (f" ({step.field})" if step.field else "")
+        yield Severity.FINE if step.passes else ends, step.text + (f" ({step.field})" if step.field else "")
     yield from _endpoints(why)
     yield from _missing(why.missing)
-    for finding in findings:
+    for finding in found:
         yield finding.severity, finding.text
 
 

@@ -14,6 +14,7 @@ from kubeproxy.ask.why import THIS_NODE, Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply
 from kubeproxy.commands import NO, UNKNOWN, exit_code
+from kubeproxy.model.answer import Outcome
 from kubeproxy.wording import counted
 
 MOST: Final = 16
@@ -38,7 +39,9 @@ class Delivery(Struct):
     @property
     def judged(self) -> WhyAnswer | None:
         """The answer, or None without an answer, or if the node's proxy does not have the endpoint."""
-        return self.answer if self.answer is not None and self.answer.why.direct else None
+        why = self.answer.why if self.answer is not None else None
+        is_known = why is not None and (why.direct or why.outcome == Outcome.HEALTH.value)  # the proxy itself answers
+        return self.answer if is_known else None
 
     @property
     def suspects(self) -> list[str]:
@@ -67,7 +70,7 @@ class Delivery(Struct):
         node, answer, end = self.reply.node, self.answer, _with_share(ends)
         if answer is None:
             return f"{node}, which has {end}, gave no answer: {self.reply.reason}"
-        if not answer.why.direct:
+        if self.judged is None:
             late = ", which the API server has: its objects are outdated, so it could not check the delivery"
             api = {None: "", False: ", and the API server no longer has it", True: late}[self.listed]
             return f"the proxy of {node} does not have {end} as an endpoint{api}"

@@ -46,7 +46,8 @@ def one(
         output.marked(output.UNSEEN, named(f"{text}at most {ends.MOST} endpoints are checked", known))
     output.more(len(others) - _ENDS)
     elsewhere = ends.drops_elsewhere(answer, deliveries)
-    fixes = [*(() if elsewhere else answer.fixes), *(fix for each in deliveries for fix in each.fixes)]
+    near = [] if elsewhere else [fix.replace("this node", reply.node) for fix in answer.fixes]
+    fixes = [*near, *(fix for each in deliveries for fix in each.fixes)]
     for fix in dict.fromkeys(fixes):
         output.say(f"Fix: {fix}")
     if answer.next:

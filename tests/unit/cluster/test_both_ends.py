@@ -205,6 +205,15 @@ def test_no_node_is_asked_about_endpoints_without_node_or_client(cluster: StandI
     assert len(asked(cluster)) == 1
 
 
+def test_the_proxys_own_port_is_an_endpoint_that_the_proxy_has(cluster: StandIn, ask: Ask):
+    cluster.node("node-a", **near("yes"))
+    there = json.loads(far("yes")["out"])
+    there["why"] |= {"outcome": "answered by the proxy", "endpoints": []}
+    cluster.node("node-b", out=json.dumps(there), status=YES)
+    status, text = ask()
+    assert (status, f"ok node-b delivers to {THERE}" in text) == (YES, True), text
+
+
 def test_fixes_name_the_command_of_the_plugin(cluster: StandIn, ask: Ask):
     drops = DROPS | {
         "fix": "let it pass; `kube-proxy trace` shows the rule; `kube-proxy plan --cluster-cidr N` is there"
