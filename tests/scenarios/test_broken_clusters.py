@@ -195,7 +195,7 @@ async def test_a_wrong_neighbour_entry(nodes: ThreeNodes) -> None:
     finally:
         await nodes.run("node-a", "ip", "neigh", "del", NODES["node-b"].ip, "dev", "eth0")
     assert (status, "node-b delivers it: see the network between the nodes" in first(text)) == (2, True), text
-    assert "the next hop's entry in `ip neighbour`, on this node and, for the way back, on the endpoint's" in text, text
+    assert "the next hop's entry in `ip neighbour`, on node-a and, for the way back, on the endpoint's" in text, text
 
 
 async def test_a_port_of_another_node_is_checked_there(nodes: ThreeNodes) -> None:
