@@ -261,7 +261,8 @@ def _replied(
         text = f"{_undropped(ruleset, 'no rule')}, but the answers of {endpoint} went no further than prerouting: "
         return Verdict(text + causes, passed=False)
     made = _answered(endpoint, proxied=proxied)
-    cause = f": {silent}" if silent else _cause(found, served, ruleset)
+    is_silent = "" in failed or any(one.unanswered for one in served)
+    cause = (f": {silent}" if silent else _cause(found, served, ruleset)) if is_silent else ""
     return _partly(made, failed, protocol, cause) if failed else made
 
 
@@ -340,10 +341,11 @@ def without_entry(found: Sequence[Journey], served: Sequence[TracedReply]) -> li
 
 def _failed(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> dict[str, str]:
     """Return the endpoints that refused connections or did not answer them, with a text; '' is the key of connections
-    that ended before the routing. Retransmissions belong to one connection."""
+    that ended before the routing. Retransmissions belong to one connection. The kernel deletes the entry of a refused
+    connection (nf_conntrack_tcp_packet in net/netfilter/nf_conntrack_proto_tcp.c)."""
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
-    refusing = {one.source for one in found if one.refusal == "reset" and one.direction == "answer"} - answers
-    refused = Counter(one.endpoint for one in served if one.answered and one.endpoint in refusing)
+    resets = {(one.source, one.destination) for one in found if one.refusal == "reset" and one.direction == "answer"}
+    refused = Counter(end for end, _ in resets if end not in answers)
     silent = Counter(one.endpoint for one in served if one.unanswered)
     texts = {end: f"{end} refused it with a reset ({counted(n, 'connection')})" for end, n in refused.items()}
     texts |= {end: f"{end} did not ({counted(n, 'connection')})" for end, n in silent.items()}
