@@ -742,6 +742,8 @@ async def test_a_proxy_without_a_list_reports_it_for_all_services(bare: Live) ->
         return ""
 
     await bare.eventually(check)
+    _, text = await bare.ask("trace", "node", "{}:{}".format(*bare.front("before")))
+    assert "no Service has this address" not in text, text
 
 
 async def test_only_root_may_ask(live: Live) -> None:

@@ -145,6 +145,7 @@ def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Explain
     with contextlib.suppress(QuestionError):
         packet = addressed(given.source, given.target)
         with contextlib.suppress(KubeProxyError):
+            knowing(asked)
             return packet, asked.why(given.source, given.target)
         return packet, None
     knowing(asked)

@@ -111,6 +111,12 @@ CASES: dict = {
         contact.reached(reach(watched("nodes", synced=False, connected=False, stale=3))),
         [(BROKEN, "no list of nodes came yet, for 3 seconds")],
     ),
+    "nothing listed just after the start": (
+        contact.reached(
+            reach(*[watched(name, synced=False, connected=False, stale=2) for name in ("services", "servicecidrs")])
+        ),
+        [(BROKEN, "no list of services, servicecidrs came yet, for 2 seconds")],
+    ),
     "a token that the server does not accept": (
         contact.reached(
             reach(

@@ -76,7 +76,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
     for one in reach.watched:
         if not (one.connected or (one.synced and one.stale <= quiet)):
             # There is one finding per fix, for all resources that need this fix.
-            cause = _fix_for(one.trouble) or f"{one.trouble} {one.resource}"
+            cause = _fix_for(one.trouble) or (one.trouble and f"{one.trouble} {one.resource}")
             troubled.setdefault(cause, []).append(one)
     for several in troubled.values():
         one = max(several, key=lambda each: (not each.synced, each.stale))
@@ -88,7 +88,9 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
         severity = Severity.BROKEN if not one.synced or one.stale > STALE else Severity.DEGRADED
         why, harm = effect, MISLEADS
         if not any(each.resource in _NEEDED for each in several):
-            why, harm = f"changes of {names} do not arrive; changes of Services and endpoints arrive", NOTHING
+            served = not any(each.resource in _NEEDED for many in troubled.values() for each in many)
+            why = f"changes of {names} do not arrive" + "; changes of Services and endpoints arrive" * served
+            harm = NOTHING
             if any(each.resource == "nodes" and not each.synced for each in several):
                 why = _NO_NODE
         fix = _fix_for_expired(reach, one.trouble) or _fix_for(one.trouble) or "look at the API server's health and log"
