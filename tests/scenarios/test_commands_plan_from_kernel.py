@@ -46,3 +46,19 @@ async def test_the_rule_of_a_kubelet_is_no_difference(live: Live) -> None:
             await live.run("iptables-nft", "-D", *jump)
             await live.run("iptables-nft", "-F", "KUBE-FIREWALL")
             await live.run("iptables-nft", "-X", "KUBE-FIREWALL")
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+async def test_rules_of_two_kube_proxies_are_not_proved(live: Live, variant: str) -> None:
+    if live.mode.name == f"iptables-{variant}":
+        return  # one ruleset
+    command = f"iptables-{variant}"
+    await live.run(command, "-t", "nat", "-N", "KUBE-SERVICES")
+    await live.run(command, "-t", "nat", "-I", "PREROUTING", "-j", "KUBE-SERVICES")
+    try:
+        status, text = await live.ask("plan", "--from-kernel")
+        assert (status, text.count("proved for all packets")) == (2, 1), text
+        assert f"the chains KUBE-* of {command} both have rules for Services" in text
+    finally:
+        await live.run(command, "-t", "nat", "-D", "PREROUTING", "-j", "KUBE-SERVICES")
+        await live.run(command, "-t", "nat", "-X", "KUBE-SERVICES")

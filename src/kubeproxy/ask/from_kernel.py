@@ -20,7 +20,7 @@ from kubeproxy.kernel.proc.capability import in_empty_network
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
 from kubeproxy.meaning.compare import Comparison, FirstPacket, Shares, Witness, alike, compare, outcomes
-from kubeproxy.meaning.found import place_of, rules_of_kube_proxy, rules_of_kubelet
+from kubeproxy.meaning.found import place_of, rules_of_kube_proxy, rules_of_kubelet, rulesets_of_kube_proxies
 from kubeproxy.meaning.rules import CompiledRules, NodePlace
 from kubeproxy.model.addresses import Family, pack, unpack
 from kubeproxy.model.claims import written_addresses
@@ -78,7 +78,20 @@ def comparisons(config: KubeProxyConfiguration, planner: Planner) -> dict[Family
     places = {family: place_of(family) for family in planner.world.families}
     now = {family: rules_of_kube_proxy(family, place) for family, place in places.items()}
     then = _rules_for(config, planner, places)
-    return {family: compare(now[family], then[family], place) for family, place in places.items()}
+    return {family: _compared(family, now[family], then[family], place) for family, place in places.items()}
+
+
+def _compared(family: Family, now: CompiledRules, then: CompiledRules, place: NodePlace) -> Comparison:
+    """Compare two rulesets. The order of two sets of present rules is unknown, because the kernel does not report the
+    order of chains with equal priorities."""
+    found, several = compare(now, then, place), rulesets_of_kube_proxies(family)
+    if len(several) < 2:
+        return found
+    text = f"{' and '.join(several)} both have rules for Services, and may belong to two kube-proxies: {_ONE}"
+    return found._replace(unknown=(*found.unknown, text))
+
+
+_ONE = "see that one kube-proxy runs, and restart it, so that it removes the rules of the other one"
 
 
 def _rules_for(

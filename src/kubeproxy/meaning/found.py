@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Final
 
 from kubeproxy.errors import ApplyError
-from kubeproxy.kernel.chains import LEGACY, NFT, Chain, legacy_tables
+from kubeproxy.kernel.chains import LEGACY, NFT, Chain, chains, iptables_chains, legacy_tables
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES, listed_chains
 from kubeproxy.kernel.route import local_addresses
@@ -24,6 +24,7 @@ from kubeproxy.model.addresses import Family
 _NUMBERS: Final = {word: number for number, word in TABLE_FAMILIES.items()}
 _KUBELETS: Final = "KUBE-FIREWALL"
 _MASQUERADES: Final = "KUBE-POSTROUTING"
+_SERVICES: Final = "KUBE-SERVICES"
 _TABLE: Final = "kube-proxy"
 _MOST: Final = 2000
 """The maximum number of evaluated rules of a table, and of elements of a set. Firewalls usually have tens of rules. A
@@ -94,6 +95,16 @@ def rules_of_kube_proxy(family: Family, place: NodePlace) -> CompiledRules:
         if any(chain.table == _TABLE for chain in listed_chains(link, family)):
             found += nftables.compiled(nft_tables.read(family, _TABLE, link), place)
     return CompiledRules([*found, *iptables.compiled(iptables.of_kube_proxy(_iptables_save(family)), place)])
+
+
+def rulesets_of_kube_proxies(family: Family) -> list[str]:
+    """Return the places that have rules for Services: the table kube-proxy, and the tables nat of iptables. Raises
+    ApplyError."""
+    known = chains()
+    of_iptables = (one for one in iptables_chains(known) if (one.family, one.table) == (family, "nat"))
+    found = [f"the chains KUBE-* of iptables-{one.variant}" for one in of_iptables if one.name == _SERVICES]
+    own = any(_NUMBERS[one.family] == family and one.table == _TABLE for one in known)
+    return [f"the table {_TABLE}"] * own + found
 
 
 def rules_of_kubelet(family: Family) -> str:
