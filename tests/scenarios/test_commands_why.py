@@ -28,7 +28,7 @@ async def test_allowed_clients_are_reported_with_their_endpoints(live: Live) -> 
     status, text = await live.ask("why", live.ips["pod"]["IPv4"], f"{address}:{port}")
     assert status == 0, text
     assert f"{address}:80/tcp: kube-proxy forwards it" in text
-    assert f"its packets meet: kube-proxy trace {live.ips['pod']['IPv4']} {address}:80/tcp\n" in text
+    assert f"that the packets pass: kube-proxy trace {live.ips['pod']['IPv4']} {address}:80/tcp\n" in text
     assert "is the cluster IP of default/open, port tcp (spec.clusterIPs)" in text
     assert f"50.0% to {live.ips['a1']['IPv4']}:3000 on node-a" in text
     assert "ok TCP from this node:" in text
@@ -173,7 +173,7 @@ async def test_a_rule_for_this_node_alone_is_no_fault_of_the_endpoint(live: Live
         await live.nft(f"add rule inet mine mine ip daddr {end} tcp dport 3000 reject with tcp reset")
         status, text = await live.ask(*asked)
         assert (status, chain in text, "targetPort" in text) == (at_proxy, True, False), text
-        assert ("; a Service's connection has other packets" in text) is not at_proxy
+        assert ("; the connection has other packets" in text) is not at_proxy
         status, text = await live.ask("why", "node", "default/selective:80")
         assert (status, chain in text, "targetPort" in text) == (1, True, False), text
         if not at_proxy:
