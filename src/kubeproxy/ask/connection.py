@@ -113,7 +113,9 @@ class Explanation(Struct, frozen=True):
     @property
     def heading(self) -> str:
         """The answer in one line."""
-        worst = Severity.UNKNOWN if self.why.outcome == Outcome.NOT_OURS.value else Severity.DEGRADED
+        taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings)
+        is_foreign = self.why.outcome == Outcome.NOT_OURS.value and not taken
+        worst = Severity.UNKNOWN if is_foreign else Severity.DEGRADED
         first = next((one for one in self.findings if one.about == "translation" and one.severity <= worst), None)
         if first is not None:
             program = "kube-proxy" if first.left_mode else "program"
@@ -134,7 +136,6 @@ class Explanation(Struct, frozen=True):
             cause = first.what if first is not None else "no endpoint is reached"
             cause += f" (x), and the objects may be outdated: {outdated}" * bool(outdated and stop is None)
             return self.why.heading_with(f"it does not get through: {cause} (x)")
-        taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings)
         cause = self._cause(*Effect)
         more = f", but not all is well: {cause} (x)" * (self.why.passes and self.answer == "no" and not taken)
         if failing and self.why.passes:
