@@ -92,8 +92,8 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, object
     for key in keys:
         # The Service has a frontend with this address and port; that frontend takes precedence over the NodePort.
         objects.servers.setdefault(key, virtual)
-        dropping = _dropping(traffic)
-        if dropping is not None:
+        if traffic.outside is Action.DROP:
+            dropping = IpsetId.DROP if traffic.node is Action.DROP else IpsetId.DROP_OUTSIDE
             _enter(objects, dropping, service_entry(key))
     if frontend.kind is FrontendKind.CLUSTER or not (nodeport or frontend.address in node.own):
         _enter(objects, IpsetId.IPVS_IPS, SetEntry(frontend.address))
@@ -105,12 +105,6 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, object
     if any(action.forwards for action in traffic):
         for set_id, entry in _sources(frontend, plan.sources(frontend), node):
             _enter(objects, set_id, entry)
-
-
-def _dropping(traffic: Traffic) -> IpsetId | None:
-    if traffic.outside is not Action.DROP:
-        return None
-    return IpsetId.DROP if traffic.node is Action.DROP else IpsetId.DROP_OUTSIDE
 
 
 NODE_PORTS: Final[dict[int, tuple[IpsetId, IpsetId]]] = {

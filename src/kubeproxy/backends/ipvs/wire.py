@@ -63,7 +63,7 @@ class NodeView(Struct, eq=False):
         for address in local_addresses(self.family):
             if address.interface == INTERFACE:
                 bound.add(address.ip)
-            elif not _is_private_to_host(address.ip):
+            elif not is_loopback(address.ip) and (self.family is Family.IPV4 or not is_link_local(address.ip)):
                 own.add(address.ip)
         return Addresses(frozenset(bound), frozenset(own))
 
@@ -277,7 +277,3 @@ def _rules_of(commands: Commands, rules: Rules) -> Sequence[str]:
             if xtables.chain_of(rule) in ours or xtables.target_of(rule) in ours
         ]
     return found
-
-
-def _is_private_to_host(ip: bytes) -> bool:
-    return is_loopback(ip) or (len(ip) == 16 and is_link_local(ip))

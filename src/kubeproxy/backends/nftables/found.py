@@ -317,20 +317,13 @@ def _slots(name: str, actual: Elements) -> dict[bytes, tuple[int, int]]:
     for source in _FRONTENDS[name]:
         for key, data in actual.get(source, {}).items():
             slots = known.get((source, data))
-            if slots is None:
-                slots = known[source, data] = (
-                    _chain_slots(data) if source in layout.VERDICT_MAPS else _class_slots(data)
-                )
+            if slots is None and source in layout.VERDICT_MAPS:
+                chain_name = layout.parse_chain_name(data.decode(errors="replace"))
+                slots = (chain_name.size, chain_name.size) if chain_name is not None else (0, 0)
+            elif slots is None:
+                most = int.from_bytes(data, "big")
+                slots = layout.BELOW.get(most, 0) + 1, most
+            known[source, data] = slots
             if slots[1] > found.get(key, (0, 0))[1]:
                 found[key] = slots
     return found
-
-
-def _class_slots(data: bytes) -> tuple[int, int]:
-    most = int.from_bytes(data, "big")
-    return layout.BELOW.get(most, 0) + 1, most
-
-
-def _chain_slots(data: bytes) -> tuple[int, int]:
-    chain = layout.parse_chain_name(data.decode(errors="replace"))
-    return (chain.size, chain.size) if chain is not None else (0, 0)

@@ -159,7 +159,8 @@ class Conntrack(LastingLink):
         table = self._table()
         if table.deletions(len(translations)) > min(table.dumps(frontends), table.everything()):
             return None
-        payloads = [_exactly(translation) for translation in translations]
+        ends = [[(end[:-2], end[-2:]) for end in translation] for translation in translations]
+        payloads = [netfilter_header(2) + tracked.selection(_UDP, *each) for each in ends]
         with self.link() as link:
             results = link.requests(tracked.DELETE, payloads, "the deletion of stale UDP flows")
             deleted = max(0, table.entries - level(link).entries)
@@ -232,11 +233,6 @@ def _questions(family: FamilyNumber, frontends: Collection[bytes], ports: Collec
 
 def _only(family: FamilyNumber, port: bytes = b"", address: bytes = b"") -> bytes:
     return netfilter_header(family) + tracked.selection(_UDP, (address, port))
-
-
-def _exactly(wanted: Translation) -> bytes:
-    ends = [(end[:-2], end[-2:]) for end in wanted]
-    return netfilter_header(2) + tracked.selection(_UDP, *ends)
 
 
 def _identity(entry: bytes) -> bytes:

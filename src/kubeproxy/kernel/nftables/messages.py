@@ -9,7 +9,6 @@ import errno
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import closing
 from itertools import count
 from typing import Final
@@ -117,7 +116,9 @@ def changes(family: int, table: str, found: tables.TableContents, wanted: tables
     sets = {name for name, form in found.sets.items() if ours.sets.get(name) != form}
     other = {name: chain for name, chain in found.chains.items() if chain != ours.chains.get(name)}
     chains = {name for name, chain in other.items() if name not in ours.chains or chain.hook != ours.chains[name].hook}
-    written = other.keys() | {name for name, chain in found.chains.items() if _uses(chain, sets | chains)}
+    gone = sets | chains
+    used = {name for name, chain in found.chains.items() if gone and any(x.names_of(r) & gone for r in chain.rules)}
+    written = other.keys() | used
     removed = [rules_removal(family, table, name) for name in written]
     removed += [nft_message(nfnetlink.DELETE_SET, family, names(table, name)) for name in sets]
     removed += [_chain_removal(family, table, name) for name in chains]
@@ -133,10 +134,6 @@ def changes(family: int, table: str, found: tables.TableContents, wanted: tables
     written |= missing.chains.keys()
     texts = {name: chain for name, chain in wanted.chains.items() if name in written}
     return [*removed, *objects(family, table, missing), *rules(family, table, texts)]
-
-
-def _uses(chain: tables.ChainContents, names: AbstractSet[str]) -> bool:
-    return any(x.names_of(rule) & names for rule in chain.rules) if names else False
 
 
 # -- sets ---------------------------------------------------------------------------------------------------------

@@ -184,14 +184,11 @@ def _listeners(port: int, net: Path, address: bytes = b"") -> set[str]:
     found: set[str] = set()
     for family in Family:
         with suppress(ApplyError):
-            each = listeners(family, socket.IPPROTO_TCP, net)
-            found |= {inode for inode, one in each.items() if one.port == port and _serves(one.address, address)}
+            for inode, one in listeners(family, socket.IPPROTO_TCP, net).items():
+                # A socket that is bound to zeros listens on each address.
+                if one.port == port and (not address or one.address == address or not any(one.address)):
+                    found.add(inode)
     return found
-
-
-def _serves(bound: bytes, address: bytes) -> bool:
-    """Return whether a socket bound to an address, zeros for any, serves an address, b"" for any."""
-    return not address or bound == address or not any(bound)
 
 
 _SOCKET_TABLES: Final = {
