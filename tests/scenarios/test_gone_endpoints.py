@@ -162,7 +162,7 @@ async def told(live: Live, pod: str, client: Client, front: Front) -> None:
     """`why` names the deleted endpoint, and `trace` the chain that resets a client."""
     where = live.ips["pod"]["IPv4"], f"{front.address}:{front.port}"
     _, text = await live.ask("why", *where)
-    assert f"not to {live.ips[pod]['IPv4']}:3000: it is deleted" in text, text
+    assert f"not to {live.ips[pod]['IPv4']}:3000: deleted after its termination" in text, text
     assert "(--reset-gone-endpoints)" in text, text
     traced = asyncio.ensure_future(live.ask("trace", *where, "--no-send", "--seconds", "8", "--packets", "1"))
 
