@@ -343,7 +343,11 @@ def _dnat(reader: _Reader) -> Step:
 def _dnat_to_itself(reader: _Reader) -> Step:
     """Translate the destination (NAT) to the address in the packet's registers."""
     reader.key()
-    return lambda table, now, state: iter([(state._replace(translated=True), ACCEPT)])
+
+    def run(_table: Table, _now: int, state: State) -> Ways:
+        yield state._replace(to_node=state.destination in _OF_THE_NODE, translated=True), ACCEPT
+
+    return run
 
 
 def _resource(reader: _Reader) -> Step:
