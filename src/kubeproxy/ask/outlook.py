@@ -23,9 +23,7 @@ from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import (
-    Globals,
-)
+from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build, pod_cidrs, primary_family
 from kubeproxy.setup import host, modes

@@ -11,16 +11,7 @@ from msgspec import Struct
 
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.errors import QuestionError
-from kubeproxy.model.addresses import (
-    PROTOCOL_NAMES,
-    PROTOCOLS,
-    Family,
-    family_of,
-    pack,
-    parse_networks,
-    unpack,
-    within,
-)
+from kubeproxy.model.addresses import PROTOCOL_NAMES, PROTOCOLS, Family, family_of, pack, parse_networks, unpack, within
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.compile import skipped
 from kubeproxy.model.objects import LABEL, Node

@@ -54,11 +54,7 @@ _SERVED: Final = "served"
 _HERE, _ELSEWHERE = "pods on this node", "pods on other nodes"
 _OUTSIDER: Final = "outside"
 _NOTHING: Final = "not answered by Services"
-_WORDS: Final = {
-    Outcome.NOT_OURS: _NOTHING,
-    Outcome.DROPPED: "dropped without an answer",
-    Outcome.HEALTH: _SERVED,
-}
+_WORDS: Final = {Outcome.NOT_OURS: _NOTHING, Outcome.DROPPED: "dropped without an answer", Outcome.HEALTH: _SERVED}
 
 
 class ConfiguredNode(NamedTuple):

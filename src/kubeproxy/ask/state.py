@@ -13,17 +13,7 @@ from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, place_text, unpack
 from kubeproxy.model.choosing import lacking
 from kubeproxy.model.endpoints import Slice
-from kubeproxy.model.plan import (
-    NOTHING,
-    Action,
-    Balance,
-    Detector,
-    Frontend,
-    HashKey,
-    Pool,
-    ServiceName,
-    ServicePlan,
-)
+from kubeproxy.model.plan import NOTHING, Action, Balance, Detector, Frontend, HashKey, Pool, ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
 from kubeproxy.release import build
 from kubeproxy.server.http import JSON, TEXT, Request, Response, refused

@@ -60,12 +60,7 @@ class Fleet:
     `options` contains further options of the command by node."""
 
     def __init__(
-        self,
-        command: str,
-        arguments: Sequence[str],
-        *,
-        whole: bool,
-        options: Mapping[str, Sequence[str]] | None = None,
+        self, command: str, arguments: Sequence[str], *, whole: bool, options: Mapping[str, Sequence[str]] | None = None
     ) -> None:
         self.command = command
         self.arguments = arguments

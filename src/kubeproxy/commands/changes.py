@@ -35,12 +35,7 @@ _MARKS = {"change": "", "problem": output.BAD, "end": output.OK}
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAMESPACE/NAME, or a NAME in default")
-    parser.add_argument(
-        "--since",
-        type=Duration.parse,
-        metavar="DURATION",
-        help="only the last 90s or 1h30m",
-    )
+    parser.add_argument("--since", type=Duration.parse, metavar="DURATION", help="only the last 90s or 1h30m")
     parser.add_argument("-f", "--follow", action="store_true", help="then print changes and problems as they happen")
     parser.add_argument("--seconds", type=seconds, metavar="N", help="seconds to follow (default: until Ctrl-C)")
 

@@ -34,10 +34,7 @@ def show_packets(
         output.marked(output.NOTE, f"packets on further paths: {more}; -o json prints all packets")
     output.say(f"Verdict: {verdict.text}")
     if lost:
-        output.marked(
-            output.NOTE,
-            f"{lost} times the kernel dropped traces, so some steps are missing",
-        )
+        output.marked(output.NOTE, f"{lost} times the kernel dropped traces, so some steps are missing")
     if legacy:
         output.marked(output.NOTE, f"rules of iptables-legacy that the kernel's tracing does not show: {legacy}")
 

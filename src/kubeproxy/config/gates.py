@@ -139,10 +139,7 @@ _QUEUES = "the queues of Kubernetes' client library are not used"
 _CBOR = "requests to the API server use JSON"
 NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "AtomicFIFO": (True, _QUEUES),
-    "ClientsAllowCARotation": (
-        True,
-        "a changed file of certificate authorities is used from the next connection on",
-    ),
+    "ClientsAllowCARotation": (True, "a changed file of certificate authorities is used from the next connection on"),
     "ClientsAllowCBOR": (False, _CBOR),
     "ClientsAllowTLSCacheGC": (True, "this proxy has no such cache"),
     "ClientsPreferCBOR": (False, _CBOR),

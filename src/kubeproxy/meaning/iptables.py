@@ -345,9 +345,6 @@ _OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] =
     "-m": _module,
     **dict.fromkeys(("--nfacct-name", "--comment", "--seconds", "--mask"), _nothing),
 }
-_FLAGS: Final[dict[str, Operation | None]] = {
-    "--reap": None,
-    "--rsource": None,
-}
+_FLAGS: Final[dict[str, Operation | None]] = {"--reap": None, "--rsource": None}
 _RECENT: Final = {"--rcheck": Op.KNOWN, "--update": Op.KNOWN, "--set": Op.REMEMBER}
 """Options about a list of clients. The option `--name` follows them."""

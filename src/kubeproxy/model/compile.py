@@ -9,13 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kubeproxy.features import BALANCING, EJECTION, PROXY_NAME
-from kubeproxy.model.addresses import (
-    PORT_BYTES,
-    Family,
-    Range,
-    unpack,
-    within,
-)
+from kubeproxy.model.addresses import PORT_BYTES, Family, Range, unpack, within
 from kubeproxy.model.balancing import GROWN, BalanceRequests, Growth, asks, balance_requests, balanced, room_for
 from kubeproxy.model.ejection import Failures, ejecting, too_many, wrong_request
 from kubeproxy.model.endpoints import Slice, Viewpoint, offers, select

@@ -9,25 +9,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model.addresses import (
-    PROTOCOLS,
-    Family,
-    Range,
-    covers_all,
-    family_of,
-    is_special,
-    pack,
-    parse_network,
-)
+from kubeproxy.model.addresses import PROTOCOLS, Family, Range, covers_all, family_of, is_special, pack, parse_network
 from kubeproxy.model.cilium import Kinds, denies, outside_of, served_kinds
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
-from kubeproxy.model.plan import (
-    LONGEST_AFFINITY,
-    Globals,
-    Policies,
-    Policy,
-    Problem,
-)
+from kubeproxy.model.plan import LONGEST_AFFINITY, Globals, Policies, Policy, Problem
 
 # Code that runs for every Service uses these constants, because access to a member of an enum is slow in Python 3.11.
 

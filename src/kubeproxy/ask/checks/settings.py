@@ -15,10 +15,7 @@ from kubeproxy.model.addresses import Family
 
 FULL, FILLING = 0.95, 0.8
 FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
-FORWARDING_OF: Final = {
-    Family.IPV4: "net/ipv4/conf/{}/forwarding",
-    Family.IPV6: "net/ipv6/conf/{}/force_forwarding",
-}
+FORWARDING_OF: Final = {Family.IPV4: "net/ipv4/conf/{}/forwarding", Family.IPV6: "net/ipv6/conf/{}/force_forwarding"}
 """A sysctl of one interface."""
 STRICT: Final = 1
 _SHOWN: Final = 2

@@ -204,11 +204,7 @@ def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse
         ),
         tuple(
             ClientUse(
-                unpack(client) if client else OTHERS,
-                pods.get(client, ""),
-                count.open,
-                count.unanswered,
-                count.closing,
+                unpack(client) if client else OTHERS, pods.get(client, ""), count.open, count.unanswered, count.closing
             )
             for client, count in clients
         ),

@@ -166,11 +166,7 @@ def _strays(served: Sequence[TracedReply], serving: Serving | None) -> list[Trac
 
 
 def _strayed(
-    found: Sequence[Journey],
-    served: Sequence[TracedReply],
-    serving: Serving | None,
-    ruleset: KnownRules,
-    protocol: int,
+    found: Sequence[Journey], served: Sequence[TracedReply], serving: Serving | None, ruleset: KnownRules, protocol: int
 ) -> str:
     """Return a text if a connection leads to an address that is not an endpoint of its Service, else ''."""
     stray = next(reversed(_strays(served, serving)), None)

@@ -9,14 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from kubeproxy.backends.iptables import skeleton
-from kubeproxy.backends.iptables.skeleton import (
-    NAT_SERVICES,
-    PROTOCOL_WORDS,
-    Place,
-    RuleSettings,
-    chain_hashes,
-    port_name,
-)
+from kubeproxy.backends.iptables.skeleton import PROTOCOL_WORDS, Place, RuleSettings, chain_hashes, port_name
 from kubeproxy.model.addresses import Range, destination_texts, network_text, unpack
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, ServicePlan, Traffic
 
@@ -79,7 +72,9 @@ def _cluster_ip(plan: ServicePlan, port: _Port, frontend: Frontend, settings: Ru
     address = f"{unpack(frontend.address)}/{settings.prefix_length}"
     chain = port.internal_chain(plan.internal)
     if chain:
-        lines[NAT_SERVICES] += f"-A KUBE-SERVICES {port.match(address, frontend.port, ' cluster IP')} -j {chain}\n"
+        lines[skeleton.NAT_SERVICES] += (
+            f"-A KUBE-SERVICES {port.match(address, frontend.port, ' cluster IP')} -j {chain}\n"
+        )
     else:
         words, target = _refusal(plan.internal)
         match = port.match(address, frontend.port, words)
@@ -93,7 +88,7 @@ def _external_ip(plan: ServicePlan, port: _Port, frontend: Frontend, settings: R
     if plan.usable:
         words = " loadbalancer IP" if balancer else " external IP"
         chain = port.fw if closed else port.ext
-        lines[NAT_SERVICES] += f"-A KUBE-SERVICES {port.match(address, frontend.port, words)} -j {chain}\n"
+        lines[skeleton.NAT_SERVICES] += f"-A KUBE-SERVICES {port.match(address, frontend.port, words)} -j {chain}\n"
         if closed:
             match = port.match(address, frontend.port, f" traffic not accepted by {port.fw}")
             lines["filter", "KUBE-PROXY-FIREWALL"] += f"-A KUBE-PROXY-FIREWALL {match} -j DROP\n"

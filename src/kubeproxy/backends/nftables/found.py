@@ -13,14 +13,7 @@ from itertools import chain, islice, repeat
 from typing import Final
 
 from kubeproxy.backends.nftables import layout
-from kubeproxy.backends.nftables.layout import (
-    SetId,
-    pool_number,
-    service_key,
-    service_port_number,
-    slot_bytes,
-    slot_keys,
-)
+from kubeproxy.backends.nftables.layout import SetId, pool_number, service_key, service_port_number, slot_keys
 from kubeproxy.backends.nftables.packing import Users
 from kubeproxy.backends.nftables.render import Identities, Numbers, Parts, Placed, list_key
 from kubeproxy.backends.nftables.table import KernelTable
@@ -135,7 +128,7 @@ def _in_slots(entries: dict[bytes, bytes], key: bytes, likely: int, padding: int
     entries."""
     there = list(map(entries.get, slot_keys(key, likely + 1)))
     while None not in there:
-        there.append(entries.get(key + slot_bytes(len(there) + 1)[len(there)]))
+        there.append(entries.get(key + layout.slot_bytes(len(there) + 1)[len(there)]))
     return tuple([entry[: len(entry) - padding] for entry in there[: there.index(None)] if entry])
 
 
@@ -273,7 +266,7 @@ class FoundElements:
         while asking:
             keys, going_on = [], []
             for frontend, end, most in asking:
-                keys += [frontend + slot for slot in slot_bytes(end)[begins[frontend] : end]]
+                keys += [frontend + slot for slot in layout.slot_bytes(end)[begins[frontend] : end]]
                 going_on.append((keys[-1], frontend, end, most))
             there = self._table.lookup(name, keys)
             self.left[name].update(there)

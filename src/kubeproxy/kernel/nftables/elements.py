@@ -11,18 +11,9 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from kubeproxy.kernel.netlink import protocol as nl
-from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.kernel.nftables.expressions import GOTO, RuleVerdict, pack_value, parse_value
-from kubeproxy.kernel.nftables.nfnetlink import (
-    CREATE,
-    GENERIC,
-    GET_ELEMENT,
-    GET_SET,
-    NEW_ELEMENT,
-    dump,
-    names,
-    nft_message,
-)
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, NEW_ELEMENT, dump, names, nft_message
 
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _CATCH_ALL: Final = 2  # NFT_SET_ELEM_CATCHALL
@@ -45,7 +36,7 @@ def element_messages(
     joined = b"".join(elements)
     chunks = [joined] if 0 < len(joined) <= _LIST_LIMIT else _cut(joined, size) if size else _chunks(elements)
     payloads = (where + nl.attribute(nfta.SET_ELEM_LIST_ELEMENTS | nl.NLA_F_NESTED, chunk) for chunk in chunks)
-    flags = CREATE if kind == NEW_ELEMENT else nl.NLM_F_REQUEST
+    flags = nfnetlink.CREATE if kind == NEW_ELEMENT else nl.NLM_F_REQUEST
     return [nft_message(kind, family, payload, flags) for payload in payloads]
 
 
