@@ -256,7 +256,7 @@ async def test_a_second_proxy_is_named_with_its_mode(live: Live) -> None:
     await live.start({**ports, "mode": "userspace"}, command=["env", proxy_command()], ready_within=None)
     second = live.proxies.pop()
     try:
-        await named(live, "proxies", f"(pid {second.pid}) in userspace mode", "stop one of them")
+        await named(live, "proxies", f"(pid {second.pid}) in userspace mode", "stop one kube-proxy")
     finally:
         await second.stop()
     for table in ("ip kube-proxy-userspace", "ip6 kube-proxy-userspace"):
