@@ -609,3 +609,14 @@ def test_the_flag_strict_beside_a_file_is_no_difference(tmp_path, text):
     file.write_text(f"{head}{text}\n", encoding="utf-8")
     config = made_strict(read_text(file.read_text(encoding="utf-8"))[0])
     assert list(checkup._configured(SimpleNamespace(config=config, path=lambda _: file), "/c")) == []
+
+
+def test_pods_beside_cluster_cidr_count_as_clients_outside():
+    found = identity.networked(node(cidrs=["10.244.0.0/24"]), "ClusterCIDR", ["10.99.0.0/16"], {pack("10.244.0.1")})
+    assert "count as clients outside: their connections to cluster IPs are masqueraded, and" in next(found).why
+
+
+@pytest.mark.parametrize(("mode", "why"), [("ipvs", "each may remove the other's rules"), ("iptables", "both translate")])
+def test_a_second_proxy_need_not_do_harm(mode, why):
+    (found,) = strangers.second([(ProxyProcess(9, (), True), "ipvs")], mode)
+    assert (why in found.why, "and connections may be sent to deleted endpoints" in found.why) == (True, True)

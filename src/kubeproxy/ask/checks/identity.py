@@ -88,9 +88,9 @@ def networked(
 ) -> Iterator[Diagnosis]:
     """If pods are recognised by networks, check whether the Node has podCIDRs, and whether clusterCIDR contains the
     podCIDRs in which the node has an address (`own`)."""
-    why = "traffic of pods cannot be distinguished from other traffic: it is not masqueraded where it should be"
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
         what = f"Node {node.metadata.name} has no podCIDRs, and detectLocalMode is NodeCIDR"
+        why = "connections of pods cannot be distinguished from others: none to cluster IPs is masqueraded"
         fix = "let the controller manager allocate podCIDRs (--allocate-node-cidrs), or use another detectLocalMode"
         yield Diagnosis(Severity.DEGRADED, "node", what, why, fix)
     for family in Family if local_mode == "ClusterCIDR" else ():
@@ -99,6 +99,8 @@ def networked(
         missing = [network_text(one) for one in used if known and not all(within(each, known) for each in one)]
         if missing:
             what = f"clusterCIDR {','.join(cluster_cidrs)} does not contain podCIDRs of this Node: {', '.join(missing)}"
+            why = "pods there count as clients outside: their connections to cluster IPs are masqueraded, and "
+            why += "externalTrafficPolicy Local applies to them"
             yield Diagnosis(Severity.BROKEN, "node", what, why, WIDEN_CLUSTER_CIDR)
         hosts = [one for _, one in listed_addresses(node) if len(one) == family.address_size and within(one, known)]
         if hosts:

@@ -61,9 +61,9 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str, caught: str = 
     for process, theirs in others:
         kind = "another kube-proxy of this program" if process.ours else "the Go kube-proxy"
         shown = f" in {theirs} mode" if theirs else ""
-        same = "each removes the other's rules" if theirs == mode else "both translate the same connections"
+        same = "each may remove the other's rules" if theirs == mode else "both translate the same connections"
         what = f"{kind} runs here too (pid {process.pid}){shown}{caught}"
-        why = f"two of them write rules for the same Services: {same}, and deleted endpoints stay"
+        why = f"two of them write rules for the same Services: {same}, and connections may be sent to deleted endpoints"
         fix = (
             "stop one kube-proxy: a second DaemonSet, a unit of systemd, or a process that was started by hand; "
             "docs/migrate.md describes the change from one kube-proxy to the other"

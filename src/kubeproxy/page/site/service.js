@@ -328,6 +328,6 @@ function whyAnswer({ heading, why, answer, findings, fixes, next }) {
   return [
     el('p', { class: `answer ${{ yes: 'ok', no: 'bad' }[answer] || ''}` }, heading.replace(' -> ', ' \u2192 ')),
     el('ol', { class: 'steps' }, ...steps, ...ends, ...out, ...read), ...fixes.map(fixLine),
-    ...(next ? [el('p', { class: 'dim' }, 'Next, which rules of this node its packets meet: ', el('code', {}, next))] : []),
+    ...(next ? [el('p', { class: 'dim' }, 'Next: the rules of this node that the packets pass: ', el('code', {}, next))] : []),
   ];
 }
