@@ -176,6 +176,7 @@ async def test_an_unreachable_choice_of_leftover_chains_is_no_failure_of_an_endp
     await live.run("iptables-nft", "-t", "nat", "-A", stale, "-p", "tcp", "-j", "DNAT", "--to-destination", gone)
     await live.run("iptables-nft", "-t", "nat", "-I", *jump)
     try:
+        sent = await live.ask("trace", live.ips["pod"]["IPv4"], f"{front.address}:80")
         status, text = await tracing(live, "pod", front, "--packets", "100")
     finally:
         await live.run("iptables-nft", "-t", "nat", "-D", *jump)
@@ -185,6 +186,7 @@ async def test_an_unreachable_choice_of_leftover_chains_is_no_failure_of_an_endp
     assert status == 1, text
     assert f"chose {gone}, not the running proxy, and it is no endpoint of default/misled" in verdict, text
     assert f"this node could not reach {gone} (host unreachable)" in verdict, text
+    assert (sent[0], "nothing answers ARP for 10.244.0.99 (" in sent[1], "no route" in sent[1]) == (1, True, False)
 
 
 async def test_a_rule_that_sends_a_service_to_an_address_that_is_no_endpoint_is_named(live: Live) -> None:

@@ -616,7 +616,9 @@ def test_pods_beside_cluster_cidr_count_as_clients_outside():
     assert "count as clients outside: their connections to cluster IPs are masqueraded, and" in next(found).why
 
 
-@pytest.mark.parametrize(("mode", "why"), [("ipvs", "each may remove the other's rules"), ("iptables", "both translate")])
+@pytest.mark.parametrize(
+    ("mode", "why"), [("ipvs", "each may remove the other's rules"), ("iptables", "both translate")]
+)
 def test_a_second_proxy_need_not_do_harm(mode, why):
     (found,) = strangers.second([(ProxyProcess(9, (), True), "ipvs")], mode)
     assert (why in found.why, "and connections may be sent to deleted endpoints" in found.why) == (True, True)

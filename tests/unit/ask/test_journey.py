@@ -461,7 +461,7 @@ def test_a_next_hop_without_an_answer_keeps_the_packet_on_this_node():
 
 def test_a_packet_that_ends_after_prerouting_has_no_route():
     made = told(marked(1), picked(1), served=[("10.244.0.1:8080", False)])[1]
-    assert (made.passed, "no route" in made.text) == (False, True)
+    assert (made.passed, "no route" in made.text, "bridge" in made.text) == (False, True, True)
 
 
 def test_a_rule_of_iptables_legacy_may_have_dropped_an_unanswered_packet():
@@ -503,6 +503,10 @@ def test_a_packet_that_left_without_an_answer():
         ),
     )
     assert told(marked(1), out, served=[("10.244.0.1:8080", False)], protocol=UDP)[1].passed is None
+    request = Journey("request", "", "10.0.0.1:1", "10.96.0.1:80", (), "", "postrouting")
+    ways = [replace(request, leaves=one) for one in ("eth0", "cbr0")]
+    made = verdict(ways, [TracedReply("10.244.0.1:8080", answered=False)], RULES, TCP, proxied=False)
+    assert made.text.startswith("nothing here dropped it: it left by eth0 or cbr0, and connection tracking saw no ")
     assert told(marked(1), out)[1].passed is None
 
 

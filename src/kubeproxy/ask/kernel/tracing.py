@@ -103,12 +103,13 @@ def look(
 
 def _silent(found: Sequence[paths.Journey], served: Sequence[verdicts.TracedReply], endpoints: Collection[str]) -> str:
     """Return the text that the next hops of all endpoints without an answer do not answer ARP or neighbour discovery;
-    '' if one answers. A packet that does not leave a bridge has no conntrack entry, so each of `endpoints` may be its
-    destination."""
+    '' if one answers. A packet that does not leave a bridge has no conntrack entry, so its destination is the choice of
+    leftover rules, or may be each of `endpoints`."""
     answered = {one.endpoint for one in served if one.answered}
     ends = dict.fromkeys(one.endpoint for one in served if not one.answered)
     if not ends and verdicts.without_entry(found, served):
-        ends = dict.fromkeys(sorted(set(endpoints) - answered))
+        chosen = [by[1] for one in found if one.direction == "request" and (by := verdicts.by_others(one, served))]
+        ends = dict.fromkeys(chosen or sorted(set(endpoints) - answered))
     texts = [silent_neighbour(end_of(one)[0])[0] for one in list(ends)[:MOST]]
     return "; ".join(texts) if all(texts) else ""
 

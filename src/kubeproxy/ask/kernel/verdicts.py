@@ -64,7 +64,7 @@ def verdict(
     untracked = _untracked(found, served, serving)
     if proxied:
         serving = None
-    others = next((words for one in found if one.direction == "request" and (words := _by_others(one, served))), None)
+    others = next((words for one in found if one.direction == "request" and (words := by_others(one, served))), None)
     refused = _refused(found, served[-1].endpoint if served else others[1] if others is not None else "", ruleset)
     if refused and silent:
         refused = Verdict(f"{refused.text}; {silent}", passed=False)
@@ -145,7 +145,7 @@ def _left(found: Sequence[Journey]) -> str:
     return f"; its last rules are those that another kube-proxy left in table {last.table}: {_RESTART}"
 
 
-def _by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str] | None:
+def by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str] | None:
     """Return the table of leftover rules that chose the destination instead of this proxy's rules, and the
     destination."""
     for place, met in enumerate(request.met):
@@ -234,7 +234,8 @@ def _became(
         if causes:
             text = f"{_undropped(ruleset, 'no rule')}, but it went no further than {last}: {causes}"
             return Verdict(text, passed=False)
-    where = f"left by {request.leaves}" if request is not None and request.leaves else "left this node"
+    ways = dict.fromkeys(one.leaves for one in found if one.direction == "request" and one.leaves)
+    where = f"left by {' or '.join(ways)}" if ways else "left this node"
     where = "was delivered on this node" if last == HOOKS[INPUT] else where
     return _unanswered(served, where, protocol, ruleset, _cause(found, served, ruleset))
 
@@ -275,7 +276,8 @@ def _possible(ruleset: KnownRules) -> str:
     """Return the possible causes of a packet's end after prerouting if `why` finds none."""
     return _UNSEEN * bool(ruleset.legacy) + (
         "there is no route to its destination, forwarding is off (net.ipv4.ip_forward, or "
-        "net.ipv4.conf.IFACE.forwarding of the interface of arrival), or rp_filter rejects its source"
+        "net.ipv4.conf.IFACE.forwarding of the interface of arrival), rp_filter rejects its source, or nothing answers "
+        "ARP for its destination behind a bridge"
     )
 
 
