@@ -298,6 +298,7 @@ async def test_a_route_to_the_pods_of_the_clients_node_by_another_interface(node
         found = await nodes.live.cluster.probes("a1", "tcp", *front, 1, 1.0)
         assert [str(one) for one in found] == ["timeout"]
         status, text = await nodes.ask("why", "pod/a1", f"svc/filtered-{hop}:tcp")
+        _, traced = await nodes.ask("trace", "pod/a1", f"svc/filtered-{hop}:tcp", "--seconds", "3")
     finally:
         await nodes.run("node-b", "sysctl", "-qw", "net.ipv4.conf.eth0.rp_filter=0")
         await nodes.run("node-b", "ip", "link", "del", "up2")
@@ -306,6 +307,8 @@ async def test_a_route_to_the_pods_of_the_clients_node_by_another_interface(node
         f"node-b does not deliver to {ip(nodes, 'b1')}:3000 (100.0% of the connections): the next hop of packets to "
     )
     known = f"the kernel drops packets of {ip(nodes, 'a1')} (default/a1) that arrive on eth0 (?)"
+    if hop != "none":  # an interface without an address may be that of a pod
+        assert f"went no further than prerouting: {known[:-4]}: its own route to" in traced.splitlines()[1], traced
     assert (status, (known if hop == "another" else silent) in first(text)) == (1 + (hop == "another"), True), text
     assert f"Fix: on node-b: see `ip route get {ip(nodes, 'a1')}`" in text
 

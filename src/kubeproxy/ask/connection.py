@@ -251,6 +251,8 @@ def unrouted(asked: Source, explained: Explained) -> str:
         )
         report.look("forwarding", lambda: unforwarded(way) if "forward" in way.hooks else ())
         report.look("hairpin mode", lambda: _hairpin(way, why))
+        if explained.client_node and (client := explained.packet.source):
+            report.look("reverse path filter", lambda: routes.on_uplink(way, client))
     sure = [one for one in report.findings if one.harm != NOTHING]
     return "; ".join(f"{one.text}. Fix: {one.fix}" for one in sure or report.findings)
 
