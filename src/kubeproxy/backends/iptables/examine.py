@@ -17,13 +17,15 @@ from kubeproxy.backends.state import Examiner, Finding, Kind, Plans, Wording, fi
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.proc.capability import in_empty_network
 from kubeproxy.kernel.xtables import xtables
+from kubeproxy.kernel.xtables.recent import seen_ago
 from kubeproxy.kernel.xtables.xtables import Commands, target_of
 from kubeproxy.kernel.xtables.xtables_lock import nobodys_lock
-from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.addresses import PORT_BYTES, Family, pack, place_of_text
+from kubeproxy.model.plan import Policy, ServiceName, ServicePlan
 
 Tables = Mapping[str, FoundTable]
 
+_KEPT: Final = re.compile(r"--rcheck .* -j (\S+)")
 _DESTINATION: Final = re.compile(r"--to-destination (\S+)")
 _COMMENT: Final = re.compile(r'--comment "?([^" ]+)')
 _ADDRESS: Final = re.compile(r" -d (\S+)/(?:32|128) ")
@@ -78,6 +80,19 @@ class IptablesExaminer(Examiner):
             if not tables[jump.table].has_jump(jump) and (self._settings.localhost or not kubelets):
                 where = _where((jump.table, jump.chain), self.family)
                 yield Finding(None, Kind.MISSING, f"the jump to {jump.target}", where)
+
+    def remembered(self, plan: ServicePlan, client: bytes, policy: Policy) -> Iterator[bytes]:
+        """See Examiner. Of the endpoints with an entry that is young enough, the kernel picks the first."""
+        name = (plan.key.namespace, plan.key.name)
+        contents = self._contents({name: (plan,)})
+        chains = contents.chains_of(name, commented=False)
+        prefix = skeleton.SVL if policy is Policy.LOCAL else skeleton.SVC
+        for sep in _KEPT.findall(chains.get(prefix + contents.entries[name].suffixes[0], "")):
+            ago, destination = seen_ago(sep, client), _DESTINATION.search(chains[sep])
+            if ago is not None and ago <= plan.affinity and destination is not None:
+                host, port = place_of_text(destination[1])
+                yield (pack(host) or b"") + PORT_BYTES[port]
+                return
 
     def _contents(self, plans: Plans) -> Contents:
         contents = Contents(self._settings)
