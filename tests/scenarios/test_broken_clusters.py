@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -83,6 +85,56 @@ async def test_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, client: str) 
     assert "Fix: on node-b: let table inet firewall guard accept it" in text
 
 
+async def test_endpoints_on_whose_port_nothing_listens(nodes: ThreeNodes) -> None:
+    nodes.live.service("deaf")
+    nodes.live.endpoints("deaf", "a1 b1 b2", [{"name": "tcp", "port": 4444, "protocol": "TCP"}])
+    text = await nodes.until(1, "refuse", "why", "pod/a1", "svc/deaf:tcp")
+    assert all(f"{ip(nodes, place)}:4444" in first(text) for place in ("a1", "b1", "b2")), text
+    assert ": no endpoint gets it: " in first(text), text
+    fixes = [line for line in text.splitlines() if line.startswith("Fix: ")]
+    assert all(line.startswith("Fix: nothing listens on ") for line in fixes), text
+    assert all(any(f"{ip(nodes, place)}:4444" in line for line in fixes) for place in ("a1", "b1", "b2")), text
+    assert "and perhaps of the client" not in text
+
+
+async def test_affinity_binds_the_client_to_an_endpoint_that_refuses(nodes: ThreeNodes) -> None:
+    nodes.live.service("bound", "a2", sessionAffinity="ClientIP")
+    await nodes.live.expect(nodes.live.front("bound"), {"a1": "a2"}, "tcp")
+    closing = "table inet p { chain i { type filter hook input priority 0; tcp dport 3000 reject with tcp reset; }; }"
+    nodes.live.endpoints("bound", "a2 b1")
+    await nodes.until(0, "policy Cluster: 2 endpoints", "why", "pod/b2", "svc/bound:tcp")
+    await nodes.live.cluster.exec("a2", ["nft", closing])
+    try:
+        status, text = await nodes.ask("why", "pod/a1", "svc/bound:tcp")
+        other = await nodes.ask("why", "pod/b2", "svc/bound:tcp")
+    finally:
+        await nodes.live.cluster.exec("a2", ["nft", "delete table inet p"])
+    end = f"{ip(nodes, 'a2')}:3000"
+    assert status == 1, text
+    assert f"it does not get through: TCP from node-a to {end}: refused (x)" in first(text), text
+    assert f"ok session affinity keeps this client at {end} (read now)" in text
+    assert f"Fix: nothing listens on {end}: " in text
+    assert f"{end} (50.0% of the connections) refuses connections, also of node-a, its node (x)" in first(other[1])
+    assert other[0] == 1
+
+
+async def test_a_firewall_of_the_endpoints_node_that_drops_only_the_clients_node(nodes: ThreeNodes) -> None:
+    nodes.live.service("selecting", "b1")
+    front, end = nodes.live.front("selecting"), f"{ip(nodes, 'b1')}:3000"
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/selecting:tcp")
+    await nodes.drop("node-b", "forward", f"ip saddr {ip(nodes, 'node')} tcp dport 3000")
+    try:
+        await nodes.live.expect(front, {"a1": "b1"}, "tcp")
+        status, text = await nodes.ask("why", "pod/a1", "svc/selecting:tcp")
+    finally:
+        await nodes.admit("node-b")
+    assert (status, "see the network" in text, "Fix: " in text) == (0, False, False), text
+    assert first(text).endswith(": kube-proxy forwards it, and node-b delivers it"), text
+    assert f"  -  TCP from this node to {end}: no answer within 1 s: node-b drops packets of node-a itself " in text, (
+        text
+    )
+
+
 async def test_a_dead_proxy(nodes: ThreeNodes) -> None:
     nodes.live.service("served", "b1")
     await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/served:tcp")
@@ -99,6 +151,22 @@ async def test_a_dead_proxy(nodes: ThreeNodes) -> None:
     assert status == 2
     assert "kube-proxy forwards it; node-b, which has " in first(why)
     assert "gave no answer (?)" in first(why)
+
+
+async def test_a_proxy_that_hangs(nodes: ThreeNodes) -> None:
+    nodes.live.service("hung", "b1")
+    await nodes.until(0, "node-b delivers it", "why", "pod/a1", "svc/hung:tcp")
+    pid = nodes.proxies["node-a"].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        nodes.live.endpoints("hung", "b2")
+        status, text = await nodes.ask("why", "pod/a1", "svc/hung:tcp")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (status, "node-a: the proxy at " in text) == (2, True), text
+    assert f"a signal (SIGSTOP) or a debugger has stopped the proxy: `kill -CONT {pid}`; until it runs again, " in text
+    front = nodes.live.front("hung").address
+    assert f": translates {front}:80 to {ip(nodes, 'b1')}:3000 at the hook prerouting" in text, text
 
 
 async def test_a_node_that_lacks_an_endpoint(nodes: ThreeNodes) -> None:

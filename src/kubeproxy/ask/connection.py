@@ -14,7 +14,7 @@ from kubeproxy.ask import packets, probing
 from kubeproxy.ask.checks import checkup, ports, programming, returns, routes, strangers, whereabouts
 from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridge, unforwarded, unreflecting_bridges
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Severity, end_of
+from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Severity, end_of, unreached
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import NODEPORTS, POLICIES, Explained, Target, Why, to_other_node
@@ -79,6 +79,12 @@ class Explanation(Struct, frozen=True):
         """All endpoints of the connection."""
         return frozenset(end_of(one.address) for one in self.why.endpoints)
 
+    @property
+    def surely_lost(self) -> frozenset[End]:
+        """The endpoints that the connection does not reach for a certain cause."""
+        is_stopped = any(one.harm == STOPS and one.is_wrong for one in self.findings)
+        return self.ends if is_stopped else self.lost(Effect.LOSES)
+
     def lost(self, *effects: Effect) -> frozenset[End]:
         """Return the endpoints of the findings with one of these effects."""
         return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
@@ -102,9 +108,7 @@ class Explanation(Struct, frozen=True):
     def _doubts(self) -> Iterator[str]:
         """Yield the reasons, for the heading, why the answer is unknown."""
         if self._leaves_open("endpoints"):
-            failed = all(one.failed for one in self.probes)
-            one = "no endpoint accepted a connection from" if failed else "an endpoint did not answer"
-            yield f"but {one} this node"
+            yield unreached({one.address: one.problem for one in self.probes}, self.findings)
         yield from (text for about, text in _DOUBTS.items() if self._leaves_open(about))
         first = [one.table for one in self.findings if one.severity is Severity.UNKNOWN and one.about in _FOREIGN]
         if first:
@@ -232,9 +236,11 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         findings += [*misnamed, *kernel, *_hairpin(way, why), *_around(around)]
     else:
         findings += _without_proxy(asked, node, rules, why, explained)
-    findings += probing.findings(way, rules, explained, why, probes, at_proxy=_ends_at_proxy(node, explained))
+    lost = Explanation(why, tuple(findings)).surely_lost
+    at_proxy = _ends_at_proxy(node, explained)
+    findings += probing.findings(way, rules, explained, why, probes, at_proxy=at_proxy, lost=lost)
     told = Explanation(why, tuple(findings), probes)
-    return _retried(told) if _ends_at_proxy(node, explained) and packet.protocol == PROTOCOLS["TCP"] else told
+    return _retried(told) if at_proxy and packet.protocol == PROTOCOLS["TCP"] else told
 
 
 def unrouted(asked: Source, explained: Explained) -> str:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from kubeproxy.errors import NoAnswerError
 from kubeproxy.model.addresses import pack, place_of_text
 from kubeproxy.server.text import timestamp
+from kubeproxy.wording import counted
 
 
 class Severity(IntEnum):
@@ -101,6 +102,22 @@ class Diagnosis(Struct, frozen=True):
     def from_row(cls, row: Mapping[str, str]) -> Diagnosis:
         """Return the finding that `row` produced. Raises KeyError for a missing field or an unknown severity."""
         return cls(Severity[row["severity"].upper()], row["about"], row["what"], row["why"], row["fix"])
+
+
+def unreached(problems: Mapping[str, str], findings: Iterable[Diagnosis]) -> str:
+    """Return the part of the heading about probes that may have failed only because of their own packets, from the
+    problem of each probed endpoint."""
+    doubts = [one.what for one in findings if one.about == "endpoints" and one.severity is Severity.UNKNOWN]
+    failed = [one for one in problems if any(f" to {one}: " in what for what in doubts)]
+    if len(failed) == len(problems) > 1:
+        return "but no endpoint accepted a connection from this node"
+    more = f" and {counted(len(failed) - _NAMED, 'more endpoint')}" if len(failed) > _NAMED else ""
+    verb = "refused" if all(problems[one] == REFUSED for one in failed) else "did not answer"
+    return f"but {', '.join(failed[:_NAMED])}{more} {verb} this node"
+
+
+_NAMED: Final = 3  # endpoints in the heading
+REFUSED: Final = "refused"  # the problem of a probe
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:

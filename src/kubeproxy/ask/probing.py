@@ -39,14 +39,18 @@ def findings(
     probes: Sequence[present.Probe],
     *,
     at_proxy: bool,
+    lost: Collection[End] = (),
 ) -> Iterator[Diagnosis]:
-    """Return the findings on probes for a connection; `at_proxy`: it ends at the proxy."""
+    """Return the findings on probes for a connection; `at_proxy`: it ends at the proxy; `lost`: the endpoints that the
+    connection does not reach for a certain cause. A NetworkPolicy never refuses packets of the endpoint's own node."""
     failed = {end_of(one.address): one.address for one in probes if one.failed}
     if not failed:
         return present.findings(probes, present.ProbedFor())
     packet, local = explained.packet, host.packed_local_addresses(tuple(Family), modes.interfaces())
     is_node = at_proxy or packet.source is None or any(packet.source in each for each in local.values())
-    own = () if is_node else [one.address for one in why.endpoints if not one.masqueraded]
+    closed = {one.address for one in probes if one.refused}
+    shown = {one.address for one in why.endpoints if one.node == explained.world.node_name} & closed
+    own = () if is_node else [one.address for one in why.endpoints if not one.masqueraded and one.address not in shown]
     stopped: dict[str, OwnCause] = {}
     with suppress(KubeProxyError, OSError):  # if a proxy runs, other checks report unreadable rules
         sent = [Packet(source_for(address), address, packet.protocol, port) for address, port in failed]
@@ -63,7 +67,7 @@ def findings(
         with suppress(KubeProxyError):
             interfaces = {one.ip: one.interface for one in local_addresses(family_of(packet.destination))}
     here = {one: name for one in elsewhere if (name := interfaces.get(end_of(one)[0]))}
-    return present.findings(probes, present.ProbedFor(untranslated, own, stopped, routed, elsewhere, here))
+    return present.findings(probes, present.ProbedFor(untranslated, own, stopped, routed, elsewhere, here, lost))
 
 
 def _unbridged(failed: dict[End, str], bridge: str) -> Iterator[tuple[str, OwnCause]]:

@@ -9,11 +9,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from kubeproxy.ask.finding import AS_CLIENT, Diagnosis, End, Severity, end_of
+from kubeproxy.ask.finding import AS_CLIENT, REFUSED, Diagnosis, End, Severity, end_of, unreached
 from kubeproxy.ask.why import THIS_NODE, Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply
-from kubeproxy.commands import NO, UNKNOWN, exit_code
+from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
 from kubeproxy.model.answer import Outcome
 from kubeproxy.wording import counted
 
@@ -42,6 +42,11 @@ class Delivery(Struct):
         why = self.answer.why if self.answer is not None else None
         is_known = why is not None and (why.direct or why.outcome == Outcome.HEALTH.value)  # the proxy itself answers
         return self.answer if is_known else None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the endpoint refuses connections of its node, and the node has no other problem."""
+        return self.answer is not None and not self.answer.cause(probes=False) and self.cause.endswith(f": {REFUSED}")
 
     @property
     def suspects(self) -> list[str]:
@@ -76,6 +81,8 @@ class Delivery(Struct):
             return f"the proxy of {node} does not have {end} as an endpoint{api}"
         if answer.answer == "yes":
             return f"{node} delivers to {end}"
+        if self.refuses:
+            return f"{end} refuse{'s' * (len(ends) == 1)} connections, also of {node}, its node"
         if not answer.cause(probes=False):
             return f"{end} answer{'s' * (len(ends) == 1)} no probe of {node}, its node: {self.cause}"
         return f"{node} {'does not' if answer.answer == 'no' else 'perhaps does not'} deliver to {end}: {self.cause}"
@@ -165,6 +172,51 @@ def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
     far.judged.answer, far.reply.status = "no", NO
 
 
+def settle(near: WhyAnswer, deliveries: Sequence[Delivery]) -> None:
+    """Remove the doubts about probes of endpoints that, for a certain cause, their own nodes do not deliver to."""
+    lost = [one.end.address for one in deliveries if one.severity is Severity.BROKEN]
+    dropped = [one for one in near.findings if _is_doubt(one) and _probed(one["what"], lost)]
+    near.findings = [one for one in near.findings if one not in dropped]
+    kept = {one["fix"] for one in near.findings}
+    near.fixes = [fix for fix in near.fixes if fix in kept or all(one["fix"] != fix for one in dropped)]
+
+
+def unanswered(near: WhyAnswer, deliveries: Sequence[Delivery]) -> list[Delivery]:
+    """Return the deliveries of nodes without a problem to endpoints that a probe of the client's node did not reach."""
+    doubts = [one["what"] for one in near.findings if _is_doubt(one)]
+    return [
+        one
+        for one in deliveries
+        if one.severity is Severity.FINE and any(_probed(what, [one.end.address]) for what in doubts)
+    ]
+
+
+def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> None:
+    """If the endpoint's node drops the probes of the client's node, as `probe` states, these probes say nothing about
+    the client."""
+    if probe.answer != "no":
+        return
+    problems = {one.address: one.problem for one in near.probes}
+    before = unreached(problems, near.diagnoses)
+    for row in near.findings:
+        if _is_doubt(row) and _probed(row["what"], [far.end.address]):
+            cause = probe.cause(probes=False).replace("this node", far.reply.node)
+            why = f"{far.reply.node} drops packets of {reply.node} itself ({cause}), and none of this client"
+            row |= {"severity": "note", "why": why, "fix": ""}
+    doubts = [one["fix"] for one in near.findings if _is_doubt(one)]
+    after = f", {unreached(problems, near.diagnoses)} (?)" * bool(doubts)
+    near.heading = near.heading.replace(f", {before} (?)", after)
+    if not doubts:
+        near.fixes = [fix for fix in near.fixes if any(one["fix"] == fix for one in near.findings)]
+    if all(one.severity > Severity.UNKNOWN for one in near.diagnoses) and near.answer == "unknown":
+        near.answer, reply.status = "yes", YES
+
+
+def _probed(what: str, ends: Sequence[str]) -> bool:
+    """Return whether a finding is about a probe of one of these endpoints."""
+    return any(f" to {one}: " in what for one in ends)
+
+
 def _is_doubt(row: Mapping[str, str]) -> bool:
     return (row["about"], row["severity"]) == ("endpoints", "unknown")
 
@@ -177,7 +229,10 @@ def question(end: Target, destination: str) -> tuple[str, str]:
 def heading(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> str:
     """Return the first line: the connection, and the node that drops or delivers it."""
     decision = answer.heading.partition(": ")[2]
-    return f"{connection(node, answer)}: {'; '.join(_parts(node, answer, decision, deliveries))}"
+    lost = {one.end.address for one in deliveries if one.severity is Severity.BROKEN}
+    is_lost = bool(lost) and lost.union(_lost_here(answer, deliveries)) >= {one.address for one in answer.why.endpoints}
+    none = "no endpoint gets it: " * (is_lost and len(answer.why.endpoints) > 1)
+    return f"{connection(node, answer)}: {none}{'; '.join(_parts(node, answer, decision, deliveries))}"
 
 
 def connection(node: str, answer: WhyAnswer) -> str:
@@ -186,9 +241,18 @@ def connection(node: str, answer: WhyAnswer) -> str:
 
 
 def drops_elsewhere(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> bool:
-    """Return whether only the endpoints' nodes stop the connection, and only probes found problems on the client's
-    node."""
-    return any(one.severity < Severity.NOTE for one in deliveries) and not answer.cause(probes=False)
+    """Return whether only the endpoints' nodes stop the connection, and only probes of their endpoints found problems
+    on the client's node."""
+    stops = any(one.severity < Severity.NOTE for one in deliveries)
+    return stops and not answer.cause(probes=False) and not _lost_here(answer, deliveries)
+
+
+def _lost_here(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> list[str]:
+    """Return the endpoints without an answer of their node that the connection does not reach."""
+    others = {one.end.address for one in deliveries}
+    wrong = [one.what for one in answer.diagnoses if one.about == "endpoints" and one.is_wrong]
+    own = (one.address for one in answer.why.endpoints if one.address not in others)
+    return [one for one in own if any(_probed(what, [one]) for what in wrong)]
 
 
 def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Delivery]) -> Iterator[str]:

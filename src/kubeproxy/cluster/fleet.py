@@ -45,6 +45,11 @@ class Reply(Struct, kw_only=True):
         """The reason why there is no answer; '' with an answer."""
         return f"it has the Go kube-proxy {self.go}" if self.go else self.problem
 
+    @property
+    def hangs(self) -> bool:
+        """Whether the proxy did not answer the node's command."""
+        return self.problem.startswith("the proxy at ") and "did not answer within" in self.problem
+
 
 class Shared(Struct):
     """A fact, the nodes that state the fact, and with `lacking` the nodes that do not."""
@@ -198,7 +203,9 @@ def _with_fix(reason: str, where: Container) -> str:
     if head.startswith("no kube-proxy answers at "):
         return f"{head}: `kubectl kubeproxy doctor` has the reason; the rules of a stopped proxy still decide"
     if head.startswith("the proxy at ") and "did not answer within" in head:
-        return f"{head}: see its log (`kubectl -n {where.namespace} logs {where.pod} -c {where.name}`)"
+        end = f"or end it: `kubectl -n {where.namespace} delete pod {where.pod}`"
+        log = f"see its log (`kubectl -n {where.namespace} logs {where.pod} -c {where.name}`), {end}"
+        return reason.replace("see the proxy's log and /livez", log)
     return reason
 
 

@@ -148,6 +148,10 @@ def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: 
         )
     arguments = question(source, target)
     fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
+    if len(chosen) == 1 and fleet.replies[0].hangs and target.service and target.addresses:
+        # A proxy that hangs knows no Services, but the node's command reads the rules for an address.
+        arguments = question(source, target._replace(service=""))
+        fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
     answers = [one for one in fleet.answers.values() if isinstance(one, WhyAnswer)]
     is_stopped = any(one.answer == "no" for one in answers)
     elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node and not is_stopped else None
@@ -228,6 +232,17 @@ def _deliveries(
         one.listed = end_of(one.end.address) in listed if listed is not None else None
         ends.doubt(near, fleet.replies[0].node, one)
         ends.confirm(near, fleet.replies[0].node, one)
+    ends.settle(near, made)
+    silent = ends.unanswered(near, made)
+    own = names.address_of(fleet.replies[0].node, near.why.destination)
+    places = [
+        place._replace(arguments=(own, ends.question(one.end, near.why.destination)[1]))
+        for one, place in zip(silent, found.any_of(one.end.node for one in silent), strict=True)
+    ]
+    again = ask(kubectl, places, Fleet("why", (), whole=False), ["--no-probe"], max(given.at_once, 1)) if own else ()
+    for one, (_, probe) in zip(silent, again, strict=False):
+        if isinstance(probe, WhyAnswer):
+            ends.excuse(near, fleet.replies[0], one, probe)
     return made
 
 

@@ -216,6 +216,11 @@ class Names:
                 self.known |= dict.fromkeys(one.addresses or (), pod)
         return found
 
+    def address_of(self, name: str, place: str) -> str:
+        """Return the address of a Node in the family of a place; '' if unknown."""
+        known = [each for one in self._nodes if one.metadata.name == name for each in _node_addresses(one)]
+        return next((one for one in known if (":" in one) is place.startswith("[")), "")
+
     def _node_with(self, address: str) -> str:
         for node in self._nodes:
             if pack(address) in map(pack, _node_addresses(node)):

@@ -88,7 +88,7 @@ def many(fleet: Fleet, known: Mapping[str, str]) -> None:
     if fleet.command == "verify" and any(each.fact.severity is Severity.BROKEN for each in differences):
         output.say(f"Fix: {lines.REPAIR.replace('kube-proxy', 'kubectl kubeproxy')}")
     for reason, nodes in fleet.silent().items():
-        output.marked(output.UNSEEN, f"no answer of {_nodes(nodes)}: {reason}")
+        output.marked(output.UNSEEN, named(f"no answer of {_nodes(nodes)}: {reason}", known))
 
 
 def rows(fleet: Fleet, known: Mapping[str, str]) -> dict[str, Row]:

@@ -13,6 +13,7 @@ probe from this node failed.
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kubeproxy.ask import lines
@@ -22,7 +23,7 @@ from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Explained
 from kubeproxy.commands import exit_code, output
-from kubeproxy.errors import QuestionError
+from kubeproxy.errors import NoAnswerError, QuestionError
 
 if TYPE_CHECKING:
     from kubeproxy.ask.kernel.tracing import Traced
@@ -38,7 +39,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     asked = source(given)
-    facts = knowing(asked)
+    try:
+        facts = knowing(asked)
+    except NoAnswerError as error:
+        if isinstance(error.__cause__, TimeoutError) and (now := _rules_now(given)):
+            raise NoAnswerError(f"{error}; until it runs again, the present rules decide: {now}") from error
+        raise
     try:
         explained = asked.why(given.source, given.target, given.interface)
     except QuestionError as error:
@@ -52,6 +58,15 @@ def run(given: argparse.Namespace) -> int:
         output.json(told.fields() | ({"trace": traced} if traced is not None else {}))
     dropped = traced is not None and traced.verdict.passed is False
     return exit_code(wrong=told.answer == "no" or dropped, unknown=told.answer == "unknown")
+
+
+def _rules_now(given: argparse.Namespace) -> str:
+    """Return the translation of the connection by the rules of a proxy that hangs; '' if the target is a name."""
+    from kubeproxy.ask.kernel.stopped import rules_now  # noqa: PLC0415 - a running proxy needs no look
+
+    with suppress(QuestionError):
+        return rules_now(addressed(given.source, given.target))
+    return ""
 
 
 def _trace(given: argparse.Namespace, asked: Source, explained: Explained, *, people: bool) -> Traced:

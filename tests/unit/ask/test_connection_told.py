@@ -151,7 +151,7 @@ def test_the_answer(told, status):
             "unknown",
             "?",
             "nothing listens, or a NetworkPolicy or a firewall rejects packets of this node, and perhaps of the client",
-            ("connect from the client to 10.0.0.3:80: if that fails too",),
+            ("perhaps nothing listens on 10.0.0.3:80:", "connect from the client to 10.0.0.3:80: if that fails too"),
         ),
         (
             ProbedFor(is_node=False, own_address=[REFUSED], stopped={REFUSED: OUTPUT}),
@@ -182,7 +182,7 @@ def test_a_failed_probe_is_a_fault_only_of_this_nodes_connections(connection, an
     assert (told.answer, failed.severity.mark, cause in failed.why) == (answer, mark, True)
     assert len(told.fixes) == bool(fixes)
     assert all(fix in told.fixes[0] for fix in fixes)
-    unsure = told.heading.endswith(", but an endpoint did not answer this node (?)")
+    unsure = told.heading.endswith(", but 10.0.0.3:80 refused this node (?)")
     assert unsure is (answer == "unknown")
 
 
@@ -220,7 +220,7 @@ def test_a_difference_of_the_kernel_stops_a_connection_that_no_rule_translates(f
 def test_endpoints_that_all_refuse_this_node_have_a_fix():
     connection = ProbedFor(is_node=False, own_address=[REFUSED])
     told = Explanation(why(), tuple(present.findings(PROBED[1:], connection)), PROBED[1:])
-    assert told.heading.endswith(", but no endpoint accepted a connection from this node (?)")
+    assert told.heading.endswith(", but 10.0.0.3:80 refused this node (?)")
     assert (told.answer, "is targetPort right, and does the process listen on" in told.fixes[0]) == ("unknown", True)
 
 

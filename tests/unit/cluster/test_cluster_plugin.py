@@ -422,8 +422,13 @@ def test_an_api_server_that_does_not_answer_is_no_difference(cluster: StandIn, r
             "Error: the proxy at /run/x did not answer within 10 s: see the proxy's log and /livez",
             (
                 "no answer of node-b: the proxy at /run/x did not answer within 10 s: see its log (`kubectl -n "
-                "kube-system logs kube-proxy-py-node-b -c kube-proxy`)\n"
+                "kube-system logs kube-proxy-py-node-b -c kube-proxy`), or end it: `kubectl -n kube-system delete pod "
+                "kube-proxy-py-node-b`\n"
             ),
+        ),
+        (
+            "Error: the proxy at /run/x did not answer within 10 s: a signal (SIGSTOP) has stopped it: `kill -CONT 7`",
+            "did not answer within 10 s: a signal (SIGSTOP) has stopped it: `kill -CONT 7`\n",
         ),
     ],
 )

@@ -264,7 +264,7 @@ def translating(found: Iterable[ForeignTranslation], forwarded: bool, served: bo
         yield Diagnosis(
             severity=severity,
             about="translation",
-            what=_translation(one),
+            what=translation(one),
             why=_UNORDERED if one.unordered else "a connection is translated once, by the first matching rule",
             fix=f"leave {target} out of the rules of {one.where} {one.chain}" if forwarded else "",
             harm=MISLEADS if severity is Severity.BROKEN else NOTHING,
@@ -279,7 +279,7 @@ def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[E
         old = [end for end in one.ends if end not in endpoints]
         reason = f"the objects have no endpoint {_destinations(old)}" if old else "the objects have these endpoints too"
         severity = Severity.UNKNOWN if old or not one.sure else Severity.NOTE
-        yield Diagnosis(severity, PRESENT, UNTIL + _translation(one), reason, table=one.where)
+        yield Diagnosis(severity, PRESENT, UNTIL + translation(one), reason, table=one.where)
 
 
 UNTIL: Final = "until a kube-proxy runs, "
@@ -287,7 +287,8 @@ PRESENT: Final = "present rules"
 """The check of the rules in the kernel, which determine where connections go until a kube-proxy runs."""
 
 
-def _translation(one: ForeignTranslation) -> str:
+def translation(one: ForeignTranslation) -> str:
+    """Return a text about a chain and the destinations of its translation."""
     verb = "translates" if one.sure and not one.unordered else "may translate"
     target, ends = place_text(*one.packet.original), _destinations(one.ends)
     leads = f" to {ends}" * (ends != target)

@@ -142,8 +142,9 @@ def fixes(level: Level, services: Iterable[Filler], clients: Iterable[Filler], s
     total = max(sum(states.values()), 1)
     if states.get("TCP established", 0) > total / 2:
         yield (
-            "most entries are established TCP connections: shorten conntrack.tcpEstablishedTimeout to remove "
-            "abandoned connections"
+            "most entries are established TCP connections: end the programs that abandoned connections, or remove the "
+            "entries of a client and break its connections: `conntrack -D -p tcp -s CLIENT`; a shorter "
+            "conntrack.tcpEstablishedTimeout applies to an entry only from its next packet on"
         )
     if states.get("TCP close-wait", 0) > total / 4:
         yield (

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import AS_CLIENT, MISLEADS, NOTHING, Diagnosis, Effect, Harm, Severity, end_of
+from kubeproxy.ask.finding import AS_CLIENT, MISLEADS, NOTHING, REFUSED, Diagnosis, Effect, End, Harm, Severity, end_of
 from kubeproxy.ask.kernel.looks import Seen, examiners
 from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.kernel.verdicts import kept_flow
@@ -305,6 +305,7 @@ class ProbedFor(NamedTuple):
     routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
     away: Mapping[str, str] = {}  # the endpoints on other nodes, with the node
     here: Mapping[str, str] = {}  # the endpoints in `away` whose address this node itself has, with the interface
+    lost: Collection[End] = ()  # the endpoints that the connection does not reach for a certain cause
 
 
 def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnosis]:
@@ -318,6 +319,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         why = "a listening program need not reply to an empty datagram, so silence proves nothing"
         yield Diagnosis(Severity.NOTE, "endpoints", f"{what}: {', '.join(one.address for one in quiet)}", why)
     explained = {*connection.here, *(address for address, own in connection.stopped.items() if own.sure)}
+    explained |= {one.address for one in probes if end_of(one.address) in connection.lost}
     wrong = [one for one in probes if one.failed and not one.absent and one.address not in explained]
     refused = [one.address for one in wrong if one.refused]
     closed = f"nothing listens on {', '.join(refused)}"
@@ -336,15 +338,16 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         elif one.absent:
             fix = f"nothing on this node's links has the address {place_of_text(one.address)[0]}: {_RUNS}"
             yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
+        elif end_of(one.address) in connection.lost:
+            yield Diagnosis(Severity.NOTE, "endpoints", what)
         elif own:
             rest = f"{closed}: {_LISTENS}" if one.refused else f"look at the pod network, at {_POLICIES}"
             yield Diagnosis(Severity.UNKNOWN, "endpoints", what, own.reason, f"{own.fix}; if none does, {rest}")
         elif one.address in connection.own_address and one.problem != _BLACKHOLE:
             cause, verb = ("nothing listens", "rejects") if one.refused else ("the pod network loses packets", "drops")
-            is_port = one.refused and not (reached or quiet)
             fix = AS_CLIENT.format(", ".join(refused) if one.refused else silent)
             fix += f"look at {_POLICIES if one.refused else _NETWORK}"
-            fix = f"perhaps {closed}: {_LISTENS} If it listens, {fix}" if is_port else fix
+            fix = f"perhaps {closed}: {_LISTENS} If it listens, {fix}" if one.refused else fix
             yield Diagnosis(Severity.UNKNOWN, "endpoints", what, f"{cause}, or {_PERHAPS_CLIENT.format(verb)}", fix)
         else:
             fix = (
@@ -443,7 +446,7 @@ def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
         silent, absent = _silent(address)
         return Probe(address, protocol, seconds, what + f", as {silent}" * bool(silent), absent=absent)
     if error.errno == errno.ECONNREFUSED:
-        return Probe(address, protocol, seconds, "refused", refused=True)
+        return Probe(address, protocol, seconds, REFUSED, refused=True)
     if error.errno == errno.EINVAL:  # the kernel's errors for these kinds of routes
         return Probe(address, protocol, seconds, _BLACKHOLE)
     return Probe(address, protocol, seconds, os.strerror(error.errno or errno.EIO).lower())

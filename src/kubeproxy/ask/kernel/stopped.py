@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from msgspec.structs import replace
 
+from kubeproxy.ask import packets
 from kubeproxy.ask.checks import checkup, strangers, whereabouts
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Facts
@@ -13,13 +16,30 @@ from kubeproxy.ask.lines import difference
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.state import Kind
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.model.addresses import destination_text
+from kubeproxy.kernel import chains
+from kubeproxy.meaning.found import firewalls
+from kubeproxy.model.addresses import destination_text, family_of, place_text
+from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import ServiceName
-from kubeproxy.setup import modes
+from kubeproxy.setup import host, modes
 from kubeproxy.wording import counted
 
 _FROM_OBJECTS = "the answer is from the objects alone"
 _DIFFER = "they differ from what the objects and this configuration need; `kube-proxy verify{}{}` lists the differences"
+
+
+def rules_now(packet: Packet) -> str:
+    """Return a text about the translations of a packet by the rules in the kernel, of any program; '' if these cannot
+    be read."""
+    family = family_of(packet.destination)
+    local = host.packed_local_addresses((family,), modes.interfaces())[family]
+    try:
+        (first,) = packets.early(packets.CheckedConnection(packet, local))
+        tables = firewalls(chains.chains(), frozenset())
+        found = [strangers.translation(one) for each in tables for one in each.translations(first._replace(before=inf))]
+    except (KubeProxyError, OSError):
+        return ""
+    return "; ".join(found) or f"no rule in the kernel translates {place_text(packet.destination, packet.port)}"
 
 
 def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosis:
