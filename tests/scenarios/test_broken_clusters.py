@@ -444,6 +444,7 @@ async def test_no_ready_endpoint(nodes: ThreeNodes) -> None:
 async def test_policy_local_without_a_local_endpoint(nodes: ThreeNodes) -> None:
     nodes.live.service("local", "a1", type="NodePort", externalTrafficPolicy="Local", internalTrafficPolicy="Local")
     port = nodes.live.front("local", "nodeport").port
+    await nodes.until(1, "the client sees a timeout", "why", "node/node-a", f"node/node-b:{port}")
     for words, field in (((OUTSIDE, f"node/node-b:{port}"), "external"), (("pod/b1", "svc/local:tcp"), "internal")):
         text = await nodes.until(1, ": dropped, the client sees a timeout", "why", *words)
         assert "asked on node-b" in text

@@ -156,6 +156,8 @@ def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: 
     is_stopped = any(one.answer == "no" for one in answers)
     elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node and not is_stopped else None
     if elsewhere is not None and elsewhere.node in found.places:
+        if arguments[0] == NODE and (own := names.address_of(source.node, answers[0].why.destination)):
+            arguments = own, arguments[1]  # on the other node, the word node would be that node
         fleet = _asked(given, kubectl, found.of([elsewhere.node]), "why", arguments, options)
     for one in fleet.answers.values():
         if isinstance(one, WhyAnswer) and len(fleet.replies) == 1:
