@@ -20,23 +20,12 @@ DELETE: Final = SUBSYSTEM | 2  # IPCTNL_MSG_CT_DELETE
 FIRST_ATTRIBUTE: Final = nl.HEADER.size + 4  # struct nfgenmsg
 
 # Bits of an entry's status (enum ip_conntrack_status).
-ANSWERED: Final = 1 << 1
-DESTINATION_TRANSLATED: Final = 1 << 5
+ANSWERED, DESTINATION_TRANSLATED = 1 << 1, 1 << 5
 
-TUPLE_ORIGINAL: Final = 1
-_TUPLE_REPLY: Final = 2
-STATUS: Final = 3
-_PROTOCOL_STATE: Final = 4
-ID: Final = 12
-ZONE: Final = 18
-FILTER: Final = 25
-_STATUS_MASK: Final = 26
+TUPLE_ORIGINAL, _TUPLE_REPLY, STATUS, _PROTOCOL_STATE, ID = 1, 2, 3, 4, 12
+ZONE, FILTER, _STATUS_MASK = 18, 25, 26
 # Attributes of a tuple. Source addresses have the numbers 1 (IPv4) and 3 (IPv6).
-_TUPLE_IP: Final = 1
-_TUPLE_PROTOCOL: Final = 2
-_PROTOCOL: Final = 1
-_SOURCE_PORT: Final = 2
-_DESTINATION_PORT: Final = 3
+_TUPLE_IP, _TUPLE_PROTOCOL, _PROTOCOL, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 1, 2, 3
 # Bits of CTA_FILTER (Linux 5.8): the fields of a tuple that the kernel compares.
 _COMPARE_PROTOCOL: Final = 1 << 3
 _ENDS: Final = ((TUPLE_ORIGINAL, 2, 1 << 1, _DESTINATION_PORT, 1 << 5), (_TUPLE_REPLY, 1, 1 << 0, _SOURCE_PORT, 1 << 4))

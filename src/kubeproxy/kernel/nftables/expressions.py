@@ -16,12 +16,7 @@ from kubeproxy.kernel.nftables import nfta
 
 VERDICT: Final = 0
 
-DROP: Final = 0
-ACCEPT: Final = 1
-CONTINUE: Final = -1
-JUMP: Final = -3
-GOTO: Final = -4
-RETURN: Final = -5
+DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
 
 
 class RuleVerdict(NamedTuple):
