@@ -32,6 +32,8 @@ async def test_both_ends_of_a_healthy_connection(nodes: ThreeNodes) -> None:
     said = ": kube-proxy forwards it, and node-b delivers it\n"
     text = await nodes.until(0, said, "why", "pod/a1", "svc/healthy:tcp")
     assert f"ok node-b delivers to {ip(nodes, 'b1')}:3000 (100.0% of the connections)\n" in text
+    _, text = await nodes.ask("why", "pod/a1", "svc/healthy:tcp", "--no-probe")
+    assert (first(text).endswith(", and nothing on node-b stops it"), "deliver" in text) == (True, False), text
     text = await nodes.until(0, "node-b delivers it", "why", "node/node-a", "svc/healthy:80/udp", "-o", "json")
     (delivery,) = valid("cluster", text)["deliveries"]
     assert (delivery["severity"], delivery["node"]["node"]) == ("fine", "node-b")
@@ -450,6 +452,12 @@ async def test_policy_local_without_a_local_endpoint(nodes: ThreeNodes) -> None:
         assert "asked on node-b" in text
         local = "policy Local, and none of the Service's endpoints is on this node"
         assert f"x  {local} (spec.{field}TrafficPolicy)" in text
+    _, text = await nodes.ask("services", "svc/local")
+    for front in (nodes.live.front("local"), nodes.live.front("local", "nodeport")):
+        kind = "cluster" if front.port == 80 else "nodeport"
+        assert re.search(
+            rf"-  2 of 3 nodes: {kind} \S+:{front.port} \(tcp TCP IPv4\): dropped from .*, as policy", text
+        ), text
 
 
 async def test_source_ranges_that_exclude_the_client(nodes: ThreeNodes) -> None:
@@ -482,8 +490,10 @@ async def test_stale_rules_of_another_proxy(nodes: ThreeNodes) -> None:
     finally:
         await nodes.run("node-b", "iptables-nft", "-t", "nat", "-F")
         await nodes.run("node-b", "iptables-nft", "-t", "nat", "-X")
-    assert ": on node-b, kube-proxy forwards it, unless another kube-proxy's rules take it first (x)" in first(text)
-    assert f"left by another kube-proxy: 2 chains KUBE-... of iptables-nft, with rules for {address}:80" in text
+    there = f", to {ip(nodes, 'a2')}:3000"
+    taken = ": on node-b, kube-proxy forwards it, unless another kube-proxy's rules take it first"
+    assert f"{taken}{there} (" in first(text), text
+    assert f"left by another kube-proxy: 2 chains KUBE-... of iptables-nft, with rules for {address}:80{there}" in text
 
 
 @pytest.mark.slow("a table of connections that is full")

@@ -85,6 +85,12 @@ class Explanation(Struct, frozen=True):
         is_stopped = any(one.harm == STOPS and one.is_wrong for one in self.findings)
         return self.ends if is_stopped else self.lost(Effect.LOSES)
 
+    @property
+    def _leads(self) -> str:
+        """The destinations of rules that another kube-proxy left, after a comma; '' if unknown."""
+        left = (one.what for one in self.findings if one.about == "leftovers" and one.is_wrong)
+        return "".join(next(left, "").partition(strangers.LEADING)[1:])
+
     def lost(self, *effects: Effect) -> frozenset[End]:
         """Return the endpoints of the findings with one of these effects."""
         return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
@@ -154,7 +160,7 @@ class Explanation(Struct, frozen=True):
         if closed is not None:
             return self.why.heading_with(f"dropped, the client sees a timeout: {closed.what} (x)")
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
-        more += ", unless another kube-proxy's rules take it first (x)" * taken
+        more += f", unless another kube-proxy's rules take it first{self._leads} (x)" * taken
         is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
         heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
         if self._is_left:
@@ -331,7 +337,7 @@ def _without_proxy(
         return
     now, left = checkup.Checkup([], []), checkup.Checkup([], [])
     now.look("translation", lambda: checkup.translated_now(_way(node, why, explained), rules))
-    left.look("rules of kube-proxies", lambda: checkup.rules_left(node, rules.sight, forwarded=True))
+    left.look("rules of kube-proxies", lambda: checkup.rules_left(node, rules, forwarded=True))
     yield from _around(now)
     for one in _around(left):
         fix = one.fix and f"compare them with the objects (`kube-proxy verify{flags}`), and {one.fix}"

@@ -185,9 +185,12 @@ class ServicesAnswer(_Answer):
     """An answer of `services` without a name."""
 
     services: list[_Service]
+    findings: list[dict[str, str]] = []
 
     def facts(self) -> Iterator[Fact]:
-        """Yield the state of each Service, and the ports without an endpoint for connections from the node."""
+        """Yield the reasons why objects are outdated, the state of each Service, and the ports without an endpoint for
+        connections from the node."""
+        yield from map(_of_finding, map(Diagnosis.from_row, self.findings))
         for one in self.services:
             name, reason = f"{one.namespace}/{one.name}", f" ({one.reason})" * bool(one.reason)
             count = one.endpoints if one.serving < 0 else one.serving
@@ -209,12 +212,16 @@ class ServiceAnswer(_Answer):
     ports: list[dict[str, Any]] = []
     committed: list[dict[str, Any]] | None = None
     problems: list[str] = []
+    findings: list[dict[str, str]] = []
 
     def facts(self) -> Iterator[Fact]:
-        """Yield facts about the Service: its state, the versions of its objects, and whether the kernel has its rules.
+        """Yield facts about the Service: its state, the versions of its objects and the reasons why the objects may be
+        outdated, and whether the kernel has its rules.
 
-        Actions and local endpoints are no facts, because they depend on the node by policy. Weights, drained endpoints
-        and ejected endpoints are notes, because nodes may differ in them for a time."""
+        Actions and local endpoints are no facts, because they depend on the node by policy; a frontend that policy
+        Local makes drop connections is a note. Weights, drained endpoints and ejected endpoints are notes, because
+        nodes may differ in them for a time."""
+        yield from map(_of_finding, map(Diagnosis.from_row, self.findings))
         reason = f" ({self.reason})" * bool(self.reason)
         yield Fact(_severity(self.state), f"{self.namespace}/{self.name}: {self.state}{reason}", expected=True)
         if self.resource_version:
@@ -233,6 +240,10 @@ class ServiceAnswer(_Answer):
             for kind, group in groups:
                 if special := [one for one in group if kind == "drained" or " " in one]:
                     yield Fact(Severity.NOTE, f"{label}: {kind} {' '.join(special)}")
+            for front in port["frontends"] if ends else ():
+                if dropped := [name for name in _ORIGINS if front.get(f"from{name}") == "drop"]:
+                    text = f"{front['kind']} {front['address']} ({label}): dropped from {', '.join(dropped).lower()}"
+                    yield Fact(Severity.NOTE, f"{text}, as policy Local has no endpoint on the node")
             if not ends:
                 yield Fact(Severity.NOTE, f"no endpoint for new connections ({label})")
 
@@ -295,6 +306,9 @@ class TraceAnswer(_Answer):
     def facts(self) -> Iterator[Fact]:
         """Yield no facts, because each node traces different packets."""
         return iter(())
+
+
+_ORIGINS: Final = ("Pods", "Node", "Outside")  # the clients with an action of their own, as in names of fields
 
 
 def _severity(state: str) -> Severity:

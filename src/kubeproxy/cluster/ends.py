@@ -80,7 +80,7 @@ class Delivery(Struct):
             api = {None: "", False: ", and the API server no longer has it", True: late}[self.listed]
             return f"the proxy of {node} does not have {end} as an endpoint{api}"
         if answer.answer == "yes":
-            return f"{node} delivers to {end}"
+            return f"{node} delivers to {end}" if answer.probes else f"nothing on {node} stops packets to {end}"
         if self.refuses:
             return f"{end} refuse{'s' * (len(ends) == 1)} connections, also of {node}, its node"
         if not answer.cause(probes=False):
@@ -259,6 +259,8 @@ def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Del
     doubtful = {one.reply.node for one in deliveries if one.severity < Severity.NOTE}
     fine = sorted({one.reply.node for one in deliveries if one.severity is Severity.FINE} - doubtful)
     carried = f"{', '.join(fine)} deliver{'s' * (len(fine) == 1)} it"
+    if not any(one.answer is not None and one.answer.probes for one in deliveries):
+        carried = f"nothing on {', '.join(fine)} stops it"
     here = decision.replace("this node", node)
     is_open = answer.answer == "yes" and all(one.severity is not Severity.BROKEN for one in deliveries)
     if is_open or not drops_elsewhere(answer, deliveries):

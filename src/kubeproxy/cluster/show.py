@@ -168,7 +168,8 @@ def _print_flows(fleet: Fleet) -> None:
             if not fleet.arguments:
                 _add(by_name, (port.service,), port)
             for end in port.endpoints if fleet.arguments else ():
-                _add(by_name, (f"{end.address} {port.port}", end.pod), end)
+                gone = "" if end.serving else "no endpoint any more"
+                _add(by_name, (f"{end.address} {port.port}", " ".join(filter(None, (end.pod, gone)))), end)
     head = ("CONNECTIONS", "NEW/S", "UNANSWERED", "CLOSING")
     output.table(
         ("ENDPOINT", "POD", *head) if fleet.arguments else ("SERVICE", *head),

@@ -336,6 +336,15 @@ def test_a_missing_endpoint_and_an_old_slice_are_named(cluster: StandIn, run: Ru
     assert text.count("10.244.0.7:3000") == 1
 
 
+def test_the_reason_of_outdated_objects_is_named(cluster: StandIn, run: Run):
+    late = finding("the API server cannot be reached", "broken")
+    for words, answer in ((("shop/web",), service("9", "10.244.0.7:3000")), ((), {"out": made(mode="", services=[])})):
+        cluster.node("node-a", **answer)
+        cluster.printed["kube-proxy-py-node-a"]["out"] = json.dumps(json.loads(answer["out"]) | {"findings": [late]})
+        _, text, _ = run("services", *words)
+        assert "x  the API server cannot be reached\n" in text
+
+
 def test_a_service_without_endpoints_is_noted(cluster: StandIn, run: Run):
     cluster.node("node-a", **service("9"))
     status, text, _ = run("services", "shop/web")
@@ -464,11 +473,14 @@ def test_connections_of_all_nodes_are_added_up(cluster: StandIn, run: Run):
     for name, count in (("node-a", 3), ("node-b", 4)):
         used = {"connections": count, "closing": 0, "unanswered": count - 3, "newPerSecond": 0.5}
         end = {"address": "10.244.1.8:3000", "pod": "shop/web-8", "share": 1.0, "serving": True, **used}
-        port = {"service": "shop/web", "port": "http/TCP", "family": "IPv4", "endpoints": [end], "clients": [], **used}
+        gone = end | {"address": "10.244.1.9:3000", "pod": "", "serving": False}
+        port = {"service": "shop/web", "port": "http/TCP", "family": "IPv4", "endpoints": [end, gone], "clients": []}
+        port |= used
         cluster.node(name, out=made(mode="nftables", ports=[port], look={}), status=count - 3)
     status, text, _ = run("flows", "shop/web")
     assert status == NO
-    assert "10.244.1.8:3000 http/TCP  shop/web-8  7            1.0    1           0" in text
+    assert "10.244.1.8:3000 http/TCP  shop/web-8            7            1.0    1           0" in text
+    assert "10.244.1.9:3000 http/TCP  no endpoint any more  7            1.0    1           0" in text
     assert "x  1 of 2 nodes: shop/web: connections to which nothing came back for a second: node-b" in text
 
 

@@ -173,7 +173,7 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
     report.look("routes", lambda: routes.refused(node, lambda: rules.others))
     report.look("forwarding", lambda: nodes.unforwarded(node) if node.refused else ())
     if sight is not None:
-        report.look("rules of other kube-proxies", lambda: rules_left(node, sight, forwarded=False))
+        report.look("rules of other kube-proxies", lambda: rules_left(node, rules, forwarded=False))
         report.look("translation by other programs", lambda: _translations(node, rules, forwarded=False))
         if node.answers:
             report.look("firewalls", lambda: _chains(node, rules, ends_here=True))
@@ -309,7 +309,7 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
     elif not node.running and not node.proxies:
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     if not rules.second:
-        yield from rules_left(node, sight, forwarded=True)
+        yield from rules_left(node, rules, forwarded=True)
     yield from _translations(node, rules, forwarded=True)
     yield from _chains(node, rules, ends_here=bool(node.mode.interface))
 
@@ -396,7 +396,7 @@ def leftovers(mode: Mode, packet: Packet) -> list[Diagnosis]:
     """Return the findings on rules of other kube-proxies that match a connection. Raises KubeProxyError."""
     family = family_of(packet.destination)
     node = CheckedNode(None, 0, mode, KubeProxyConfiguration(), running=True, family=family, packet=packet)
-    return list(rules_left(node, NodeRules(node).sight, forwarded=True))
+    return list(rules_left(node, NodeRules(node), forwarded=True))
 
 
 def _as_sent(packet: Packet) -> Packet:
@@ -415,13 +415,17 @@ def _traces_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> list[Tr
     return [one for one in left if one.catches(asked, forwarded)]
 
 
-def rules_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> Iterator[Diagnosis]:
+def rules_left(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Iterator[Diagnosis]:
     """Check for leftover rules of other kube-proxies. For one connection, `forwarded` or not, check only the rules that
     match the connection."""
-    packet = node.packet
+    packet, sight = node.packet, rules.sight
     if node.running or not node.proxies:
         left = _traces_left(node, sight, forwarded=forwarded)
         place = place_text(packet.destination, packet.port) if packet is not None else ""
+        if left and node.running and node.first is not None:
+            found = (one for each in rules.others for one in each.translations(node.first))
+            ends = dict.fromkeys(end for one in found if one.unordered for end in one.ends)
+            place += f"{strangers.LEADING}{strangers.destinations(list(ends))}" * bool(ends)
         resets = "; this ends the connections of all Services of this node"
         resets *= node.running and node.mode.flows_end is FlowsEnd.PROXY
         for one in strangers.left_over(left, node.mode.name if node.running else "", place):

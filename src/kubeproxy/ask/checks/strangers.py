@@ -107,6 +107,7 @@ def of_tables_left(found: Iterable[Diagnosis], left: Mapping[str, str]) -> Itera
             yield replace(one, what=f"{LEFT} in {mode} mode: {one.what}", fix=_REMOVAL, left_mode=mode)
 
 
+LEADING: Final = ", to "  # before the destinations of leftover rules
 LEFT: Final = "left by another kube-proxy"
 _REMOVAL: Final = "make sure that no other kube-proxy runs, then restart this one: it removes the other's rules"
 
@@ -277,7 +278,7 @@ def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[E
     present objects."""
     for one in found:
         old = [end for end in one.ends if end not in endpoints]
-        reason = f"the objects have no endpoint {_destinations(old)}" if old else "the objects have these endpoints too"
+        reason = f"the objects have no endpoint {destinations(old)}" if old else "the objects have these endpoints too"
         severity = Severity.UNKNOWN if old or not one.sure else Severity.NOTE
         yield Diagnosis(severity, PRESENT, UNTIL + translation(one), reason, table=one.where)
 
@@ -290,12 +291,13 @@ PRESENT: Final = "present rules"
 def translation(one: ForeignTranslation) -> str:
     """Return a text about a chain and the destinations of its translation."""
     verb = "translates" if one.sure and not one.unordered else "may translate"
-    target, ends = place_text(*one.packet.original), _destinations(one.ends)
+    target, ends = place_text(*one.packet.original), destinations(one.ends)
     leads = f" to {ends}" * (ends != target)
     return f"{one.where}, chain {one.chain}: {verb} {target}{leads} at the hook {one.packet.hook}"
 
 
-def _destinations(ends: Sequence[End]) -> str:
+def destinations(ends: Sequence[End]) -> str:
+    """Return a text about the destinations of a translation."""
     shown = [place_text(*end) if any(end[0]) else f"this node, port {end[1]}" for end in ends[:_LISTED]]
     return " or ".join([*shown, *([f"{len(ends) - _LISTED} others"] if len(ends) > _LISTED else [])])
 
