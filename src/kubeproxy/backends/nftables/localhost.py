@@ -44,20 +44,14 @@ class RelayTarget(NamedTuple):
     affinity: int
 
 
-class RelayMetrics(NamedTuple):
-    """Metrics of one family's relay."""
-
-    listeners: GaugeMetric
-    failures: CounterMetric
-
-
 class LocalhostRelay:
     """The listeners of one family, by NodePort. Not thread-safe; a separate thread relays the bytes."""
 
-    def __init__(self, family: Family, path: DataPath, metrics: RelayMetrics) -> None:
+    def __init__(self, family: Family, path: DataPath, listeners: GaugeMetric, failures: CounterMetric) -> None:
         self._family = family
         self._path = path
-        self._metrics = metrics
+        self._listeners = listeners
+        self._failures = failures
         self._wanted: dict[ServiceName, dict[int, RelayTarget]] = {}
         self._open: dict[int, tcp.TcpListener] = {}
         self._missing: dict[int, RelayTarget] = {}
@@ -78,7 +72,7 @@ class LocalhostRelay:
         for port, target in after.items():
             if before.get(port) != target or port not in self._open:
                 self._serve(port, target)
-        self._metrics.listeners.set(len(self._open))
+        self._listeners.set(len(self._open))
 
     def replace(self, services: Mapping[ServiceName, Iterable[ServicePlan]]) -> None:
         """Open, change and close listeners so that exactly these Services have listeners."""
@@ -90,7 +84,7 @@ class LocalhostRelay:
         if self._missing and time.monotonic() >= self._again:
             for port, target in list(self._missing.items()):
                 self._serve(port, target)
-            self._metrics.listeners.set(len(self._open))
+            self._listeners.set(len(self._open))
 
     def close(self) -> None:
         """End all connections."""
@@ -133,7 +127,7 @@ class LocalhostRelay:
             why = error.strerror if isinstance(error, OSError) else str(error)
             where = f"{LOOPBACK[self._family]} port {port}"
             log.error("%s: its NodePort cannot listen on %s: %s; does another program use it?", target.key, where, why)
-            self._metrics.failures.inc()
+            self._failures.inc()
         self._missing[port] = target
         self._again = time.monotonic() + RETRY_SECONDS
 
@@ -165,8 +159,9 @@ def relays(registry: MetricRegistry, families: Iterable[Family]) -> dict[Family,
     )
     sys.setswitchinterval(SWITCH_INTERVAL)
     path = DataPath.open(0.0)
-    metrics = {each: RelayMetrics(listeners.labels(each.label), failures.labels(each.label)) for each in families}
-    return {family: LocalhostRelay(family, path, its) for family, its in metrics.items()}
+    return {
+        each: LocalhostRelay(each, path, listeners.labels(each.label), failures.labels(each.label)) for each in families
+    }
 
 
 def count_refusals(registry: MetricRegistry, families: Iterable[Family]) -> None:
