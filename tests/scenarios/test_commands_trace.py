@@ -237,14 +237,22 @@ async def test_a_dropped_reply_is_distinguished_from_the_request(live: Live) -> 
 
 
 async def test_our_refusals_are_reported_with_a_reason(live: Live) -> None:
-    live.service("unserved", "")
-    front = live.front("unserved")
+    live.service("unserved", "", externalIPs=[live.ips["node"]["IPv4"]])
+    live.service("distant", "b1", internalTrafficPolicy="Local")
+    front, nobody = live.front("unserved"), "no endpoint anywhere takes new connections"
     await live.expect(front, {"node": "refused"})
-    status, text = await live.ask("trace", "node", f"{front.address}:80")
-    assert status == 1, text
-    (verdict,) = re.findall(r"Verdict: (.*)", text)
-    assert verdict.startswith("the request was refused by rule"), verdict
-    assert "which is ours: " in verdict
+    await live.expect(live.front("distant"), {"node": "timeout"}, "tcp")
+    for target, verb, cause in (
+        (f"{front.address}:80", "refused", nobody),
+        (f"{live.ips['node']['IPv4']}:80", "refused", nobody),
+        ("default/distant:80", "dropped", "policy Local, and none of the Service's endpoints is on this node"),
+    ):
+        status, text = await live.ask("trace", "node", target)
+        assert status == 1, text
+        (verdict,) = re.findall(r"Verdict: (.*)", text)
+        assert verdict.startswith(f"the request was {verb} by rule"), verdict
+        assert "which is ours: " in verdict
+        assert verdict.endswith(f"; no rule of the proxy translates it: {cause}"), verdict
 
 
 async def test_an_endpoint_that_does_not_answer_is_not_blamed_on_a_rule(live: Live) -> None:

@@ -11,7 +11,17 @@ from msgspec import Struct
 
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.errors import QuestionError
-from kubeproxy.model.addresses import PROTOCOL_NAMES, PROTOCOLS, Family, family_of, pack, parse_networks, unpack, within
+from kubeproxy.model.addresses import (
+    PROTOCOL_NAMES,
+    PROTOCOLS,
+    Family,
+    family_of,
+    is_loopback,
+    pack,
+    parse_networks,
+    unpack,
+    within,
+)
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.compile import skipped
 from kubeproxy.model.objects import LABEL, Node
@@ -40,6 +50,9 @@ def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") ->
         namespace, slash, own = where.partition("/")
         name = (namespace, own) if slash else ("default", where)
         destination, number, protocol = _service_address(snapshot, name, number, protocol, client[0])
+    here = client[0] is None or is_loopback(client[0]) or client[0] in snapshot.addresses
+    if is_loopback(destination) and not (here or interface):
+        raise QuestionError(f"{unpack(destination)} is {source}'s own loopback: its packets do not reach this node")
     return _packet(client, destination, protocol, number, interface)
 
 

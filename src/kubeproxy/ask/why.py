@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.question import NODE, Elsewhere, counted_host, home, is_own_pod, nodes_of, stranger
 from kubeproxy.ask.snapshot import Snapshot
+from kubeproxy.config.modes import LOOPBACK_SWITCHES
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.model.addresses import (
@@ -152,7 +153,7 @@ def unmasqueraded(local_mode: str, family: Family, counted: str = "") -> tuple[s
     return f"clusterCIDR has no {family.label} network", f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`"
 
 
-NODEPORTS, LOCALHOST_NODEPORTS = "nodePortAddresses", "iptables.localhostNodePorts"  # fields of the configuration
+NODEPORTS = "nodePortAddresses"  # the field of the configuration
 POLICIES = frozenset({"spec.internalTrafficPolicy", "spec.externalTrafficPolicy"})  # fields of Services
 THIS_NODE, _ITS_NODE = "this node", "the client's node"
 
@@ -185,7 +186,8 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     on other nodes, if the destination is an address or endpoint of this node, or if the incoming interface is given."""
     made = answer(snapshot.planner, packet, snapshot.addresses, snapshot.mode.habits)
     if made.outcome is Outcome.NOT_OURS and made.plan is None:
-        made = _own_port(snapshot, packet) or _untranslated(snapshot, packet) or _switched_off(snapshot, packet, made)
+        made = _own_port(snapshot, packet) or _untranslated(snapshot, packet) or made
+    made = _switched_off(snapshot, packet, made)
     client = home(snapshot, packet.source)
     direct = made.outcome is Outcome.FORWARDED and made.plan is None
     ends_here = packet.destination in snapshot.addresses or (direct and home(snapshot, packet.destination) is None)
@@ -224,13 +226,14 @@ def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
 def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
     config, (*others, last) = snapshot.options.config, made.steps
     family, switch = family_of(packet.destination), config.of_mode.loopback_switch(config)
-    if last.field != NODEPORTS or not is_loopback(packet.destination) or family is not Family.IPV4 or not switch:
+    v6 = family is Family.IPV6 and switch == LOOPBACK_SWITCHES[0]  # the field does not apply to IPv6
+    if last.field != NODEPORTS or not is_loopback(packet.destination) or v6 or not switch:
         return made
     networks = parse_networks(config.node_port_addresses, family)
     excluded = PRIMARY in config.node_port_addresses or (networks and not within(packet.destination, networks))
     more = f", and {NODEPORTS} excludes this address" if excluded else ""
-    text, _, _ = last.text.partition(": they answer on")
-    step = AnswerStep(False, f"{text}: {switch} is false{more}", switch)
+    text, _, where = last.text.partition(": they answer on")
+    step = AnswerStep(False, f"{text}: {switch} is false{more}; they answer on{where}", switch)
     return replace(made, steps=(*others, step))
 
 
@@ -352,8 +355,8 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
     blocking = {step.field for step in made.steps if not step.passes}
     if "spec.loadBalancerSourceRanges" in blocking:
         yield from _range_fixes(packet, world.of(family_of(packet.destination)))
+    yield from _address_fixes(packet, blocking, world)
     if made.plan is None or made.frontend is None:
-        yield from _address_fixes(packet, blocking, world)
         return
     unplaced = [one for one in made.absent if one.field == UNPLACED]
     for one in unplaced:
@@ -383,16 +386,16 @@ def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
         yield f"add {network_text((source, source))} to spec.loadBalancerSourceRanges"
 
 
-def _address_fixes(packet: Packet, blocking: Collection[str], world: Globals) -> Iterator[str]:
+def _address_fixes(packet: Packet, blocking: set[str], world: Globals) -> Iterator[str]:
     port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
     if "spec.ports" in blocking:
         yield f"use a port of the Service (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
     if PORT_RANGES in blocking:
         yield "change the annotation so that its ranges contain no port that another Service has at this address"
-    if LOCALHOST_NODEPORTS in blocking:
+    for field in blocking.intersection(LOOPBACK_SWITCHES):
         yield (
-            "use an address of this node on which NodePorts answer, or set iptables.localhostNodePorts to true: "
-            "NodePorts then answer on the addresses of 127.0.0.0/8 that nodePortAddresses includes"
+            f"use an address of this node on which NodePorts answer, or set {field} to true: TCP NodePorts then answer "
+            f"on 127.0.0.1 if {NODEPORTS} contains localhost"
         )
     if NODEPORTS in blocking:
         use, ours = "use an address on which NodePorts answer", world.of(family_of(packet.destination))

@@ -137,8 +137,8 @@ def decided_of(asked: Source, explained: Explained | None) -> DecidedFlow:
     if explained is None or not asked.running or explained.why.elsewhere is not None:
         return UNDECIDED
     unserved = "; ".join(one.text for one in explained.why.steps if not one.passes)
-    is_own = explained.why.outcome == Outcome.NOT_OURS.value
-    return DecidedFlow(partial(unrouted, asked, explained), unserved * is_own, partial(untranslated, asked, explained))
+    unserved *= not (explained.why.forwarded or explained.why.outcome == Outcome.HEALTH.value)
+    return DecidedFlow(partial(unrouted, asked, explained), unserved, partial(untranslated, asked, explained))
 
 
 def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Explained | None]:

@@ -28,6 +28,8 @@ PRIMARY_ADDRESS = ("primary",)
 NODEPORT_WORDS = {"primary": PRIMARY_ADDRESS, "localhost": ("127.0.0.0/8", "::1/128"), "all": EVERY_ADDRESS}
 """More words that nodePortAddresses accepts, as in Kubernetes 1.37 (KEP-6032); 1.36 accepts only `primary`."""
 
+_GATE: Final = "KubeProxyNFTablesLocalhostNodePorts"
+LOOPBACK_SWITCHES: Final = "iptables.localhostNodePorts", f"featureGates.{_GATE}"  # of iptables and of nftables mode
 _INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
 _SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # shorter than IP_VS_SCHEDNAME_MAXLEN; part of a module's name
 
@@ -84,7 +86,7 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
         return "never"
 
     def loopback_switch(self, config: ConfigurationFields) -> str:  # noqa: ARG002
-        """Return the path of the field that disables NodePorts on 127.0.0.0/8; '' for no field."""
+        """Return the path of the field that disables NodePorts on loopback; '' for no field."""
         return ""
 
 
@@ -118,7 +120,11 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
 
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
         """Return "relayed" if Kubernetes 1.37's gate is on: no rules of this mode translate packets from loopback."""
-        return "relayed" if gate_enabled(config.feature_gates, "KubeProxyNFTablesLocalhostNodePorts") else "never"
+        return "relayed" if gate_enabled(config.feature_gates, _GATE) else "never"
+
+    def loopback_switch(self, config: ConfigurationFields) -> str:
+        """Return the path of the gate that disables NodePorts on loopback; '' if it is on."""
+        return "" if gate_enabled(config.feature_gates, _GATE) else LOOPBACK_SWITCHES[1]
 
 
 class IptablesMode(ModeConfig, frozen=True, kw_only=True):
@@ -130,7 +136,7 @@ class IptablesMode(ModeConfig, frozen=True, kw_only=True):
 
     def loopback_switch(self, config: ConfigurationFields) -> str:
         """Return the path of the field that disables NodePorts on 127.0.0.0/8; '' if they are enabled."""
-        return "" if config.iptables.localhost_node_ports else "iptables.localhostNodePorts"
+        return "" if config.iptables.localhost_node_ports else LOOPBACK_SWITCHES[0]
 
 
 class IpvsMode(ModeConfig, frozen=True, kw_only=True):

@@ -173,7 +173,8 @@ class _Question:
         step = AnswerStep(False, f"{self._where()} is closed: a NodePort of {_named(plan)}: {reason}", field)
         missing = tuple(self._absent(plan, plan.local if plan.usable else plan.cluster, frontend))
         refused = plan.external.outside is Action.REJECT
-        return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, [step], missing)
+        steps = filter(None, (step, self._other_address()))
+        return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, steps, missing)
 
     def on_loopback(self) -> Answer | None:
         """Return the answer for a NodePort on loopback if the proxy relays or refuses such connections, else None."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +11,7 @@ from kubeproxy.ask import why as why_module
 from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain
+from kubeproxy.backends import iptables
 from kubeproxy.kernel.route import Address
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Annotations, EndpointPort, NodeSpec, ServicePort, Taint
@@ -36,7 +39,11 @@ def subject() -> Snapshot:
         ),
         (
             "127.0.0.1:30080",
-            "use an address on which NodePorts answer",
+            (
+                "use an address of this node on which NodePorts answer, or set "
+                "featureGates.KubeProxyNFTablesLocalhostNodePorts to true: TCP NodePorts then answer on 127.0.0.1 if "
+                "nodePortAddresses contains localhost"
+            ),
         ),
         (
             "10.244.0.1:30080",
@@ -54,6 +61,16 @@ def test_a_fix_names_the_field(subject, target, fix, monkeypatch):
     here = [Address(pack(text) or b"", bits, "eth0", 0) for text, bits in (("192.0.2.1", 24), ("10.244.0.1", 16))]
     monkeypatch.setattr(why_module, "local_addresses", lambda family: here if family is Family.IPV4 else [])
     assert explain(subject, packet(subject, "node", target)).why.fixes == (fix,)
+
+
+@pytest.mark.parametrize("policy", ["Local", "Cluster"])
+def test_a_closed_nodeport_at_an_address_without_nodeports_needs_another_address_too(policy):
+    own, ports = pack(NODE_IPS[Family.IPV4]) or b"", [ServicePort(port=80, node_port=30080)]
+    web = service("web", "10.96.0.10", ports=ports, type="NodePort", external_traffic_policy=policy)
+    planner = planner_of(world(nodeports="none"), web)
+    there = snapshot(planner, {Family.IPV4: [own]}, SimpleNamespace(name="iptables", habits=iptables.MODE.habits))
+    address, *others = explain(there, packet(there, "198.51.100.9", f"{NODE_IPS[Family.IPV4]}:30080")).why.fixes
+    assert (address.startswith("use an address on which NodePorts answer"), len(others)) == (True, 1)
 
 
 @pytest.mark.parametrize(

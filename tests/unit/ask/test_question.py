@@ -64,6 +64,7 @@ def test_a_question_stands_for_a_packet(subject, source, target, meant):
         ("10.0.0.1", "[fd00::1]:443", "different IP families"),
         ("nobody", "10.96.0.10:80", "'nobody' is no IP address; expected the client's address, or 'node'"),
         ("10.0.0.1:0", "10.96.0.10:80", "from 1 to 65535"),
+        ("10.0.0.1", "127.0.0.1:80", "127.0.0.1 is 10.0.0.1's own loopback: its packets do not reach this node"),
         ("node", "10.96.0.10:0", "from 1 to 65535, got '0'"),
         ("node", "10.96.0.10:99999", "from 1 to 65535, got '99999'"),
         ("node", "10.96.0.300:80", "'10.96.0.300' is no IP address and no Service"),

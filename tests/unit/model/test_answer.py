@@ -331,6 +331,7 @@ def test_a_closed_nodeport_has_its_cause():
         made.set_world(replace(made.world, ipv4=replace(made.world.ipv4, nodeport_ips=())))
         answered = ask(made, NODE_IPS[Family.IPV4], 30080, STRANGER, habits=iptables.MODE.habits)
         assert f"is closed: a NodePort of default/web: {said}" in told(answered), told(answered)
+        assert answered.steps[1].text.endswith("but not on this address: they answer on no address"), told(answered)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def verdict(
     if untracked is not None and not made.passed:
         passed = untracked.passed if refused is None else False
         made = Verdict(untracked.text + f"; {made.text}" * (made.passed is False), passed)
-    if made.passed is False and ruleset.decided.unserved:
+    if made.passed is False and ruleset.decided.unserved and not any(one.existed for one in served):
         made = Verdict(f"{made.text}; no rule of the proxy translates it: {ruleset.decided.unserved}", passed=False)
     passed = False if any(not one.existed for one in _strays(served, serving)) else made.passed
     if others is None:
@@ -170,7 +170,7 @@ def _strayed(
 ) -> str:
     """Return a text if a connection leads to an address that is not an endpoint of its Service, else ''."""
     stray = next(reversed(_strays(served, serving)), None)
-    if stray is None or serving is None:
+    if stray is None or serving is None or (ruleset.decided.unserved and not stray.existed):
         return ""
     requests = [one for one in found if one.direction == "request"]
     # The destination of a request is the one before any translation.
