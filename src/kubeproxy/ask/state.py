@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, place_text, unpack
+from kubeproxy.model.answer import refuses_node
 from kubeproxy.model.choosing import lacking
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import NOTHING, Action, Balance, Detector, Frontend, HashKey, Pool, ServiceName, ServicePlan
@@ -82,9 +83,9 @@ def service(snapshot: Snapshot, name: ServiceName) -> Json | None:
     if reason:
         found["reason"] = reason
     if known is not None and not planner.is_dirty(name):
-        found["ports"] = [_port(plan, pieces.values(), planner) for plan in means.plans]
+        found["ports"] = [_port(plan, pieces.values(), snapshot) for plan in means.plans]
     if state not in {snapshot.complete, "ignored"}:
-        found["committed"] = [_port(plan, pieces.values(), planner) for plan in snapshot.engine.committed(name)]
+        found["committed"] = [_port(plan, pieces.values(), snapshot) for plan in snapshot.engine.committed(name)]
     if means.health is not None:
         counts = {family.label: count for family, count in means.health.counts}
         found["healthCheck"] = {"port": means.health.port, "localEndpoints": counts}
@@ -102,18 +103,18 @@ def _pool(pool: Pool) -> list[str]:
     return [destination_text(destination) for destination in pool]
 
 
-def _port(plan: ServicePlan, pieces: Collection[Slice], planner: Planner) -> Json:
+def _port(plan: ServicePlan, pieces: Collection[Slice], snapshot: Snapshot) -> Json:
     found: Json = {
         "name": plan.key.port_name,
         "protocol": PROTOCOL_NAMES[plan.key.protocol],
         "family": plan.key.family.label,
-        "frontends": [_frontend(plan, frontend) for frontend in plan.frontends],
+        "frontends": [_frontend(plan, frontend, snapshot) for frontend in plan.frontends],
         "endpoints": _pool(plan.cluster),
         "localEndpoints": _pool(plan.local),
     }
     if plan.port_ranges:
         found["portRanges"] = [
-            _frontend(plan, span) | {"address": unpack(span.address), "ports": span.port_text}
+            _frontend(plan, span, snapshot) | {"address": unpack(span.address), "ports": span.port_text}
             for span in plan.port_ranges
         ]
     if len(plan.serving) > len(plan.cluster):
@@ -128,7 +129,7 @@ def _port(plan: ServicePlan, pieces: Collection[Slice], planner: Planner) -> Jso
     if plan.balance is not None:
         _add_balance(found, plan, plan.balance)
     if plan.ejected:
-        reasons = planner.ejections.reasons(plan)
+        reasons = snapshot.planner.ejections.reasons(plan)
         found["ejectedEndpoints"] = {destination_text(one): reasons[one] for one in plan.ejected}
     return found
 
@@ -145,13 +146,14 @@ def _add_balance(found: Json, plan: ServicePlan, balance: Balance) -> None:
         found["algorithm"] = f"Maglev, {balance.hashing.size} slots, by the client's {over}"
 
 
-def _frontend(plan: ServicePlan, frontend: Frontend) -> Json:
+def _frontend(plan: ServicePlan, frontend: Frontend, snapshot: Snapshot) -> Json:
     traffic, sources = plan.traffic(frontend), plan.sources(frontend)
+    unhandled = traffic.node is Action.REJECT and not refuses_node(snapshot.mode.habits, frontend, snapshot.addresses)
     found: Json = {
         "kind": frontend.kind.name.lower(),
         "address": place_text(frontend.address, frontend.port),
         "fromPods": _ACTIONS[traffic.pod],
-        "fromNode": _ACTIONS[traffic.node],
+        "fromNode": "not handled" if unhandled else _ACTIONS[traffic.node],
         "fromOutside": _ACTIONS[traffic.outside],
     }
     if sources is not None:

@@ -140,6 +140,13 @@ def answer(
     return question.health() or question.closed() or question.unowned()
 
 
+def refuses_node(habits: Habits, frontend: Frontend, local: Collection[bytes]) -> bool:
+    """Return whether connections from this node, with the packed addresses `local`, to a frontend without endpoints are
+    refused. This holds in every mode for cluster IPs and for the node's own addresses."""
+    always = frontend.kind in {FrontendKind.CLUSTER, FrontendKind.NODEPORT} or frontend.address in local
+    return habits.refuses_node or always
+
+
 class _Question:
     def __init__(
         self, planner: Planner, packet: Packet, local: Collection[bytes], habits: Habits, index: Index
@@ -307,7 +314,7 @@ class _Question:
         field = f"spec.{'internal' if frontend.kind is FrontendKind.CLUSTER else 'external'}TrafficPolicy"
         if action is Action.REJECT:
             steps.append(AnswerStep(False, _NO_ENDPOINT))
-            if side is Side.NODE and frontend.kind is not FrontendKind.CLUSTER and not self._refuses_node(frontend):
+            if side is Side.NODE and not refuses_node(self._habits, frontend, self._local):
                 return self._ended(plan, frontend, Outcome.NOT_OURS, steps, missing)
             return self._ended(plan, frontend, Outcome.REFUSED, steps, missing)
         if action is Action.DROP:
@@ -344,12 +351,6 @@ class _Question:
             masqueraded = action is Action.CLUSTER_MASQUERADE
             return Action.LOCAL_MASQUERADE if masqueraded else Action.LOCAL
         return action
-
-    def _refuses_node(self, frontend: Frontend) -> bool:
-        """Return whether a connection from this node is refused. To the node's own addresses, such a connection is
-        always refused."""
-        on_node = frontend.kind is FrontendKind.NODEPORT or frontend.address in self._local
-        return self._habits.refuses_node or on_node
 
     def _ended(
         self,

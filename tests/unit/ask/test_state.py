@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
 from kubeproxy.ask import state as module
 from kubeproxy.ask.state import StatePage
+from kubeproxy.backends import iptables
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
@@ -208,6 +210,20 @@ def test_a_programmed_service():
         ],
         "healthCheck": {"port": 30081, "localEndpoints": {"IPv4": 1}},
     }
+
+
+def test_the_nodes_own_connections_to_a_closed_external_ip_are_not_refused_in_every_mode():
+    kit = Kit(service("web", external_ips=["198.51.100.9", "192.0.2.1"]))
+    kit.local_addresses = {Family.IPV4: [b"\xc0\0\2\1"]}
+    mode = SimpleNamespace(name="iptables", habits=iptables.MODE.habits)
+    (port,) = module.service(snapshot(kit.planner, kit.local_addresses, mode, engine=kit), ("default", "web"))["ports"]
+    assert {one["address"]: one["fromNode"] for one in port["frontends"]} == {
+        "10.96.0.1:80": "reject",
+        "198.51.100.9:80": "not handled",
+        "192.0.2.1:80": "reject",
+    }
+    (port,) = kit.one()["ports"]
+    assert {one["fromNode"] for one in port["frontends"]} == {"reject"}
 
 
 def test_weights_and_drained_endpoints():

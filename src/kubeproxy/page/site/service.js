@@ -8,6 +8,7 @@ const TREATMENTS = {
   'local endpoints, masqueraded': ['masqueraded, local only', 'endpoints see this node', 'local'],
   reject: ['refused', 'the client is told at once', ''],
   drop: ['dropped', 'the client waits in vain', ''],
+  'not handled': ['not handled', 'no rule of the proxy applies', ''],
 };
 const TRACK = 90;  // how long the bar of the largest share is
 const MOST = 24;   // endpoints that the picture shows; the table below has them all
