@@ -517,7 +517,8 @@ async def test_without_a_proxy_the_rules_that_remain_decide(bare: Live) -> None:
     await asked(2, f"{now} (?)", "  -  until a kube-proxy runs, ", f"{now}: the objects have these endpoints", verify)
     bare.endpoints("kept", "a1 a2")
     await bare.expect(front, {"pod": "a1 b1"}, "tcp")
-    await asked(2, f"{now} (?)", "  ?  until a kube-proxy runs, ", f"{now}: the objects have no endpoint {b1}")
+    said = f"{now}: in the objects, {where} has no endpoint {b1}"
+    await asked(2, f"{now} (?)", "  ?  until a kube-proxy runs, ", said)
     bare.endpoints("kept", "")
     await bare.expect(front, {"pod": "a1 b1"}, "tcp")
     await asked(2, "takes new connections (x); until a kube-proxy runs, ", f"no endpoint {a1} or {b1}")

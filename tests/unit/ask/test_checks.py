@@ -580,7 +580,7 @@ OLD, NEW = (bytes((10, 0, 0, 2)), 80), (bytes((10, 0, 0, 3)), 80)
             [OLD, NEW],
             True,
             "?",
-            "to 10.0.0.2:80 or 10.0.0.3:80 at the hook output: the objects have no endpoint 10.0.0.2",
+            "to 10.0.0.2:80 or 10.0.0.3:80 at the hook output: in the objects, 10.96.0.1:80 has no endpoint 10.0.0.2",
         ),
         ([NEW], False, "?", "may translate 10.96.0.1:80 to 10.0.0.3:80"),
         ([(bytes((10, 0, 1, end)), 80) for end in range(12)], True, "?", "10.0.1.9:80 or 2 others at"),

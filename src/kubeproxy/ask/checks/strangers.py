@@ -278,7 +278,8 @@ def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[E
     present objects."""
     for one in found:
         old = [end for end in one.ends if end not in endpoints]
-        reason = f"the objects have no endpoint {destinations(old)}" if old else "the objects have these endpoints too"
+        missing = f"in the objects, {place_text(*one.packet.original)} has no endpoint {destinations(old)}"
+        reason = missing if old else "the objects have these endpoints too"
         severity = Severity.UNKNOWN if old or not one.sure else Severity.NOTE
         yield Diagnosis(severity, PRESENT, UNTIL + translation(one), reason, table=one.where)
 
