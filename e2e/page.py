@@ -38,13 +38,14 @@ programs of Kubernetes:
     make e2e KUBERNETES=DIR WITH="--parallel 8 --minutes 10"    # tests side by side; end of a test that hangs
 
 - The command lists missing Debian packages, and builds missing programs of the source tree into `_output/e2e`.
-- The command uses **etcd** from the folder of programs, otherwise from `PATH`. With an etcd before 3.4.31 or 3.5.13,
-  such as 3.4.23 of Debian 12, tests of rolling updates fail, with a warning at the start. Use a release of etcd.
+- The command uses **etcd** from the folder of programs, otherwise from `PATH`. With an etcd 3.4 before 3.4.31 (Debian
+  12 has 3.4.23), or an etcd 3.5 before 3.5.13, tests of rolling updates fail; the command prints a warning when it
+  starts. Use a release of etcd.
 - Each test runs in a separate process. The command ends a test that hangs, and runs a failed test again later, with no
   other test in the cluster. The page shows the last attempt and mentions the first attempt.
 - The command writes the result of each test at once. `RESUME=1` keeps the results of tests that passed, and runs the
   failed tests and the tests without a result.
-- At its end the command removes the cluster, also after an error or Ctrl-C. The last run's logs remain in
+- At its end, even after an error or Ctrl-C, the command removes the cluster. The last run's logs remain in
   `/var/tmp/kpe2e-logs`.
 """
 

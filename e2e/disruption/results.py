@@ -67,7 +67,7 @@ describes how to replace the Go kube-proxy on your own cluster.
 - FOCUS is a regular expression over `baseline`, `go-nftables`, `go-iptables`, `previous`, `kill`, `apiserver`,
   `kubelet`, `rollout`. A run with FOCUS writes into `/tmp/kpe2e-results` and does not change this page.
 - PREVIOUS is by default the last tag, or the revision 50 commits ago.
-- The exit code is 1 if a request failed. At its end the command removes the cluster, also after an error or Ctrl-C.
+- The exit code is 1 if a request failed. At its end, even after an error or Ctrl-C, the command removes the cluster.
 
 Each client sends ten requests a second, over IPv4 and IPv6. A client in a pod and a client on the pod's node use the
 cluster IP, and a client outside the cluster uses the NodePort of the other node.
@@ -101,7 +101,7 @@ the numbers of clients with failed requests.
 - Our proxy in iptables mode has no row for an absent API server. In a run with FOCUS at a load of 14 to 20, 0 of 86,479
   requests failed while the API server was absent for 170 s. In the rolling update of an earlier run, at a load of 26 to
   60, two long UDP flows reached a removed endpoint for 10 and 20 s (27 requests), because the proxy's changes were
-  late. In that run requests of all rows failed, also without a disruption.
+  late. In that run some requests failed in every row, even while nothing was disrupted.
 - Two answers of the Go kube-proxy's pods took longer than 0.9 s while a kubelet restarted, at a load of 16 to 26 on two
   cores.
 """

@@ -432,7 +432,7 @@ async def test_a_named_target_port_that_no_pod_has(nodes: ThreeNodes) -> None:
         "-  not to 10.244.0.10 (default/a1): the slice has no port tcp (TCP); it has none (ports in EndpointSlice "
         "named-ipv4)" in text
     )
-    assert "Fix: no container has the port that targetPort of default/named names for port 'tcp': compare " in text
+    assert "Fix: targetPort of default/named for port 'tcp' names a port that no container has: compare " in text
     assert "`kubectl -n default get service named -o jsonpath='{.spec.ports[*].targetPort}'`" in text
 
 

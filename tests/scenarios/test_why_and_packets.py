@@ -567,7 +567,7 @@ async def test_packets_that_a_bridge_delivers_pass_no_chain_of_ip(live: Live) ->
             await fails(live, "pod", near, False)
             status, text = await live.ask("why", pod, f"{near.address}:3000")
             assert (status, "this node forwards it, untranslated\n" in text) == (0, True), text
-            told = ", and cbr0 delivers those of pods; the connection has other packets\n"
+            told = ", but cbr0 delivers packets of pods; the connection has other packets\n"
             assert (told in text) is (near.address in way), text
 
 

@@ -245,7 +245,7 @@ def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
     try:
         with os.fdopen(os.dup(memory), "wb") as file:
             file.write(pair.certificate.rstrip() + b"\n" + pair.key)
-        # Without a password argument, OpenSSL would prompt at the terminal. Unencrypted keys ignore the password.
+        # If no password argument is given, OpenSSL would prompt at the terminal. Unencrypted keys ignore the password.
         context.load_cert_chain(f"/proc/self/fd/{memory}", password="")
     finally:
         os.close(memory)

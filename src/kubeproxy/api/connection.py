@@ -48,8 +48,8 @@ BytesSink = Callable[[bytes], None]
 
 class AnswerProgress:
     """The deadline of an answer (`until`): in each period of `timeout` seconds, the first byte, the end, or
-    LEAST_PROGRESS more bytes must arrive. Without a minimum, a peer that sends one byte a second could block its reader
-    forever."""
+    LEAST_PROGRESS more bytes must arrive. If there were no minimum, a peer that sends one byte a second could block its
+    reader forever."""
 
     __slots__ = ("_due", "timeout", "until")
 
@@ -179,7 +179,7 @@ class ApiConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the exchange: with success if the close of the connection ends the answer, else with ConnectionFailed."""
         exchange = self._exchange
-        # Without these headers, closing the connection marks the end of the body (RFC 9112, 6.3).
+        # If there are no such headers, closing the connection marks the end of the body (RFC 9112, 6.3).
         framing = {"content-length", "transfer-encoding"}
         if exchange is not None and exc is None and exchange.status >= 200 and not framing & exchange.headers.keys():
             self._end(None)

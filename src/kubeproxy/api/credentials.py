@@ -45,11 +45,11 @@ class Credentials:
     """Fixed credentials, the same headers for every request; base class of the other kinds."""
 
     files: tuple[str, ...] = ()  # files that are read again while the credentials are in use
-    program = ""  # program that is run to get the credentials, '' for none
+    program = ""  # program that is run to get the credentials, or ''
 
     def __init__(self, headers: Headers = (), name: str = "") -> None:
         self._fixed = headers
-        self.name = name  # kind and origin of the credentials for messages, '' for none
+        self.name = name  # kind and origin of the credentials for messages, or ''
 
     async def headers(self) -> Headers:
         """Return the headers of one request. Raises SourceError if they are unavailable."""

@@ -74,7 +74,7 @@ class WatchChanges(NamedTuple):
     """The content of the complete lines of a watch."""
 
     events: list[Event]
-    version: str  # the newest resourceVersion in the lines, '' for none
+    version: str  # the newest resourceVersion in the lines, or '' if no line has one
     initial_end: bool  # whether the lines contain the bookmark that ends the initial events
     error: SourceError | None  # error after which the stream cannot be read; earlier events are valid
 
@@ -90,7 +90,7 @@ _objects: dict[type[Object], Decoder[Object]] = {kind: Decoder(kind) for kind in
 
 def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collection[ServiceName] = ()) -> ListPage:
     """Decode one page of a list of `resource`. Slices of the Services in `with_zones` become PlacedSlices. Raises
-    MalformedAnswer for a list of another kind, which would delete all objects if empty."""
+    MalformedAnswer for a list of another kind: if such a list were empty and accepted, all objects would be deleted."""
     page = _decode_page(resource, data, TYPES[resource])
     if with_zones and resource == "endpointslices":
         placed = {identity(found) for found in page.objects if service_of(found) in with_zones}

@@ -76,8 +76,8 @@ def load_cluster(
 ) -> Cluster:
     """Return the Cluster of the flags --kubeconfig and --master; a flag that is not given is ''. Raises ConfigError,
     and Unsupported for a proxy that is neither http nor https. --master takes precedence over the kubeconfig's server;
-    --master alone gives a server without credentials; without both flags the pod's service account is used. `environ`
-    may name a proxy (proxy.py)."""
+    --master alone gives a server without credentials; if neither flag is given, the pod's service account is used.
+    `environ` may name a proxy (proxy.py)."""
     if kubeconfig:
         return _from_kubeconfig(kubeconfig, master, environ)
     if master:
@@ -241,8 +241,8 @@ def _exec(
         raise ConfigError(f"{where}.command: is missing")
     if entry.interactive_mode not in {None, "Never", "IfAvailable"}:
         raise ConfigError(f"{where}.interactiveMode: must be Never or IfAvailable, a proxy has no terminal")
-    # As in client-go, a command with a slash is relative to the kubeconfig's folder; any other command is searched in
-    # PATH.
+    # As in client-go, a command with a slash is relative to the kubeconfig's folder; any other command is searched for
+    # in PATH.
     command = _resolve(entry.command, folder) if "/" in entry.command else entry.command
     info = _exec_cluster(server, cluster, trust, where) if entry.provide_cluster_info else None
     return credentials.ExecPlugin(replace(entry, command=command), where, info, headers=headers)

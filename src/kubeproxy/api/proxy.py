@@ -1,5 +1,5 @@
 """The HTTP proxy in front of the API server, and the tunnel through it. No message and no repr contains the proxy's
-password. The proxy is the kubeconfig's proxy-url. Without a proxy-url, the environment variables HTTPS_PROXY,
+password. The proxy is the kubeconfig's proxy-url. If it has no proxy-url, the environment variables HTTPS_PROXY,
 HTTP_PROXY and NO_PROXY select the proxy, as in Go's net/http and golang.org/x/net/http/httpproxy."""
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ async def open_tunnel(
 
 
 async def _refusal(answer: asyncio.StreamReader) -> str:
-    """Read the answer to CONNECT; return the reason why the tunnel is not open, '' for an open tunnel."""
+    """Read the answer to CONNECT; return the reason why the tunnel is not open, or '' if it is open."""
     try:
         status = _STATUS.fullmatch(await answer.readuntil(b"\r\n"))
         if status is None:

@@ -32,10 +32,10 @@ _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
         *((objects.Annotations, info.name) for info in fields(objects.Annotations)),
     }
 )
-"""Optional fields. Without an invalid optional field, an object has the same or a smaller effect."""
+"""Optional fields. If an invalid optional field is dropped, an object has the same or a smaller effect."""
 
 _WHOLE_LISTS: frozenset[tuple[type, str]] = frozenset({(objects.ServiceSpec, "load_balancer_source_ranges")})
-"""Lists that must not lose an entry: without source ranges a load balancer would be open to all clients."""
+"""Lists that must not lose an entry: if source ranges were lost, a load balancer would be open to all clients."""
 
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",

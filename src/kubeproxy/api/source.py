@@ -64,7 +64,8 @@ def targets(node_name: str, proxy_name: str = "") -> tuple[WatchTarget, ...]:
 
 
 class Trouble(Struct):
-    """The present failure of a source, '' for none. The failure is logged when it changes, and every REPEAT seconds."""
+    """The present failure of a source, or '' if there is none. The failure is logged when it changes, and every REPEAT
+    seconds."""
 
     log: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
@@ -158,7 +159,7 @@ class Reach(Struct, frozen=True, kw_only=True):
 
 def why_stale(statuses: Iterable[ResourceStatus], unreachable: str, now: float) -> str | None:
     """Return the reason why the state may be old or missing; None for a current state. `now` is a time of
-    time.monotonic(). `unreachable` is the reason why the server cannot be reached, '' for a reachable server."""
+    time.monotonic(). `unreachable` is the reason why the server cannot be reached, or '' if it can be reached."""
     for status in statuses:
         age = status.staleness(now)
         if status.synced and age <= STALE:

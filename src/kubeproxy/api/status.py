@@ -63,7 +63,7 @@ class OutOfStep(SourceError):
 class StatusError(SourceError):
     """The server answered with a failure: a Status with an HTTP status code, or in an ERROR event of a watch. `code` is
     the HTTP status. `expired`: the resource version or continue token is too old; list again. `too_large`: the server
-    has not reached the requested version yet. `retry_after` is in seconds, None if the server sent none."""
+    has not reached the requested version yet. `retry_after` is in seconds, or None if the server sent no such time."""
 
     def __init__(self, status: Status, *, retry_after: float | None = None) -> None:
         details = status.details or _Details()

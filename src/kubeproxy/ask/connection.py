@@ -326,11 +326,11 @@ def _without_proxy(
     runs."""
     away = whereabouts.elsewhere(node, f"kubectl kubeproxy why {why.source.replace('this ', '')} {why.destination}")
     if away is not None:
-        yield replace(away, what=f"{away.what}; the answer is from the objects alone")
+        yield replace(away, what=f"{away.what}; the answer follows from the objects alone")
         return
     proxies, flags = node.proxies, asked.flags
     severity, unasked = Severity.NOTE if proxies else Severity.UNKNOWN, strangers.unasked(proxies, node.control)
-    known = "decision is from the objects" if proxies else "answer is from the objects alone"
+    known = "decision follows from the objects" if proxies else "answer follows from the objects alone"
     yield Diagnosis(severity, "proxy", f"{unasked.text}; the {known}")
     if proxies:
         yield from _beside(asked, node, rules, explained, unasked)

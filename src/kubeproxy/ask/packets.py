@@ -58,7 +58,8 @@ class CheckedConnection(Struct, frozen=True, dict=True):
 
     @cached_property
     def way_back(self) -> str | None:
-        """The outgoing interface of answers to a client elsewhere, '' for a client of this node, None if unknown."""
+        """The outgoing interface of answers to a client elsewhere; '' if the client is on this node; None if
+        unknown."""
         if self.is_local or self.packet.source is None:
             return _NONE
         return self.bridge or interface_to(self.packet.source)

@@ -71,13 +71,13 @@ def findings(
 
 
 def _unbridged(failed: dict[End, str], bridge: str) -> Iterator[tuple[str, OwnCause]]:
-    """Yield the endpoints to which this node's packets have another route than over the bridge of the connection."""
+    """Yield the endpoints that this node's own packets do not reach over `bridge`, which the connection uses."""
     for (address, _), text in failed.items():
         out = packets.interface_to(address)
         if out != bridge:
             way = f"leave by {out}" if out else "have no route"
             shown = f"see `ip route get {unpack(address)}`"
-            yield text, OwnCause(f"this node's packets to it {way} ({shown}), and {bridge} delivers those of pods")
+            yield text, OwnCause(f"this node's packets to it {way} ({shown}), but {bridge} delivers packets of pods")
 
 
 def _stopped(passing: Collection[PassingPacket], others: Sequence[Firewall]) -> Iterator[tuple[End, OwnCause]]:

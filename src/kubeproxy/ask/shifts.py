@@ -84,7 +84,7 @@ class ClientKind(NamedTuple):
 
 
 class Shift(Struct, frozen=True, rename="camel"):
-    """A change in the outcomes of connections from `who` to `where`, which is the same for several Services."""
+    """A change in the outcomes of connections from `who` to `where`. The change is the same for several Services."""
 
     where: tuple[str, ...]
     who: tuple[str, ...]
@@ -114,7 +114,7 @@ Local = Mapping[Family, Sequence[bytes]]  # the node's own addresses, packed
 
 
 class KnownPod(NamedTuple):
-    """A pod or a pod network: an address, the name in texts, and the Node, '' if unknown."""
+    """A pod or a pod network: an address, the name in texts, and the Node ('' if unknown)."""
 
     address: bytes
     words: str

@@ -48,7 +48,7 @@ class Running:
             wanted = frozenset(names)
             yield from (held for held in self.services() if held.name in wanted)
             return
-        # The request line is limited to 16 KiB. Without names, one request returns all Services.
+        # The request line is limited to 16 KiB. If it has no names, one request returns all Services.
         for start in range(0, len(names) or 1, AT_ONCE):
             asked = names[start : start + AT_ONCE]
             yield from self.client.stream("/services", ProgrammedService, [("name", "/".join(name)) for name in asked])

@@ -168,7 +168,7 @@ class Explained(Struct, frozen=True):
     stranger: bytes | None = None  # the client's address if another Node may have it; that Node's rules then apply
     hosted: bytes | None = None  # the destination if another Node may have it
     policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
-    keeps_outside: bool = False  # see model.answer.Answer, or False if the client is certainly a pod of this node
+    keeps_outside: bool = False  # as in model.answer.Answer; False if the client is certainly a pod of this node
     is_own: bool = False  # the client is this node, or certainly a pod of this node
     client_node: str = ""  # the node of a client that is certainly on another node, or "another node"; else ''
 
@@ -438,11 +438,11 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
     if "ports" in fields:
         port = f"port '{key.port_name}'" if key.port_name else "its port"
         yield (
-            f"no container has the port that targetPort of {service} names for {port}: compare "
-            f"`{kubectl} get service {key.name} -o jsonpath='{{.spec.ports[*].targetPort}}'` with `{kubectl} get pods "
-            "-o jsonpath='{.items[*].spec.containers[*].ports}'`, and set targetPort to the name or number of a "
-            f"containerPort (`{kubectl} edit service {key.name}`); in a slice made by hand, set ports[].name to "
-            f"'{key.port_name}'"
+            f"targetPort of {service} for {port} names a port that no container has: compare `{kubectl} get service "
+            f"{key.name} -o jsonpath='{{.spec.ports[*].targetPort}}'` with `{kubectl} get pods -o jsonpath="
+            "'{.items[*].spec.containers[*].ports}'`, then set targetPort to the name or number of a containerPort "
+            f"(`{kubectl} edit service {key.name}`); if the slice was made by hand, set its ports[].name to "
+            f"'{key.port_name}' instead"
         )
     if count := fields.count("conditions.serving"):
         all_of_them = count == len(fields)

@@ -1,5 +1,5 @@
 """Requests the zones of endpoints and the Nodes of clients, only for answers, because the proxy itself does not need
-them. A caller waits only briefly, and gets no error; without an answer the zones are unknown."""
+them. A caller waits only briefly, and gets no error; if no answer comes, the zones are unknown."""
 
 from __future__ import annotations
 

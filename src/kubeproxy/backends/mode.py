@@ -224,9 +224,9 @@ class Mode(NamedTuple):
     `config` is the mode's part of the configuration, `room` its Python package. `interface` is the name of an interface
     of the mode, with addresses of Services. `table` is the name of its nf_tables table in each family. `refusals` is
     the mode's counter of syncs that the kernel refused, by family. `habits` are the differences between modes that
-    clients can observe. `tracked_as` are the status bits of the mode's connections in connection tracking, 0 if these
-    are not distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules for all packets.
-    """
+    clients can observe. `tracked_as` are the status bits of the mode's connections in connection tracking, or 0 if
+    these are not distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules for all
+    packets."""
 
     config: ModeConfig
     room: str

@@ -138,8 +138,8 @@ class StateWords(Protocol):
 def findings(
     found: State[Any, Any, Any], desired: Mapping[ServiceName | None, State[Any, Any, Any]], words: StateWords
 ) -> Iterator[Finding]:
-    """Yield the differences between a found state and the Services' desired states, ordered by Service. Differences of
-    no Service are last. Several Services may desire one entry."""
+    """Yield the differences between a found state and the Services' desired states, ordered by Service. Differences
+    that belong to no Service are last. Several Services may desire one entry."""
     asked: dict[Any, set[Any]] = {}
     for state in desired.values():
         for place, entries in state.items():
@@ -163,5 +163,5 @@ def findings(
 
 
 def meanings(meaning: Callable[[Any], str], wanted: Any, present: Any) -> tuple[str, str]:
-    """Return the texts of two values of an entry, '' for a missing value."""
+    """Return the texts of two values of an entry; the text of a missing value is ''."""
     return "" if wanted is None else meaning(wanted), "" if present is None else meaning(present)

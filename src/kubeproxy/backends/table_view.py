@@ -31,7 +31,7 @@ class TableReader(Closing):
         self._link.close()
 
     def header(self) -> nfnetlink.TableHeader | None:
-        """Return the table's handle, comment and state, None if the table is missing."""
+        """Return the table's handle, comment and state, or None if the table is missing."""
         return nfnetlink.table(self.family, self._table, self._link)
 
     def rules(self) -> Sequence[nfnetlink.Rule]:
@@ -142,8 +142,8 @@ class TableWords:
 
 def inspected(table: str, depth: Depth, is_altered: bool, changed: Callable[[], str]) -> ForeignChange | None:
     """Return a change of a table by another program; None if an inspection of this depth finds none. `is_altered`:
-    chains or rules differ. `changed` returns the set or map with differing elements, '' for none; it reads all
-    elements, so it is called last."""
+    chains or rules differ. `changed` returns the set or map with differing elements, or '' if none differs; it reads
+    all elements, so it is called last."""
     if is_altered:
         return ForeignChange(altered(table))
     if depth is Depth.QUICK:

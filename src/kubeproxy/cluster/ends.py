@@ -106,7 +106,7 @@ def _with_share(ends: Sequence[Target]) -> str:
 
 
 def asked(answer: WhyAnswer, node: str) -> list[Target]:
-    """Return the endpoints to check on other nodes than `node`: one endpoint of each node first, and on each node the
+    """Return the endpoints to check on all nodes except `node`: one endpoint of each node first, and on each node the
     endpoints that a probe did not reach first."""
     failed = {one.address for one in answer.probes if one.problem}
     ends = [one for one in answer.why.endpoints if one.client and one.node not in {"", node}]

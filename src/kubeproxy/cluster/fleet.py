@@ -185,7 +185,7 @@ def _reply(
         return reply, None, ()
     reply.status = printed.status if printed.status in {YES, NO, UNKNOWN} else UNKNOWN
     reply.dead = isinstance(answer, DoctorAnswer) and not answer.pid
-    if not reply.dead:  # without a proxy, version and mode would be those of the command
+    if not reply.dead:  # if no proxy ran, the version and the mode would be the command's own
         reply.version, reply.mode = answer.version, answer.mode
     reply.answer = msgspec.json.decode(printed.text) if fleet.whole else None
     return reply, answer, facts

@@ -126,8 +126,8 @@ def _silent(where: str, endpoint: str) -> str:
 
 
 def _left(second: TraceAnswer, kept: TracedReply, client: str) -> int:
-    """Return the number of packets that left for the endpoint with the source address that the endpoint's node
-    traced."""
+    """Return how many packets left the client's node for the endpoint. If the client is that node itself, count only
+    packets whose source is the address that the endpoint's node traced."""
     return sum(
         one.direction == "request"
         and bool(one.met)

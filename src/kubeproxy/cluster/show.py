@@ -24,7 +24,7 @@ _NODES = 10
 _ENDS = 10
 """The maximum number of printed endpoints that were not checked."""
 _FACTS = 200
-"""The maximum number of printed facts that all nodes share."""
+"""The maximum number of printed facts that are the same on all nodes, and of printed rows of a table of flows."""
 
 
 def one(

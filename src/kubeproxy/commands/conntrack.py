@@ -1,6 +1,6 @@
 """kube-proxy conntrack: the use of the connection tracking table, its growth, its failures, and its largest users.
 
-Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us per entry. Without a proxy it
+Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us per entry. If no proxy runs, it
 counts entries by client only. Exit code 1: the table is nearly full, will be full within a minute, or dropped packets
 between the two readings. With -w, the command reads again and again, and prints counts that change and problems that
 begin or end. `kube-proxy flows -f` prints each connection of a Service when it begins and when it ends.

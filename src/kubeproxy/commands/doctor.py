@@ -2,8 +2,8 @@
 
 Checks the running proxy, its certificates and configuration file, the kernel's parameters and tables, and other
 programs that may interfere. Changes nothing. Exit code 0: no problem; 1: a problem; 2: unknown, for example if no proxy
-answers. Without a proxy, the command runs all checks that need none: for the mode of --config or --proxy-mode, and for
-the objects of --kubeconfig or --manifests."""
+answers. If no proxy runs, the command makes all checks that need no proxy: for the mode of --config or --proxy-mode,
+and for the objects of --kubeconfig or --manifests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _print(node: CheckedNode, report: Checkup) -> None:
     if not wrong and report.unknown:
         count = "no problem was found, but some checks could not run"
     output.say(f"{name}: {count}{who}")
-    first = len(report.unknown) if facts is None else 0  # without a proxy, the reason comes first
+    first = len(report.unknown) if facts is None else 0  # if no proxy runs, the reason comes first
     for text in report.unknown[:first]:
         output.marked(output.UNSEEN, text)
     for finding in report.findings:

@@ -68,7 +68,8 @@ def values(action: argparse.Action) -> tuple[str, ...]:
 
 
 def summary(action: argparse.Action) -> str:
-    """Return the help text of an argument, or of a proxy flag that a command's --help omits."""
+    """Return the help text of an argument. A command's --help omits some flags of the proxy; this function returns
+    their help texts, too."""
     return BY_NAME[action.dest.replace("_", "-")].usage if action.help == argparse.SUPPRESS else action.help or ""
 
 

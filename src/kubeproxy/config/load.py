@@ -112,7 +112,7 @@ def _checked_type(tree: Any) -> dict[str, Any]:
     return {name: value for name, value in tree.items() if name not in wanted}
 
 
-_Signature = tuple[int, int, int, int] | None  # device, inode, mtime (ns) and size of a file; None for no file
+_Signature = tuple[int, int, int, int] | None  # device, inode, mtime (ns) and size of a file; None if it is missing
 
 
 async def watch(

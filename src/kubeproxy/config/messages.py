@@ -38,7 +38,7 @@ def bool_text(value: bool) -> str:
 
 
 def did_you_mean(name: str, known: AbstractSet[str]) -> str:
-    """Return the end of a message, which proposes known names that are similar to `name`; "" for no similar name."""
+    """Return the end of a message, which proposes known names that are similar to `name`; "" if no name is similar."""
     import difflib  # noqa: PLC0415 - only needed to report a mistake
 
     lowered = {candidate.lower(): candidate for candidate in known}

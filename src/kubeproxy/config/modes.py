@@ -46,7 +46,8 @@ def bit_mistakes(path: str, bit: int) -> Iterator[Mistake]:
 
 
 def parse_port_range(text: str) -> range | None:
-    """Parse "low-high", "low+count" or "port". Return an empty range for "" and "0" (any port), None if invalid."""
+    """Parse "low-high", "low+count" or "port". Return an empty range for "" and "0" (any port); return None if the text
+    is invalid."""
     match = re.fullmatch(r"([0-9]{1,5})(?:([-+])([0-9]{1,5}))?", text.strip())
     if text.strip() in ("", "0", "0-0"):
         return range(0)
@@ -86,7 +87,7 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
         return "never"
 
     def loopback_switch(self, config: ConfigurationFields) -> str:  # noqa: ARG002
-        """Return the path of the field that disables NodePorts on loopback; '' for no field."""
+        """Return the path of the field that disables NodePorts on loopback; '' if no field does so."""
         return ""
 
 

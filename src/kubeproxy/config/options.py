@@ -30,7 +30,7 @@ _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
 class PageAccess(NamedTuple):
     """The networks of the clients that may open the page, and the hosts (names and addresses) under which a browser may
-    request it. The page does not exist without networks."""
+    request it. If there are no such networks, the page does not exist."""
 
     networks: tuple[Range, ...] = ()
     hosts: frozenset[str] = frozenset()
@@ -183,7 +183,8 @@ def _with_mode_flags(config: KubeProxyConfiguration, given: Mapping[str, Any]) -
 
 
 def _with_ports(config: KubeProxyConfiguration, given: Mapping[str, Any]) -> KubeProxyConfiguration:
-    """Apply the port flags: 0 disables a server; another port is added to a server's address without a port."""
+    """Apply the port flags: 0 disables a server; every other value is added as the port to the server's address, if the
+    address has no port."""
 
     def address(name: str, default: str) -> str:
         port = given.get(f"{name}-port")

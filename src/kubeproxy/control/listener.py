@@ -44,7 +44,7 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, timeout: float) -> socket.socket:
-    """Connect to the socket at `path`; the timeout is in seconds, 0 for none. Raises OSError."""
+    """Connect to the socket at `path`; the timeout is in seconds; 0 means no timeout. Raises OSError."""
     _guard(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

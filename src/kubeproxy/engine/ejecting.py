@@ -108,9 +108,10 @@ class Ejector:
 
 
 async def attempt(key: bytes, pauses: Sequence[float]) -> str:
-    """Connect to an endpoint, again after each pause but the last; return the reason of a failure, '' for none. A UDP
-    endpoint gets an empty datagram, and fails only if an ICMP error arrives, because it need not answer. After the last
-    pause the socket's state in the kernel decides, because this process may read the event late."""
+    """Connect to an endpoint, again after each pause but the last; return the reason of a failure, or '' if the
+    endpoint did not fail. A UDP endpoint gets an empty datagram, and fails only if an ICMP error arrives, because it
+    need not answer. After the last pause the socket's state in the kernel decides, because this process may read the
+    event late."""
     address, is_udp = key[:-3], key[-3] == socket.IPPROTO_UDP
     family, loop, made = family_of(address), asyncio.get_running_loop(), list[socket.socket]()
     with ExitStack() as stack:

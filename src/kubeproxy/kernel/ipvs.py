@@ -240,8 +240,9 @@ def _about_real_server(command: int, destination: bytes, weight: int, forwarding
 
 
 class Pieces(NamedTuple):
-    """The constant bytes of the messages for masqueraded real servers of equal weight. A full sync sends one per
-    endpoint: `head`, the virtual server's packed key, `front`, address, `middle`, port in two bytes, `end`."""
+    """The constant bytes of the messages for masqueraded real servers of equal weight. A full sync sends one message
+    per endpoint. The message consists, in this order, of `head`, the virtual server's packed key, `front`, the address,
+    `middle`, the port (two bytes) and `end`."""
 
     head: bytes
     front: bytes

@@ -144,7 +144,7 @@ def _pack(index: int, ip: bytes) -> bytes:
         _ADDRESS_HEAD.pack(family, 8 * len(ip), 0, 0, index) + nl.attribute(_LOCAL, ip) + nl.attribute(_ADDRESS, ip)
     )
     if family is Family.IPV6:
-        # Without duplicate detection the address is usable immediately. The kernel adds no prefix route, because the
+        # If duplicate detection is off, the address is usable immediately. The kernel adds no prefix route, because the
         # local table already has a route to the address.
         payload += nl.attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
         # The address is deprecated, so that the kernel never selects it as the most similar source (RFC 6724, rules 3
@@ -169,7 +169,8 @@ class Bridge(NamedTuple):
 
 
 def bridges(sys: Path = SYS, sysctls: Path = SYSCTLS) -> list[Bridge]:
-    """Return all bridges. Without the module br_netfilter, bridged packets do not pass the rules in any family."""
+    """Return all bridges. If the module br_netfilter is not loaded, bridged packets do not pass the rules in any
+    family."""
     found = [entry.name for entry in sorted(sys.iterdir()) if (entry / "bridge").is_dir()] if sys.is_dir() else []
     if not sysctls.is_dir():
         return [Bridge(name, ()) for name in found]

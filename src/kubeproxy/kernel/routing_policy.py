@@ -27,8 +27,8 @@ _ALL_BITS: Final = 0xFFFFFFFF
 
 
 class RoutedPacket(NamedTuple):
-    """A packet to route: packed addresses (source None: the kernel selects it); the incoming interface, '' for a packet
-    from this node; mark, protocol and destination port."""
+    """A packet to route: packed addresses (source None: the kernel selects it); the incoming interface, or '' for a
+    packet from this node; mark, protocol and destination port."""
 
     source: bytes | None
     destination: bytes

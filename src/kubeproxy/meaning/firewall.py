@@ -63,7 +63,7 @@ class Filter(NamedTuple):
 
 
 ZONES: Final = "puts into a zone"
-"""The verdict of a Drop if packets are tracked in another zone than packets of the opposite direction."""
+"""The verdict of a Drop if packets are tracked in a zone that differs from the zone of the opposite direction."""
 
 
 class PassingPacket(NamedTuple):
@@ -108,8 +108,9 @@ class Drop(NamedTuple):
 
 class SourceTranslation(NamedTuple):
     """A chain of type nat that translates the source of a packet to one of these packed addresses; `sure` means in
-    every case. None stands for an unknown address, MASQUERADED for the address of the outgoing interface or for an
-    unchanged address of this node. No address means that a rule keeps the packet from the proxy's chain."""
+    every case. None means that the address is unknown. MASQUERADED means the address of the outgoing interface, or this
+    node's own source address that the chain leaves unchanged. If there is no address, a rule keeps the packet from the
+    proxy's chain."""
 
     where: str
     chain: str

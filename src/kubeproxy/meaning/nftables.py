@@ -469,7 +469,7 @@ class _Rule:
         return None if term in {None, Term(own, width, width)} else self._operand(term, width)
 
     def _source(self, one: x.Nat) -> bytes | tuple[int, ...] | None:
-        """Return the new source of snat, or None for the packet's own, () if it is unknown."""
+        """Return the new source of snat; None if the packet keeps its own source; () if the new source is unknown."""
         with suppress(UnknownRuleError):
             return () if one.is_range else self._address(one.address, Property.SOURCE)
         return ()

@@ -44,8 +44,8 @@ class Op(IntEnum):
     VERDICT = 15  # code, chain
     UNKNOWN = 16  # text
     REMEMBER = 17  # the set or list to which session affinity adds the client
-    UNTRACK = 18  # text; no rule translates an untracked packet
-    ZONE = 19  # text; a zone is tracked separately from other zones
+    UNTRACK = 18  # text. No rule translates an untracked packet
+    ZONE = 19  # text. Connections of a zone are tracked separately from other zones
 
 
 class Property(IntEnum):

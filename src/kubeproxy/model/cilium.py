@@ -29,7 +29,7 @@ _DENIES: Final = {"allow": False, "deny": True}
 
 
 def served_kinds(annotations: Annotations, world: Globals, problems: list[Problem]) -> Kinds | None:
-    """Return the kinds of frontends that an annotation permits for a Service, None for all kinds."""
+    """Return the kinds of frontends that an annotation permits for a Service, or None if it permits all kinds."""
     text = annotations.cilium_type
     return _read(text, CILIUM_TYPE, _KINDS, world, problems) if text is not None else None
 

@@ -114,7 +114,8 @@ def skipped(service: Service, world: Globals) -> str:
 
 
 def of_another_proxy(name: str | None) -> str:
-    """Return the reason of a Service with another proxy's label, None for no label (KEP-2447)."""
+    """Return why another proxy serves a Service; `name` is the value of the Service's label, or None if it has none
+    (KEP-2447)."""
     if name is None:
         return f"another proxy serves this Service, which lacks the label {PROXY_LABEL} (--service-proxy-name)"
     return f"another proxy serves this Service, by the label {PROXY_LABEL}: {name[:64]!r}"

@@ -203,11 +203,11 @@ class ServicePlan(Struct, frozen=True, gc=False):
     policies: Policies  # the Service's policies
     internal: Traffic  # the cluster IP's traffic, which follows from policies and endpoints
     external: Traffic  # the other frontends' traffic, which follows from policies and endpoints
-    affinity: int  # seconds of session affinity, 0 for none
+    affinity: int  # seconds of session affinity; 0 if there is none
     hairpin: Pool  # addresses of endpoints on this node: their connections to themselves need masquerading
     serving: Pool  # all destinations to which conntrack flows may continue
     source_ranges: tuple[Range, ...] | None = None  # the clients that may use load balancer addresses; None: all
-    health_port: int = 0  # the healthCheckNodePort, 0 for none
+    health_port: int = 0  # the healthCheckNodePort; 0 if there is none
     balance: Balance | None = None  # None for equal shares
     ejected: Pool | None = None  # endpoints in no pool because they fail; None if the Service ejects none
     port_ranges: tuple[PortRange, ...] = ()  # only the Service's first plan in a family has ranges

@@ -243,7 +243,7 @@ class Planner:
         contested = any(claims.contested for claims in self._claims.values())
         for done, name in enumerate(important_first(dirty), start=1):
             before = self.compiled.get(name, NOTHING)
-            wanted = self._wanted.get(name)  # not `services`, which events may have changed between steps
+            wanted = self._wanted.get(name)  # not `services`: events may have changed it between steps
             fresh = NOTHING if wanted is None else self._settled(name) if contested else wanted
             if fresh != before:
                 service = self.services.get(name)

@@ -40,7 +40,7 @@ class ServiceFacts(Struct, frozen=True, gc=False):
     policies: Policies
     affinity: int
     health_port: int
-    kinds: Kinds | None  # of the frontends that are served, None for all
+    kinds: Kinds | None  # the kinds of frontends that are served; None if all are served
 
 
 def read_spec(service: Service, world: Globals, problems: list[Problem]) -> ServiceFacts:

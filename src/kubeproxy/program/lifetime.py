@@ -132,8 +132,8 @@ def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> f
 
 def give_up(files: Iterable[str], plugin: str) -> None:
     """Drop the capabilities that are not needed, also for child processes; log a failure. `files` are read again later;
-    `plugin` is the credential plugin, '' if there is none. A plugin with its own privileges (set-user-ID, capabilities)
-    needs all capabilities of the proxy, which then drops none."""
+    `plugin` is the credential plugin, or '' if there is none. A plugin with its own privileges (set-user-ID,
+    capabilities) needs all capabilities of the proxy, which then drops none."""
     path = shutil.which(plugin) or plugin if plugin else ""
     if path and gives_rights(path):
         privileges_log.warning(

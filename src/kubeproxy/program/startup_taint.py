@@ -1,6 +1,6 @@
-"""Removes the taint that keeps pods off a new node, once, after the first full sync. Without the taint, pods may start
-before the rules are in place, and their first connections fail (Kubernetes issue 75890). The kubelet sets the taint
-(--register-with-taints); the proxy never sets it. See docs/beyond.md "Readiness"."""
+"""Removes the taint that keeps pods off a new node, once, after the first full sync. If the node has no taint, pods may
+start before the rules are in place, and their first connections fail (Kubernetes issue 75890). The kubelet sets the
+taint (--register-with-taints); the proxy never sets it. See docs/beyond.md "Readiness"."""
 
 from __future__ import annotations
 

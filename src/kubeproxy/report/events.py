@@ -1,5 +1,5 @@
 """Builds, aggregates, limits and sends Kubernetes Events (events.k8s.io/v1) about users' objects, as client-go does
-(tools/events, tools/record). `record` never fails and never waits, because `run` sends the Events. Without an API
+(tools/events, tools/record). `record` never fails and never waits, because `run` sends the Events. If there is no API
 server, Events are only logged."""
 
 from __future__ import annotations

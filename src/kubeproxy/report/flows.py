@@ -48,8 +48,8 @@ to a second."""
 RETRY = 10.0  # seconds until a failed removal is repeated, if no change comes earlier
 DISTURBED_PAUSE = 0.2  # seconds until the flows of a disturbed family are checked again
 MOST_REMEMBERED = 1 << 16
-"""The maximum number of frontends for which a failed removal is repeated. Without the module nf_conntrack_netlink every
-removal fails."""
+"""The maximum number of frontends for which a failed removal is repeated. If the module nf_conntrack_netlink is
+missing, every removal fails."""
 
 MOST_LOST = 100
 """The maximum number of lost endpoints stored per frontend. If a frontend has lost more endpoints, all endpoints that
@@ -80,8 +80,8 @@ class AnyPort(frozenset[bytes]):
 
 
 class Key(NamedTuple):
-    """A UDP frontend. `address` is packed, and b'' for a NodePort; `last` is the last port of a range, 0 for a single
-    port."""
+    """A UDP frontend. `address` is packed, and b'' for a NodePort; `last` is the last port of a range, or 0 for a
+    single port."""
 
     address: bytes
     port: int

@@ -30,7 +30,8 @@ MOST: Final = 1000
 BYTES: Final = 1 << 20  # of the entries
 SECONDS: Final = 900
 FEW: Final = 20
-"""The maximum number of changes per call, and of objects' problems per second, that get an entry each."""
+"""If one call has more changes without a recorded event than this, these changes share one entry. If more problems of
+objects occur in a second than this, the further problems get no entry."""
 LARGE: Final = 400  # the maximum number of endpoints to compare
 _ARRIVALS: Final = 2048  # the maximum number of stored arrivals
 _NOTICED: Final = 2.0  # seconds after which a text contains the delay

@@ -293,7 +293,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                     await self._writable.wait()
             except Exception:
                 _log.exception("Serving %r failed", self._url)
-                self.abort()  # the body has no end, so the client notices the error
+                self.abort()  # the end of the body is not sent, so the client notices the error
                 return
         self._write(b"0\r\n\r\n" * chunked)
         if self._transport is not None:

@@ -112,7 +112,8 @@ def refused_host(host: str, local_address: str, known: Collection[str] = ()) -> 
 
 
 def host_name(host: str) -> str:
-    """Return the name in a Host header in lower case: without port, final dot, and the brackets of an IPv6 address."""
+    """Return the name in a Host header in lower case. The port, the final dot, and the brackets of an IPv6 address are
+    removed."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     name, _, port = host.rpartition(":")

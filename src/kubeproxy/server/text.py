@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 LINE: Final = 4096  # the maximum length of a line in logs and pages; a longer line is cut
-_SEARCHED: Final = 16 * LINE  # secrets are searched in at most this number of characters, to limit the time
+_SEARCHED: Final = 16 * LINE  # at most this number of characters is searched for secrets, to limit the time
 
 _REDACTED: Final = r"\1<redacted>"
 _SECRETS: Final = re.compile(

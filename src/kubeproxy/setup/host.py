@@ -71,9 +71,9 @@ def supported(
 ) -> Supported:
     """Return the families that pass `check`, which raises Unsupported if a family's requirement is missing.
 
-    Only the primary family is required; without a primary family (None), either family may be missing. A failed check
-    is repeated, because memory may be short for a moment. Raises Unsupported if the primary family, or every family,
-    fails. Source: platformCheckSupported of cmd/kube-proxy."""
+    Only the primary family is required; if there is no primary family (None), either family may be missing. A failed
+    check is repeated, because memory may be short for a moment. Raises Unsupported if the primary family, or every
+    family, fails. Source: platformCheckSupported of cmd/kube-proxy."""
     lacks: list[Unsupported] = []
     for pause in (0.0, *_CHECKED_AGAIN):
         time.sleep(pause)
@@ -208,7 +208,7 @@ def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node
 
 
 def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield a sentence for each field whose addresses are all of another family than the Node's first address."""
+    """Yield a sentence for each field whose addresses all differ in family from the Node's first address."""
     fields: dict[str, Sequence[str]] = {"clusterCIDR": wanted.cluster_cidrs}
     if len(wanted.families) == 1:
         fields |= config.networks
@@ -237,7 +237,8 @@ def _first(wanted: Settings, node: Node | None) -> Family:
 
 
 def _unmasqueraded(wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the families of the Node that have no network in clusterCIDR; without a Node, check the served families."""
+    """Yield the families of the Node that have no network in clusterCIDR; if there is no Node, check the served
+    families."""
     for family in _without_network(wanted) if wanted.local_mode == "ClusterCIDR" else ():
         if node is None or not all(map(is_loopback, node_addresses(wanted, node, family))):
             yield (

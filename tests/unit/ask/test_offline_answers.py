@@ -69,7 +69,7 @@ def test_without_a_proxy_services_are_planned(folder: list[str], capfd: pytest.C
     assert run(["services", *folder]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].startswith("  -  ")
-    assert "the answer is from the objects alone" in lines[0]
+    assert "the answer follows from the objects alone" in lines[0]
     assert lines[2].split()[:2] == ["shop/web", "planned"]
     assert run(["services", "shop/web", "-o", "json", *folder]) == 0
     assert json.loads(capfd.readouterr().out)["state"] == "planned"
@@ -341,7 +341,7 @@ def test_without_a_proxy_the_answer_is_that_of_a_new_proxy(
         )
     else:
         assert (status, "kube-proxy would forward it" in out) == (2, True), out
-        assert "no kube-proxy runs here; the answer is from the objects alone" in out
+        assert "no kube-proxy runs here; the answer follows from the objects alone" in out
         assert "forward it; until a kube-proxy runs, no rule in the kernel translates 10.96.0.10:80 (?)" in out
         assert ("?  rules without a proxy that answers: nf_tables table ip kube-proxy" in out) is remain
         assert (f"(`kube-proxy verify {shlex.join(folder[:4])}`), and start the proxy again" in out) is remain

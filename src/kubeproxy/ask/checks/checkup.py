@@ -64,7 +64,7 @@ class Checkup(Struct):
 
 
 Second = tuple[processes.ProxyProcess, str]
-"""Another kube-proxy that runs on this node, and its mode, '' if unknown."""
+"""Another kube-proxy that runs on this node, and its mode ('' if unknown)."""
 
 
 class NodeRules:
@@ -280,7 +280,7 @@ def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:
     except OSError as error:
         yield from identity.configured(path, f"{path}: {error.strerror}", ())
     else:
-        config = made_strict(config) if node.config.strict else config  # --strict also applies to a file
+        config = made_strict(config) if node.config.strict else config  # --strict also changes the values in the file
         lines = [line for line in differences(node.config, config) if not line.startswith(_OUTRANKED)]
         yield from identity.configured(path, "", lines)
 

@@ -31,7 +31,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
         silence = "" if before else str(error)
         if isinstance(error.__cause__, TimeoutError):
             why = "changes of Services and endpoints do not reach the kernel, whose last rules remain in effect"
-            fix = "unless a signal has stopped it, see its log; then end it: the kubelet or systemd starts it again"
+            fix = "if a signal stopped it, send SIGCONT; else see its log and end it: kubelet or systemd restarts it"
             before, silence = [Diagnosis(Severity.BROKEN, "proxy", f"the proxy hangs: {silence}", why, fix)], ""
         config = KubeProxyConfiguration()
         try:

@@ -152,10 +152,10 @@ def _entrances() -> set[str]:
 
 
 def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for interfaces from which the kernel does not forward packets of the checked connection, or any packets.
-    IPv4 depends on the sysctl of the incoming interface (ip_route_input_slow in net/ipv4/route.c). IPv6 depends on the
-    sysctl of all interfaces, or on force_forwarding of the incoming interface (ip6_forward in net/ipv6/ip6_output.c of
-    Linux 6.17)."""
+    """Report the interfaces from which the kernel does not forward the packets of the checked connection. If no
+    connection is checked, report the interfaces from which it forwards nothing. IPv4 depends on the sysctl of the
+    incoming interface (ip_route_input_slow in net/ipv4/route.c). IPv6 depends on the sysctl of all interfaces, or on
+    force_forwarding of the incoming interface (ip6_forward in net/ipv6/ip6_output.c of Linux 6.17)."""
     if node.mode.flows_end is FlowsEnd.PROXY and not node.direct:
         return
     names = _entrances()
@@ -237,7 +237,7 @@ def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
 def changed_sysctls(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check for sysctls that the running proxy set and another program changed."""
     if not node.running:
-        return  # without a proxy, no sysctl was set
+        return  # no proxy runs, so no sysctl was set
     wanted = [*host.conntrack_sysctls(node.config.conntrack), *node.mode.operations().sysctls(node.config)]
     made = [
         settings.Setting(key, value, number(key))

@@ -46,7 +46,7 @@ def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
 def there(
     traces: Iterable[Trace], families: Iterable[Family], mode: str, refusals: Mapping[Family, str] = {}
 ) -> Iterator[Diagnosis]:
-    """Check whether the kernel has rules of the running mode in each family. `refusals` are those of the kernel."""
+    """Check whether the kernel has rules of the running mode in each family. `refusals` are the kernel's refusals."""
     known = {trace.family for trace in traces}
     for family in families:
         if family not in known and None not in known:
@@ -85,7 +85,8 @@ def versions(running: str, ours: str, started: float, now: float) -> Iterator[Di
 
 
 def able(lack: str, severity: Severity, why: str) -> Iterator[Diagnosis]:
-    """Report a requirement of the mode that this node lacks; `lack` is the text of Unsupported, '' for none."""
+    """Report a requirement of the mode that this node lacks; `lack` is the text of Unsupported, or '' if the node lacks
+    nothing."""
     if lack:
         what, _, fix = lack.partition(": ")
         yield Diagnosis(severity=severity, about="node", what=what, why=why, fix=fix or lack)

@@ -134,8 +134,8 @@ def bridged(
 
 
 def hairpin(bridge: str, ports: Mapping[str, bool], share: float, harm: Harm = NOTHING) -> Iterator[Diagnosis]:
-    """Check hairpin mode of the bridge `ports`. Without hairpin mode a bridge sends no packet back through the port on
-    which it arrived, and a pod cannot connect to itself through a Service. `share` is the share of one pod's
+    """Check hairpin mode of the bridge `ports`. If hairpin mode is off, a bridge sends no packet back through the port
+    on which it arrived, and a pod cannot connect to itself through a Service. `share` is the share of one pod's
     connections that lead to itself, or 0 if all pods are checked. If packets on a bridge pass the rules, translated
     packets do not leave the bridge (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c)."""
     off = [name for name, is_on in ports.items() if not is_on]

@@ -77,7 +77,8 @@ def with_rules(place: str) -> str:
 
 
 def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
-    """Check for rules of other modes than the running `mode` ('' for none), for one `place` or for all places ('')."""
+    """Check for rules of modes that differ from the running `mode` ('' if none runs), for one `place` or for all places
+    ('')."""
     caught = with_rules(place)
     traces = list(traces)
     places = [trace.what for trace in traces]
@@ -207,7 +208,7 @@ def untracking(
             continue
         of_answers = one.packet.purpose is CompiledFor.ANSWER
         end = "the program of this node that listens there gets" if is_answered else "no endpoint gets"
-        why = "the client treats them as those of another connection" if of_answers else f"{end} them"
+        why = "the client takes them for packets of another connection" if of_answers else f"{end} them"
         severity = Severity.NOTE if is_answered and not of_answers else Severity.BROKEN
         severity = Severity.UNKNOWN if one.unordered else severity
         yield Diagnosis(
@@ -246,7 +247,7 @@ def _in_another_zone(several: Sequence[Drop], packets: str, harm: HarmOfPackets)
         about="firewall",
         what=f"{one.where}, chain {one.chain}: {'may put' if one.unordered else 'puts'} {packets} into a zone of "
         f"connection tracking at the hook {one.packet.hook}, and not the packets of the other direction",
-        why="no rule translates the answers back: the client treats them as those of another connection",
+        why="no rule translates the answers back: the client takes them for packets of another connection",
         fix=f"have {one.where} {one.chain} set the same zone in both directions, or leave these packets out of it",
         harm=NOTHING if one.unordered else harm([each.packet for each in several]),
         table=one.where,
@@ -255,7 +256,7 @@ def _in_another_zone(several: Sequence[Drop], packets: str, harm: HarmOfPackets)
 
 def translating(found: Iterable[ForeignTranslation], forwarded: bool, served: bool) -> Iterator[Diagnosis]:
     """Report chains of other programs that translate a connection; `forwarded` means that the proxy would forward the
-    connection, `served` that a Service has the destination. Without a Service, only the other program knows the
+    connection, `served` that a Service has the destination. If no Service has it, only the other program knows the
     outcome."""
     for one in found:
         target = place_text(*one.packet.original)

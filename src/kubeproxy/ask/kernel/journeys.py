@@ -36,7 +36,7 @@ _REASONS = {
 """Names of ICMP errors, keyed by protocol, and by type and code."""
 _REDIRECTS = frozenset({(1, 5), (58, 137)})
 """ICMP redirects, by protocol and type, with which a router names a shorter way but still forwards the packet."""
-_NEAR = 16  # maximum number of earlier packets among which the packet of a step is searched
+_NEAR = 16  # maximum number of earlier packets to look through for the packet of a step
 RuleKey = tuple[int, str, str, int]  # family of the table, table, chain, handle
 
 
@@ -127,7 +127,7 @@ def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:
 
 
 def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
-    """Return the index of the journey to which a step belongs, which may be a new index. The kernel's trace id of a
+    """Return the index of the journey to which a step belongs; the index may be a new one. The kernel's trace id of a
     packet changes on translation, and when the packet passes loopback or a bridge."""
     for place in range(len(packets) - 1, max(-1, len(packets) - 1 - _NEAR), -1):
         last = packets[place][-1].headers

@@ -19,7 +19,7 @@ from kubeproxy.model.plan import ServiceName, ServicePlan
 from kubeproxy.setup import modes
 
 Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
-"""A function that requests these Services from the proxy; without arguments, all Services."""
+"""A function that requests these Services from the proxy; if no Service is given, it requests all Services."""
 
 LOOKS = 6  # readings if a Service changes in between
 PAUSE = 0.05  # seconds between two readings

@@ -24,7 +24,7 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.setup import host, modes
 from kubeproxy.wording import counted
 
-_FROM_OBJECTS = "the answer is from the objects alone"
+_FROM_OBJECTS = "the answer follows from the objects alone"
 _DIFFER = "they differ from what the objects and this configuration need; `kube-proxy verify{}{}` lists the differences"
 
 

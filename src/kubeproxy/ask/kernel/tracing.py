@@ -75,7 +75,7 @@ def look(
     decided: paths.DecidedFlow = paths.UNDECIDED,
     opening: Opening | None = None,
 ) -> Traced:
-    """Trace packets of a flow; `mode` is the mode of the running proxy, None without a proxy. With `opening` the
+    """Trace packets of a flow; `mode` is the mode of the running proxy, or None if no proxy runs. With `opening` the
     command sends packets, one per second; otherwise it waits for packets of the client. Raises KubeProxyError."""
     before = {entry.entry_id: entry.answered for entry in flows_to(packet)}
     captured = _listen(packet, limits, opening)

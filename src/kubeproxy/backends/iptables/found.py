@@ -45,7 +45,7 @@ _MARK: Final = re.compile(r"--(or|xor)-mark (\S+)")
 
 class FoundTable(NamedTuple):
     """Chains of a table, with a hash of the rules of each readable chain, and the rules of the chains to keep. `asked`
-    are the chains that were read, None for all. A chain that was not read is reported as equal."""
+    are the chains that were read, or None if all were read. A chain that was not read is reported as equal."""
 
     family: Family
     chains: AbstractSet[str] = frozenset()
@@ -58,7 +58,7 @@ class FoundTable(NamedTuple):
         return self.asked is None or chain in self.asked
 
     def present(self, chain: str) -> Sequence[str] | None:
-        """Return the kept rules of a chain, None if the chain does not exist."""
+        """Return the kept rules of a chain, or None if the chain does not exist."""
         return self.rules.get(chain, ()) if chain in self.chains else None
 
     def has_jump(self, jump: Jump) -> bool:
@@ -143,7 +143,8 @@ def by_chain(lines: Iterable[str]) -> Iterator[tuple[str, list[str] | None]]:
 
 class Suspect(NamedTuple):
     """A chain that seems to differ, and its Service (None for a shared chain). `ordered`: the order of rules matters.
-    `wanted` are the rules in the form that we write, `present` the found rules, None if the chain does not exist."""
+    `wanted` are the rules in the form that we write, `present` are the found rules, or None if the chain does not
+    exist."""
 
     place: Place
     service: ServiceName | None

@@ -33,7 +33,7 @@ class _Port:
         )
 
     def internal_chain(self, traffic: Traffic) -> str:
-        """Return the chain for cluster IP traffic, '' without endpoints."""
+        """Return the chain for cluster IP traffic, or '' if there are no endpoints."""
         if not traffic.outside.forwards:
             return ""
         return self.svl if traffic.outside.picks_local else self.svc

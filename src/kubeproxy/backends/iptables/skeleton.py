@@ -86,8 +86,8 @@ class SharedChain(NamedTuple):
 
 class StartOptions(NamedTuple):
     """Settings from the configuration and the node, read once at the start. `localhost_nodeports` is the configured
-    value; `liberal` is nf_conntrack_tcp_be_liberal; `counters`: whether the kernel has named packet counters, None if
-    unknown."""
+    value; `liberal` is nf_conntrack_tcp_be_liberal; `counters`: whether the kernel has named packet counters (None if
+    unknown)."""
 
     localhost_nodeports: bool
     liberal: bool
@@ -96,7 +96,7 @@ class StartOptions(NamedTuple):
 
 class RuleSettings(NamedTuple):
     """The inputs of a family's rules, without the Services. `nodeport_ips` is None for all local addresses; `if_local`
-    is the match for traffic of pods, '' if there is none."""
+    is the match for traffic of pods, or '' if there is none."""
 
     family: Family
     options: StartOptions
@@ -230,7 +230,8 @@ def _encoded(texts: Sequence[str]) -> list[bytes]:
 
 
 def port_name(key: ServicePortKey) -> str:
-    """Return a service port as the Go kube-proxy writes it: namespace/name:port, without the colon for no name."""
+    """Return a service port as the Go kube-proxy writes it: namespace/name:port, or namespace/name if the port has no
+    name."""
     return f"{key.namespace}/{key.name}:{key.port_name}" if key.port_name else f"{key.namespace}/{key.name}"
 
 

@@ -41,7 +41,7 @@ def _with_jumps(table: str) -> set[str]:
 class NftWatch:
     """Detects changes by other programs in one family's tables of iptables-nft, over netlink. The kernel does not
     report changes in chains of other programs to this process. After `inspect`, `rest` is the pause before an audit
-    (REST or FAINT_REST), and `places` are the changed chains, None if unknown."""
+    (REST or FAINT_REST), and `places` are the changed chains, or None if they are unknown."""
 
     rest = REST
 

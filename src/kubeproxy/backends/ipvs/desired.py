@@ -69,7 +69,7 @@ def render(plans: Iterable[ServicePlan], node: NodeAddresses) -> DesiredObjects:
 
 
 def pool_of(plan: ServicePlan, traffic: Traffic) -> Pool:
-    """Return the real servers of a frontend; without real servers the kernel refuses the frontend's connections."""
+    """Return the real servers of a frontend; if there are none, the kernel refuses the frontend's connections."""
     if traffic.outside.picks_local or traffic.node.picks_local:
         return plan.local
     return plan.cluster if any(action.forwards for action in traffic) else ()
@@ -101,7 +101,7 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, object
     keeps_source = plan.policies.external is Policy.LOCAL and plan.usable
     for set_id, entry in _memberships(frontend, keys, local=keeps_source):
         _enter(objects, set_id, entry)
-    # Without endpoints, connections from all clients are refused, as in iptables mode.
+    # If there are no endpoints, connections from all clients are refused, as in iptables mode.
     if any(action.forwards for action in traffic):
         for set_id, entry in _sources(frontend, plan.sources(frontend), node):
             _enter(objects, set_id, entry)

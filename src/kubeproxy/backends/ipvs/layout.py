@@ -102,7 +102,7 @@ _BY_NAME: Final = {scheduler.name: scheduler for scheduler in _ODD}
 
 
 def scheduler_named(name: str) -> Scheduler:
-    """Return a scheduler's properties by its name, '' for the default; the kernel checks unknown names."""
+    """Return a scheduler's properties by its name ('' means the default); the kernel checks unknown names."""
     return _BY_NAME.get(name) or Scheduler(name or DEFAULT_SCHEDULER)
 
 

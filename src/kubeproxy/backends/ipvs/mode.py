@@ -36,7 +36,7 @@ from kubeproxy.registry import MetricRegistry
 log = logging.getLogger("kubeproxy.ipvs")
 
 SYSCTLS: Final = (
-    ("net/ipv4/vs/conntrack", 1),  # without this sysctl packets of IPVS cannot be masqueraded
+    ("net/ipv4/vs/conntrack", 1),  # otherwise packets of IPVS cannot be masqueraded
     ("net/ipv4/vs/expire_nodest_conn", 1),
     ("net/ipv4/vs/expire_quiescent_template", 1),
     ("net/ipv4/ip_forward", 1),
@@ -139,7 +139,7 @@ def used_commands(family: Family) -> Commands:
     for name in sorted(xtables.installed_for(family), key=lambda name: not name.endswith(used)):
         try:
             commands = xtables.commands(name)
-            # Only a write proves that a variant works: without nf_tables, iptables-nft-save succeeds and prints
+            # Only a write proves that a variant works: if nf_tables is missing, iptables-nft-save succeeds and prints
             # nothing.
             commands.restore([TRIAL])
         except LockHeldError:  # the command works

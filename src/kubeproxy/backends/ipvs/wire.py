@@ -96,7 +96,7 @@ class NodeView(Struct, eq=False):
     def _with_weights(self, servers: Iterable[ipvs.VirtualServer]) -> Iterator[tuple[bytes, ActualServer]]:
         for server in servers:
             affinity = server.timeout if server.flags & ipvs.PERSISTENT else 0
-            # Without persistence, the timeout of a virtual server has no effect, so it is not compared.
+            # If persistence is off, the timeout of a virtual server has no effect, so it is not compared.
             same = server._replace(timeout=affinity) == self._virtual(server.key, affinity)
             reals = self._ipvs.destinations(server.key).values()
             yield server.key, ActualServer(affinity, same, {real.key: real.weight for real in reals})

@@ -35,7 +35,7 @@ ENDPOINT_NUMBERS: Final = {
     Family.IPV4: f"{ipaddress.IPv4Address(FIRST_ENDPOINT)}/2",
     Family.IPV6: f"{ipaddress.IPv6Address(FIRST_ENDPOINT)}/98",
 }
-"""Networks that contain all numbers of endpoints, and no number of a pool."""
+"""Networks that contain the numbers of all endpoints, and the number of no pool."""
 
 _RESERVED: Final = 1024
 _FOREVER: Final = 10 * 365 * 86_400 * 1000  # ms
@@ -54,8 +54,7 @@ def declaration(layout: Layout) -> SetSpec:
 def rules(layout: Layout, choose: str) -> dict[str, tuple[str, ...]]:
     """Return the chains of session affinity that are independent of the timeout; `choose` is the chain that picks an
     endpoint. A rule of nft can store a value from a map only in a field of the packet. Therefore the packet carries the
-    number of the pool in place of its source address, and the number of the endpoint in place of its destination
-    address."""
+    pool's number in place of its source address, and the endpoint's number in place of its destination address."""
     ip = layout.ip
     original = f"{ip} daddr set ct original {ip} daddr"
     own = f"{ip} daddr . ct original {ip} daddr . th dport @{SetId.SESSION_OWN}"
@@ -75,8 +74,8 @@ def rules(layout: Layout, choose: str) -> dict[str, tuple[str, ...]]:
 
 def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[str]) -> list[str]:
     """Return the rules of a chain that looks up or stores the endpoint of a client. `frontend` is the key of a frontend
-    as an nft expression, `onwards` are the jumps to the next chains. A client's key contains the number of its pool, so
-    all frontends of a pool share one element. The key contains a hash of the client's address, so a pool has at most
+    as an nft expression, `onwards` are the jumps to the next chains. A client's key contains its pool's number, so all
+    frontends of a pool share one element. The key contains a hash of the client's address, so a pool has at most
     AFFINITY_SHARE elements. Clients with equal hashes share an endpoint."""
     ip = layout.ip
     client = f"jhash ct original {ip} saddr mod {AFFINITY_SHARE} seed {SEED:#x} . {ip} saddr"
@@ -100,9 +99,9 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
 
 class NumberMark:
     """A marker element in the map of clients, with a number that no assigned endpoint number exceeds. The mark is
-    needed because clients may still be stored with the number of a removed endpoint. A later process reads the mark,
-    and assigns only larger numbers. The mark is in this map because it must exist as long as the map. The mark advances
-    by 1,024 numbers at a time."""
+    needed because clients may still be stored with a removed endpoint's number. A later process reads the mark, and
+    assigns only larger numbers. The mark is in this map because it must exist as long as the map. The mark advances by
+    1,024 numbers at a time."""
 
     def __init__(self, family: Family) -> None:
         self._family = family

@@ -185,8 +185,8 @@ def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[b
     if SetId.AFFINITY_SERVICES in found.sets or older_form(SetId.AFFINITY_SERVICES, found) is None:
         return []
     transaction = Transaction(Packers(ruleset.layout), {})
-    pools: dict[bytes, dict[bytes, bytes]] = {}  # number of a pool : its endpoints : their numbers
-    slots_of: dict[bytes, list[bytes]] = {}  # number of a pool : numbers of the endpoints in its slots
+    pools: dict[bytes, dict[bytes, bytes]] = {}  # a pool's number : its endpoints : their numbers
+    slots_of: dict[bytes, list[bytes]] = {}  # a pool's number : numbers of the endpoints in its slots
     known = Numbers()
     for endpoint_map, chain_map, pool_map in zip(
         layout.ENDPOINT_MAPS, layout.VERDICT_MAPS, layout.POOL_MAPS, strict=True
@@ -234,7 +234,8 @@ def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table
 
 
 def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, ChainContents]:
-    """Return the chain of source ranges by its name, with a rule for each range of these Services; {} for no ranges.
+    """Return the chain of source ranges by its name, with a rule for each range of these Services; {} if there are no
+    ranges.
 
     At the end of a commit the kernel activates rules first, and then the elements of a set of ranges; a larger set
     takes longer. In between, the rules would drop clients in the ranges. The same transaction therefore adds a rule for

@@ -59,7 +59,7 @@ def numbers(actual: Elements) -> Iterator[int]:
 
 
 def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
-    """Return the element keys of the allowed source ranges by the packed number of their list."""
+    """Return the element keys of the allowed source ranges by their list's packed number."""
     ranges: dict[bytes, list[bytes]] = {}
     for key in actual[SetId.FIREWALL_ALLOW]:
         ranges.setdefault(key[: len(key) // 4], []).append(key)
@@ -195,7 +195,7 @@ class FoundElements:
         services = iter(wanted)
         while some := list(islice(services, SERVICES)):
             plans = [plan for _, its in some for plan in its]
-            pools: dict[bytes, set[bytes]] = {}  # key: number of a pool; value: protocols of its endpoints
+            pools: dict[bytes, set[bytes]] = {}  # key: a pool's number; value: protocols of its endpoints
             for plan in plans:
                 if plan.numbered and (number := _number(plan, layout.POOL_MAPS, layout.RANGE_POOLS, self.left)):
                     for policy in Policy:
@@ -230,8 +230,8 @@ class FoundElements:
             self.left[unread] = self._unowned(unread, taken[unread])
 
     def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
-        """Return the name of the first set with other elements than these Services need; '' for none. Raises
-        ApplyError. `users` counts the Services of each shared element."""
+        """Return the name of the first set whose elements differ from the elements that these Services need; '' if
+        there is none. Raises ApplyError. `users` counts the Services of each shared element."""
         for name, _ in self.ahead((name, tuple([item.plan for item in its])) for name, its in services.items()):
             delta = self.take(Parts(services[name]))
             if any(delta):

@@ -72,16 +72,16 @@ class SetId(StrEnum):
     AFFINITY_NODEPORTS = "nodeport-session-chains"
     LOCAL_AFFINITY_NODEPORTS = "local-nodeport-session-chains"
     STICKY_NODEPORTS = "sticky-nodeports"  # the keys of nodeport-session-chains as a set
-    # frontend with session affinity : number of its pool
+    # frontend with session affinity : its pool's number
     AFFINITY_POOLS = "session-pools"
     LOCAL_AFFINITY_POOLS = "local-session-pools"
     NODEPORT_AFFINITY_POOLS = "nodeport-session-pools"
     LOCAL_NODEPORT_AFFINITY_POOLS = "local-nodeport-session-pools"
     # pools with session affinity, by their numbers
     SESSION_CLASSES = "session-classes"  # pool : class
-    SESSION_SLOTS = "session-slots"  # pool . slot : number of the endpoint
-    SESSION_ENDPOINTS = "session-endpoints"  # number of the endpoint . protocol : destination
-    SESSION_OWN = "session-own"  # number of the endpoint . address . port, if also a frontend has this address and port
+    SESSION_SLOTS = "session-slots"  # pool . slot : the endpoint's number
+    SESSION_ENDPOINTS = "session-endpoints"  # the endpoint's number . protocol : destination
+    SESSION_OWN = "session-own"  # the endpoint's number . address . port, if also a frontend has this address and port
     CLUSTER_IPS = "cluster-ips"
     HAIRPIN = "hairpin-endpoints"
     NO_ENDPOINT_SERVICES = "unserved-services"
@@ -89,20 +89,20 @@ class SetId(StrEnum):
     NO_ENDPOINT_NODEPORTS = "unserved-nodeports"
     NO_LOCAL_ENDPOINT_NODEPORTS = "no-local-endpoint-nodeports"
     FIREWALL_IPS = "firewalled-services"
-    FIREWALL_LISTS = "firewall-lists"  # frontend with source ranges : number of its Service's list of source ranges
+    FIREWALL_LISTS = "firewall-lists"  # frontend with source ranges : number that identifies its Service's list of them
     FIREWALL_ALLOW = "firewall-allow"
     NODEPORT_IPS = "nodeport-ips"
-    # address . protocol . range of ports : number of its pool
+    # address . protocol . range of ports : its pool's number
     CLUSTER_RANGES = "cluster-ranges"
     EXTERNAL_RANGES = "external-ranges"
     POLICY_LOCAL_RANGES = "policy-local-ranges"
     LOCAL_RANGES = "local-ranges"
-    # address . protocol . range of ports : number of the Service's list of source ranges
+    # address . protocol . range of ports : number that identifies the Service's list of source ranges
     FIREWALL_RANGES = "firewall-ranges"
     NO_ENDPOINT_RANGES = "unserved-ranges"
     NO_LOCAL_ENDPOINT_RANGES = "no-local-endpoint-ranges"
-    RANGE_ENDPOINTS = "range-endpoints"  # number of an endpoint : its address
-    RANGE_CHAINS = "range-session-chains"  # number of a pool with session affinity : goto its chain
+    RANGE_ENDPOINTS = "range-endpoints"  # an endpoint's number : its address
+    RANGE_CHAINS = "range-session-chains"  # number that identifies a pool with session affinity : goto its chain
 
 
 ENDPOINT_MAPS: Final = (
@@ -149,11 +149,11 @@ NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
 """Maps from frontends to numbers, which have the type of addresses."""
 
 SESSION_SETS: Final = (SetId.SESSION_CLASSES, SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN)
-"""Sets and maps of pools with session affinity. The keys begin with the number of a pool or of an endpoint."""
+"""Sets and maps of pools with session affinity. The keys begin with a pool's or an endpoint's number."""
 
 LARGEST_NUMBER: Final = (1 << 30) - 1
-"""Largest number of a service port, list or endpoint. With one more bit for the pool, a number fits into an IPv4
-address."""
+"""The largest number that identifies a service port, list or endpoint. With one more bit for the pool, a number fits
+into an IPv4 address."""
 
 FIRST_ENDPOINT: Final = 3 << 30
 """The number in the kernel for endpoint number 0; numbers of pools are smaller."""
@@ -344,8 +344,8 @@ class Layout:
 
 
 CLIENTS: Final = "session-clients"
-"""The name of the map of clients with session affinity, from a hash of the address and the number of the pool to the
-number of the endpoint."""
+"""The name of the map of clients with session affinity, from a hash of the address and the pool's number to the
+endpoint's number."""
 
 POOL_SETS: Final = (*ENDPOINT_MAPS, SetId.SESSION_SLOTS)
 """Maps whose keys end with the slot of a pool."""

@@ -70,8 +70,8 @@ def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[
     A packet is processed by the rules of one generation, but each of its lookups uses the elements that are current at
     the time of the lookup (nft_genmask_cur in net/netfilter/nft_set_hash.c of Linux 6.18). If a commit happens between
     two lookups, the packet misses a frontend that moves to an earlier map. The packet also misses the target of an
-    element that it found before: the pool of a chain, a list of source ranges, or the number of an endpoint. Only a
-    removed slot has a substitute, the first slot."""
+    element that it found before: the pool of a chain, a list of source ranges, or an endpoint's number. Only a removed
+    slot has a substitute, the first slot."""
     if not alone:
         return _only_removed(delta, _NUMBERED)
     if _LOOKED_UP.isdisjoint(delta.removed):

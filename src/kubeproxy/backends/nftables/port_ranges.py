@@ -1,7 +1,7 @@
 """Ranges of ports: their chains, the rules by which the base chains reach these chains, and their elements. Pure. A
 table has these chains, rules and sets only while a Service has a range. There is no base chain for ranges, because the
-Go kube-proxy empties only the known base chains when it takes the table over. A range is an interval that leads to the
-number of its pool; an endpoint is picked as with session affinity, by numbers."""
+Go kube-proxy empties only the known base chains when it takes the table over. A range is an interval that leads to its
+pool's number; an endpoint is picked as with session affinity, by numbers."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]
     """Return the chains of ranges. `key` is the key of a frontend as an nft expression, `sources` are the rules that
     compare a client with the list of source ranges whose number is in the packet.
 
-    The packet carries the number of the pool, and then the number of the endpoint, in place of its destination address.
-    The address of the endpoint is written before the translation, which keeps the port, so the translation also works
-    if the endpoint is the frontend itself."""
+    The packet carries the pool's number, and then the endpoint's number, in place of its destination address. The
+    address of the endpoint is written before the translation, which keeps the port, so the translation also works if
+    the endpoint is the frontend itself."""
     ip = layout.ip
     source, destination = (f"{ip} {end} set ct original {ip} {end}" for end in ("saddr", "daddr"))
 

@@ -52,7 +52,8 @@ class Numbers:
         self._taken = set(taken)
 
     def of(self, key: ServicePortKey) -> int:
-        """Return the number of a service port that has no number in the kernel: its former number, or a new number."""
+        """Return the identifying number of a service port that has none in the kernel: its former number, or a new
+        number."""
         return self._had.pop(key, 0) or self._new()
 
     def _new(self) -> int:
@@ -72,8 +73,8 @@ class Numbers:
         return layout.endpoint_number(self.last_endpoint, family)
 
     def compare(self, had: Iterable[Placed]) -> None:
-        """Begin a comparison with the kernel, with the numbers of the placements before the comparison. Numbers from a
-        failed comparison remain valid."""
+        """Begin a comparison with the kernel, and record the numbers in the placements before it (`had`). Numbers that
+        a failed comparison recorded remain valid."""
         for item in had:
             if item.number:
                 self._had[item.plan.key] = item.number
@@ -92,8 +93,8 @@ class Numbers:
 
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
-        Returns 0 if the kernel has no number for the service port, or if another program wrote the number of another
-        service port."""
+        Returns 0 if the kernel has no number for the service port, or if another program wrote a different service
+        port's number."""
         if key in self._had:
             return self._had.pop(key)
         if number in self._taken or number > LARGEST_NUMBER:
@@ -105,8 +106,8 @@ class Numbers:
         self, key: ServicePortKey, policy: Policy, found: Mapping[bytes, bytes], owner: Callable[[bytes], bytes]
     ) -> dict[bytes, bytes]:
         """Return the packed numbers of a pool's endpoints: the numbers in the kernel, else the numbers before the
-        comparison. `owner` returns the endpoint that has a number in the kernel, b'' for none. Each number belongs to
-        only one pool."""
+        comparison. `owner` returns the endpoint that has a number in the kernel, or b'' if no endpoint has it. Each
+        number belongs to only one pool."""
         mine = {}
         for endpoint, packed in (*found.items(), *self.former_endpoints(key).get(policy, {}).items()):
             number = int.from_bytes(packed, "big")
@@ -136,10 +137,10 @@ class MaglevTable(tuple[bytes, ...]):
 
 
 class Placed(NamedTuple):
-    """A plan with the endpoints of its pools in slot order. With affinity or ranges of ports a placed plan has the
-    number of its pools (else 0), and the numbers of its endpoints. With weights an endpoint has several slots. `ranges`
-    is the number of the Service's list of source ranges, 0 without a list. `allowed` are these ranges, which only one
-    plan of the Service has."""
+    """A plan with the endpoints of its pools in slot order. With affinity or ranges of ports, `number` identifies the
+    plan's pools (else it is 0), and `endpoints` has the numbers that identify the endpoints. With weights an endpoint
+    has several slots. `ranges` is the number that identifies the Service's list of source ranges, or 0 if the Service
+    has no list. `allowed` are these ranges, which only one plan of the Service has."""
 
     plan: ServicePlan
     cluster: Pool
@@ -386,8 +387,8 @@ def own_frontend(numbers: Mapping[bytes, bytes], frontend: bytes) -> Iterator[by
 
 
 def pools(item: Placed) -> dict[Policy, Pool]:
-    """Return the pools that the frontends of a plan identify by a number, in slot order. Without session affinity, only
-    ranges of ports use such pools."""
+    """Return the pools that the frontends of a plan identify by a number, in slot order. If there is no session
+    affinity, only ranges of ports use such pools."""
     found = {}
     for frontend in item.plan.all_frontends if item.plan.affinity else item.plan.port_ranges:
         way = way_of(frontend.kind, item.plan.traffic(frontend))
@@ -399,7 +400,7 @@ class Way(NamedTuple):
     """The sets and maps that contain a frontend, which depend on the frontend's kind and traffic. `picked` has, for
     each pool, the endpoint map, the map of frontends, the treatment of the pool's chain, and the policy of the pool; it
     is empty if the frontend forwards no traffic. `unserved` is the set of refused or dropped frontends that contains
-    the frontend, None if no such set contains it."""
+    the frontend, or None if no such set contains it."""
 
     nodeport: bool
     picked: Sequence[tuple[SetId, SetId, str, Policy]]

@@ -189,7 +189,7 @@ class Ruleset:
                 "masquerade fully-random",
             ),
             "firewall-check": (f"{service} @firewalled-services goto {SOURCE_RANGES}",),
-            # During the second lookup, the number of the list replaces the packet's destination address.
+            # During the second lookup, the list's number replaces the packet's destination address.
             SOURCE_RANGES: (
                 f"{ip} daddr set {service} map @firewall-lists",
                 f"{ip} daddr . {ip} saddr @firewall-allow goto source-allowed",

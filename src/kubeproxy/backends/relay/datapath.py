@@ -273,7 +273,7 @@ class Balancer:
             self._clients.clear()
 
     def pick(self, client: str, failed: Container[bytes] = ()) -> bytes | None:
-        """Return the endpoint for a new connection of a client, None if all are in `failed`."""
+        """Return the endpoint for a new connection of a client, or None if all are in `failed`."""
         if not self._affinity:
             return self._next(failed)
         now = self._clock()

@@ -32,7 +32,7 @@ def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains
 
 
 def decision(table: str, chain: str) -> str | None:
-    """Return the decision of a chain as a text, None for a chain that is not ours."""
+    """Return the decision of a chain as a text, or None if the chain is not ours."""
     if table != TABLE:
         return None
     by_origin = next((words for prefix, words in _PREFIXES.items() if chain.startswith(prefix)), "kube-proxy's own")

@@ -41,7 +41,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 
 _SOCKETS: Final = "sockets"
-"""The key under which a state contains the ports of its listeners, 0 for a listener without a port."""
+"""The key under which a state contains the ports of its listeners; the port is 0 if a listener has none."""
 _MEANINGS: Final = {
     LISTENERS: "a listener",
     FIREWALL_IPS: "closed except to its source ranges",
@@ -52,7 +52,7 @@ _ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}
 
 class UserspaceExaminer(Examiner):
     """See backends.state.Examiner. Reads the listening sockets of the caller's network namespace. `nodeport_ips` are
-    the addresses on which NodePorts answer, None for all."""
+    the addresses on which NodePorts answer, or None if they answer on all."""
 
     def __init__(self, view: TableView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
         super().__init__(view.family, view.close)

@@ -172,7 +172,7 @@ class UserspaceRuleset:
                 Hook("filter", 3, -110),
                 [
                     ours,
-                    # Without a conntrack entry, the source of an answer would be the listener's own address.
+                    # If there were no conntrack entry, the source of an answer would be the listener's own address.
                     f"ct state new meta l4proto . th sport {listeners} meta l4proto udp drop",
                     "ct state new jump firewall",
                     "ct state new goto refuse-node",

@@ -217,7 +217,7 @@ class EntryLayout:
                 yield Ends(target, source + source_port, back + back_port, start, start + size, end, seen)
 
     def read(self, message: bytes) -> Tracked | None:
-        """Return the entry in a message, None if the entry has no ports."""
+        """Return the entry in a message, or None if the entry has no ports."""
         ends = next(self.entries(message), None)
         return None if ends is None else _tracked(message, ends)
 
@@ -328,7 +328,7 @@ def _numbers(place: tuple[bytes, int, int]) -> dict[int, int]:
 _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW
 BEGINNINGS: Final = 1  # NFNLGRP_CONNTRACK_NEW
 ENDS: Final = 3  # NFNLGRP_CONNTRACK_DESTROY
-_RECEIVE_BUFFER: Final = 8 << 20  # about 8,000 events, more than a second of a busy node
+_RECEIVE_BUFFER: Final = 8 << 20  # about 8,000 events, more than a busy node has in one second
 
 _FIND_ATTRIBUTE: Final = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR
 # Instructions of classic BPF (linux/bpf_common.h).
@@ -386,7 +386,7 @@ class Events(Announcements):
 
 
 def read(data: bytes) -> Event | None:
-    """Return the event in a message, None for a connection without ports."""
+    """Return the event in a message, or None if the connection has no ports."""
     kind = nl.HEADER.unpack_from(data)[1]
     family = data[nl.HEADER.size]
     if kind not in (_NEW, DELETE) or family not in LAYOUTS:

@@ -149,7 +149,7 @@ class Conntrack(LastingLink):
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
         """Delete the flows of these translations; return the number of deleted flows. Return None if the kernel cannot
         delete by translation, or if `clean` costs less. The kernel does not report how many entries it deleted. The
-        result is the decrease of the number of entries, which is too small if flows begin meanwhile."""
+        result is the decrease of the number of entries; this result is too small if flows begin meanwhile."""
         # With an IPv6 address the kernel would delete all other flows, because its comparison is inverted (see
         # `_questions`).
         if family != 2 or not self._deletes:
@@ -236,7 +236,7 @@ def _only(family: FamilyNumber, port: bytes = b"", address: bytes = b"") -> byte
 
 
 def _identity(entry: bytes) -> bytes:
-    """Return the attributes that identify an entry. Without the id, a newer flow would match too."""
+    """Return the attributes that identify an entry. If the id were missing, a newer flow would match, too."""
     return b"".join(
         entry[begin - 4 : (stop + 3) & ~3]
         for kind, begin, stop in attributes(entry, 0, len(entry))

@@ -459,8 +459,8 @@ def discard(sock: socket.socket) -> None:
 
 
 def grow_receive_buffer(sock: socket.socket, size: int) -> None:
-    """Set the size of a socket's receive buffer in bytes; without CAP_NET_ADMIN, net.core.rmem_max limits the size. In
-    a user namespace CAP_NET_ADMIN has no effect on buffers (sockopt_capable)."""
+    """Set the size of a socket's receive buffer in bytes. If CAP_NET_ADMIN is missing, net.core.rmem_max limits the
+    size. In a user namespace CAP_NET_ADMIN has no effect on buffers (sockopt_capable)."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
     except PermissionError:

@@ -71,8 +71,8 @@ class Interest(NamedTuple):
 class ForeignChanges(NamedTuple):
     """Changes by other programs in one family since the last reset: the sets with changed `elements`, and whether
     chains or `rules` were changed. `complete`: no change was missed. `by`: names of the programs, if known. `chains`:
-    pairs of a table and a changed chain, '' for the table itself. `pending`: the changes are incomplete only because a
-    transaction of some program is in progress."""
+    pairs of a table and a changed chain ('' means the table itself). `pending`: the changes are incomplete only because
+    a transaction of some program is in progress."""
 
     complete: bool
     elements: frozenset[str] = frozenset()
@@ -307,6 +307,7 @@ def monitor_table(table: str) -> ChangeMonitor:
 
 
 def _printable(program: bytes) -> str:
-    """Return a program's name without control characters, since programs set their names; 'unknown' for no name."""
+    """Return a program's name without control characters, since programs set their names; 'unknown' if the program has
+    no name."""
     name = program.rstrip(b"\0").decode(errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in name) or "unknown"

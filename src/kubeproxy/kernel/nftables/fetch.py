@@ -151,7 +151,7 @@ class AnswerReader:
                 found[key] = value
 
     def _value(self, one: bytes, key: bytes, name: str) -> bytes | None:
-        """Return the data in one answer, None if the map has no such key."""
+        """Return the data in one answer, or None if the map has no such key."""
         if self._layout is not None and one.startswith(self._head):
             there, value = self._layout.fields.unpack(one)
             if there == key:

@@ -57,7 +57,8 @@ def echoed(message: bytes) -> bytes:
 
 @lru_cache(1024)
 def names(table: str, name: str, number: int = 2) -> bytes:
-    """Pack the attributes with the names of a table (number 1) and of an object in it (2 for most kinds of objects)."""
+    """Pack two attributes: attribute 1 with the name of a table, and attribute `number` with the name of an object in
+    it."""
     return nl.text_attribute(1, table) + nl.text_attribute(number, name)
 
 

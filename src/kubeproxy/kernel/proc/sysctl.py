@@ -84,7 +84,8 @@ def _raise_hashsize(wanted: int, path: Path) -> None:
 
 def _write(path: Path, value: str, what: str) -> None:
     try:
-        # write_text is not used, because some kernels refuse to truncate a parameter, and each write() sets one value.
+        # Not write_text, which truncates the file: some kernels refuse to truncate a parameter. The kernel takes each
+        # write() as a whole value, so the value is written by one call.
         file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(file, value.encode())

@@ -236,7 +236,7 @@ def _head(text: str, family: Family) -> tuple[bytes, bytes]:
             found[option] = _address(option, value, unequal, family)
         elif option == "-i":
             name = value.encode()
-            # Without the final zero byte, the comparison matches all names with this prefix.
+            # If the final zero byte is missing, the comparison matches all names with this prefix.
             found[option] = _meta(_IIFNAME) + _compared(name[:-1] if name.endswith(b"+") else name + b"\0", unequal)
         else:
             raise Unknown(text)

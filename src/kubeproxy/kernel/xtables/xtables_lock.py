@@ -31,8 +31,8 @@ _LOOK: Final = 0.5
 _GLANCE: Final = 1.0
 """Seconds between two attempts to take the lock in iptables before 1.8.8."""
 _BUSY: Final = 4.0
-"""Seconds for which this process may hold the lock nearly without a pause while other programs wait. Programs that wait
-with the option -w 5 fail after 5 s."""
+"""Seconds for which this process may hold the lock, with only short pauses, while other programs wait. Programs that
+wait with the option -w 5 fail after 5 s."""
 _VARIABLE: Final = "XTABLES_LOCKFILE"
 
 
@@ -177,7 +177,8 @@ class Lock:
         self._wanted = True
 
     def _give_way(self) -> None:
-        """If this process has held the lock nearly without a pause, release it long enough for a process that polls."""
+        """If this process has long held the lock with only short pauses, release it long enough for a process that
+        polls."""
         now = time.monotonic()
         free = now - self._released
         if free < _GLANCE and self._wanted and now - self._busy_since >= _BUSY:
