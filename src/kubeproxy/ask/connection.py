@@ -85,12 +85,6 @@ class Explanation(Struct, frozen=True):
         is_stopped = any(one.harm == STOPS and one.is_wrong for one in self.findings)
         return self.ends if is_stopped else self.lost(Effect.LOSES)
 
-    @property
-    def _leads(self) -> str:
-        """The destinations of rules that another kube-proxy left, after a comma; '' if unknown."""
-        left = (one.what for one in self.findings if one.about == "leftovers" and one.is_wrong)
-        return "".join(next(left, "").partition(strangers.LEADING)[1:])
-
     def lost(self, *effects: Effect) -> frozenset[End]:
         """Return the endpoints of the findings with one of these effects."""
         return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
@@ -123,7 +117,8 @@ class Explanation(Struct, frozen=True):
     @property
     def heading(self) -> str:
         """The answer in one line."""
-        taken = any(one.about == "leftovers" and one.is_wrong for one in self.findings)
+        left = next((one.what for one in self.findings if one.about == "leftovers" and one.is_wrong), "")
+        taken, leads = bool(left), "".join(left.partition(strangers.LEADING)[1:])
         is_foreign = self.why.outcome == Outcome.NOT_OURS.value and not taken
         worst = Severity.UNKNOWN if is_foreign else Severity.DEGRADED
         first = next((one for one in self.findings if one.about == "translation" and one.severity <= worst), None)
@@ -160,7 +155,7 @@ class Explanation(Struct, frozen=True):
         if closed is not None:
             return self.why.heading_with(f"dropped, the client sees a timeout: {closed.what} (x)")
         dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
-        more += f", unless another kube-proxy's rules take it first{self._leads} (x)" * taken
+        more += f", unless another kube-proxy's rules take it first{leads} (x)" * taken
         is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
         heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
         if self._is_left:
@@ -229,7 +224,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
             around.look("port", lambda: ports.asked(node, asked, packet, why.steps[0].field))
         kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
         if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
-            kernel = _untranslated(kernel, *checkup.all_translations(way, rules))
+            kernel = _untranslated(kernel, *checkup.all_translations(way, rules), way.targets)
         reached = {one.address for one in probes if not (one.failed or one.unanswered)}
         away = probing.away(why, explained)
         pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
@@ -282,11 +277,17 @@ def untranslated(asked: Source, explained: Explained) -> str:
 
 
 def _untranslated(
-    kernel: tuple[Diagnosis, ...], found: Sequence[ForeignTranslation], is_all: bool
+    kernel: tuple[Diagnosis, ...], found: Sequence[ForeignTranslation], is_all: bool, ends: Collection[End] = ()
 ) -> tuple[Diagnosis, ...]:
-    """Return the differences between plan and kernel, which stop the connection if no rule translates it."""
+    """Return the differences between plan and kernel, which stop the connection if no rule translates it. If all rules
+    lead to other addresses than `ends`, the first difference names these addresses."""
     first, *others = kernel
-    return (replace(first, harm=STOPS), *others) if is_all and not found else kernel
+    if is_all and not found:
+        return replace(first, harm=STOPS), *others
+    there = dict.fromkeys(end for one in found for end in one.ends) if ends else {}
+    if not there or {*there} & {*ends} or not all(one.sure for one in found):
+        return kernel
+    return replace(first, what=f"{first.what}; its rules lead to {strangers.destinations(list(there))}"), *others
 
 
 def _retried(told: Explanation) -> Explanation:
@@ -365,7 +366,8 @@ def _beside(
             what = "the rules lead to the listeners of the proxy, which hangs"
             kernel = (Diagnosis(Severity.BROKEN, "proxy", what, fix=unasked.text, harm=STOPS), *kernel)
         elif any(one.is_wrong for one in kernel):
-            kernel = _untranslated(kernel, *checkup.all_translations(_way(node, explained.why, explained), rules))
+            way = _way(node, explained.why, explained)
+            kernel = _untranslated(kernel, *checkup.all_translations(way, rules), way.targets)
     except (KubeProxyError, OSError) as error:
         kernel = (Diagnosis(Severity.NOTE, "kernel", f"the rules in the kernel cannot be read: {error}"),)
     for one in kernel:

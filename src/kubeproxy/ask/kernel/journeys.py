@@ -184,7 +184,7 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
         step.chain,
         place_text(run.headers.destination, run.headers.destination_port),
         tuple(dict.fromkeys(_words(run, ruleset))),
-        _verdict(run.steps[-1].verdict),
+        "refused" if _lost(run, ruleset).startswith("refused") else _verdict(run.steps[-1].verdict),
     )
 
 

@@ -36,7 +36,7 @@ _WORDS: Final = {
     "range-go": "an endpoint is picked",
     "range-out": "an endpoint is picked",
     "session-choose": "an endpoint is picked",
-    "refuse": "no endpoint, or no such port: refused",
+    "refuse": "no endpoint, or no such port",
     "nat-prerouting": "for incoming packets",
     "nat-output": "for packets from this node",
     "nat-postrouting": "for outgoing packets",
