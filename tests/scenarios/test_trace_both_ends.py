@@ -146,6 +146,24 @@ async def test_a_trace_of_datagrams(nodes: ThreeNodes) -> None:
     assert f"node-b, {ip(nodes, 'node')} (node node-a) -> {ip(nodes, 'b1')}:3000/udp:\n" in text
 
 
+async def test_a_trace_to_a_node_port_of_another_node(nodes: ThreeNodes) -> None:
+    nodes.live.service("ported", "b1", type="NodePort")
+    there = f"node/node-b:{nodes.live.front('ported', 'nodeport').port}"
+    for client in ("pod/a1", "node/node-a"):
+        await nodes.until(0, "kube-proxy forwards it", "why", client, there)
+        status, text = await nodes.ask("trace", client, there)
+        assert (status, ": on node-a, nothing here dropped it, and " in text) == (0, True), text
+    nodes.live.service("local-ported", "a1", type="NodePort", externalTrafficPolicy="Local")
+    there = f"node/node-b:{nodes.live.front('local-ported', 'nodeport').port}"
+    local = "policy Local, and none of the Service's endpoints is on node-b"
+    await nodes.until(1, f"{local} (x)", "why", "node/node-a", there)
+    status, text = await nodes.ask("trace", "node/node-a", there, "--seconds", "4")
+    assert (status, f"{local}: node-b drops it: the request was dropped by rule" in text) == (1, True), text
+    status, text = await nodes.ask("trace", "pod/a2", there, "--seconds", "4")
+    astray = f"node-b forwards it to {ip(nodes, 'a1')}:3000, whose answer does not return through node-b"
+    assert (status, astray in text) == (1, True), text
+
+
 @pytest.mark.slow("two traces beside another configuration")
 async def test_a_trace_of_masqueraded_packets_of_both_families(nodes: ThreeNodes) -> None:
     nodes.live.service("masked", "b1", ipFamilyPolicy="RequireDualStack")

@@ -4,7 +4,7 @@ packets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -37,15 +37,16 @@ class Followed(NamedTuple):
     status: int
 
 
-def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
-    """Trace a connection from `client`, which `why` describes, on the client's node and on the node of its endpoint."""
+def follow(ask: Ask, node: str, client: str, why: Why, decider: str) -> Followed:
+    """Trace a connection from `client`, which `why` of the node `decider` describes, on the client's node and on the
+    node of its endpoint; if the destination is on `decider`, on `decider`."""
     flows = {node: (client, why.destination)}
     fleet = ask(flows, 1)
     first = _answer(fleet, node)
     if first is None:
         return Followed(fleet, flows, f"{node} gave no answer: {fleet.replies[0].reason}", UNKNOWN)
     here = f"{node} {first.drops}: {first.verdict.text}" if first.drops else f"on {node}, {first.verdict.text}"
-    where, doubt = _further(node, first, why)
+    where, doubt = _further(node, first, why, decider)
     if not where:
         others = len(why.endpoints) - 1 if first.verdict.passed else 0
         doubt += f"; `kubectl kubeproxy why` checks the other {counted(others, 'endpoint')}" * (others > 0)
@@ -67,7 +68,8 @@ def follow(ask: Ask, node: str, client: str, why: Why) -> Followed:
     fleet.answers[where] = far
     # The network may still be delivering replies to earlier connections of the client to the endpoint.
     if any(one.direction == "request" for one in far.journeys):
-        return Followed(fleet, flows, *_result_if_arrived(node, where, kept.endpoint, far, second))
+        lost = {one.address for one in why.endpoints if not one.returns}
+        return Followed(fleet, flows, *_result_if_arrived(node, where, kept.endpoint, far, second, lost))
     if second is not None and _left(second, kept, client) >= _CERTAIN:
         text = f"it leaves {node} for {kept.endpoint}, but no rule of {where} meets it: see the network between them"
         return Followed(fleet, flows, text, NO)
@@ -87,7 +89,7 @@ def unsent(fleet: Fleet, node: str) -> str:
     return problem if problem.startswith(_CANNOT) else ""
 
 
-def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:
+def _further(node: str, first: TraceAnswer, why: Why, decider: str) -> tuple[str, str]:
     """Return the node to which the packet left. If the node is unknown, return '' and the reason; the reason is '' if
     the packet did not leave."""
     if first.departed is msgspec.UNSET and not first.verdict.passed and not first.reset:
@@ -96,29 +98,33 @@ def _further(node: str, first: TraceAnswer, why: Why) -> tuple[str, str]:
     if first.departed is not True and not first.reset:
         return "", ""
     endpoint = first.kept.endpoint
-    where = next((one.node for one in why.endpoints if one.address == endpoint), "")
+    is_there = decider != node and why.destination.startswith(f"{endpoint}/")
+    where = decider if is_there else next((one.node for one in why.endpoints if one.address == endpoint), "")
     unknown = f"; the node of {endpoint} is unknown, so only this node was asked"
     return (where, "") if where not in {"", node} else ("", unknown * (not where))
 
 
 def _result_if_arrived(
-    node: str, where: str, endpoint: str, far: TraceAnswer, second: TraceAnswer | None
+    node: str, where: str, endpoint: str, far: TraceAnswer, second: TraceAnswer | None, lost: Collection[str]
 ) -> tuple[str, int]:
+    """Return the result and its exit code; `lost` has the endpoints whose answers do not return through `where`."""
     if far.drops:
         return f"{where} {far.drops}: {far.verdict.text}", NO
     if far.unanswered:
-        return _silent(where, endpoint), NO
+        return _silent(where, far.kept.endpoint, lost), NO
     if not far.verdict.passed:
         return f"on {where}, {far.verdict.text}", far.status
     if second is not None and second.verdict.passed:
         return f"{where} delivers it, and {endpoint} answers; the first packet had no answer in time", YES
     if second is not None and (second.reset or second.lost_answers):
         return f"{where} delivers it, and {endpoint} answers, but on {node}, {second.verdict.text}", NO
-    lost = f"but no answer arrives on {node}: see the network between the nodes"
-    return f"{where} delivers it, and {endpoint} answers, {lost}", NO
+    missing = f"but no answer arrives on {node}: see the network between the nodes"
+    return f"{where} delivers it, and {endpoint} answers, {missing}", NO
 
 
-def _silent(where: str, endpoint: str) -> str:
+def _silent(where: str, endpoint: str, lost: Collection[str] = ()) -> str:
+    if endpoint in lost:
+        return f"{where} forwards it to {endpoint}, whose answer does not return through {where}"
     return (
         f"{where} forwards it to {endpoint}, and nothing comes back: see the endpoint's pod (its process, and the rules"
         " in its network namespace)"

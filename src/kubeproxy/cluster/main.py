@@ -114,7 +114,7 @@ def _run(given: argparse.Namespace) -> int:
     if found.problem:
         _warn(found.problem)
     if given.command == "why":
-        fleet = _nearest(given, kubectl, found, names, _options(given))
+        _, fleet = _nearest(given, kubectl, found, names, _options(given))
         return _answer(given, fleet, names, _deliveries(given, kubectl, found, fleet, names))
     if given.command == "trace":
         return _trace(given, kubectl, found, names)
@@ -131,9 +131,12 @@ def _run(given: argparse.Namespace) -> int:
     return watching.answered(given, look, time.monotonic)
 
 
-def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names, options: Sequence[str]) -> Fleet:
+def _nearest(
+    given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names, options: Sequence[str]
+) -> tuple[Fleet, Fleet]:
     """Run `why` on the client's node; for a client outside of the cluster, run `why` on the Node with the target's
-    address, or on all nodes. Then run `why` on the node to which the answer refers, if any."""
+    address, or on all nodes. Then run `why` on the node to which the answer refers, if any. Return the answers of the
+    client's node and of the node whose rules handle the connection; usually these are the same."""
     source, target = names.client(given.client), names.target(given.target)
     entry = source.node or ("" if source.addresses == (NODE,) else target.node)
     chosen = given.node or ([entry] if entry else [])
@@ -155,24 +158,27 @@ def _nearest(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: 
     answers = [one for one in fleet.answers.values() if isinstance(one, WhyAnswer)]
     is_stopped = any(one.answer == "no" for one in answers)
     elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node and not is_stopped else None
+    first = fleet
     if elsewhere is not None and elsewhere.node in found.places:
         if arguments[0] == NODE and (own := names.address_of(source.node, answers[0].why.destination)):
             arguments = own, arguments[1]  # on the other node, the word node would be that node
         fleet = _asked(given, kubectl, found.of([elsewhere.node]), "why", arguments, options)
+        first = first if elsewhere.end == "destination" else fleet
     for one in fleet.answers.values():
         if isinstance(one, WhyAnswer) and len(fleet.replies) == 1:
             one.why = names.placed(one.why, ends.MOST)
             names.other_family = in_other_family(source, target, one.why.destination)
-    return fleet
+    return first, fleet
 
 
 def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names) -> int:
-    """Trace packets on the client's node and on the endpoint's node, which `why` on the client's node names."""
-    near = _nearest(given, kubectl, found, names, ["--no-probe"])
-    node, answer = near.replies[0].node, next(iter(near.answers.values()), None)
+    """Trace packets on the client's node and on the node that gets them next, which `why` names."""
+    first, near = _nearest(given, kubectl, found, names, ["--no-probe"])
+    node, decider = first.replies[0].node, near.replies[0].node
+    answer = next(iter(near.answers.values()), None)
     if not isinstance(answer, WhyAnswer):
         return _answer(given, near, names)
-    client = near.arguments[0]
+    client = first.arguments[0]
     sending = [] if client == NODE else ["--send"]
 
     def traced(flows: Mapping[str, Flow], packets: int) -> Fleet:
@@ -190,11 +196,12 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
             return traced(flows, packets)
         return fleet
 
-    followed = follow(traced, node, client, answer.why)
+    followed = follow(traced, node, client, answer.why, decider)
     why = answer.why
     causes = [step.text for step in why.steps if not step.passes] if why.elsewhere is None else []
-    fixes = list(answer.fixes) if causes else []
-    gone = ends.outdated(answer, names.listed(why), node)
+    causes = [text.replace("this node", decider) for text in causes]
+    fixes = [text.replace("this node", decider) for text in answer.fixes] if causes else []
+    gone = ends.outdated(answer, names.listed(why), decider)
     if gone is not None:
         causes.append(gone.what)
         fixes.append(gone.fix)

@@ -77,7 +77,7 @@ def followed(*answers: dict[str, Json | str], client: str = "10.244.0.7", node: 
 
     ends = (Target("10.244.0.9:3000", 0.5, False, "node-a"), Target(END, 0.5, True, node))
     why = Why(source=client, destination=SERVICE, outcome="forwarded", client_sees="", endpoints=ends)
-    made = follow(ask, "node-a", client, why)
+    made = follow(ask, "node-a", client, why, "node-a")
     assert not left
     return made, flows
 
