@@ -299,7 +299,9 @@ async def test_a_silent_next_hop(nodes: ThreeNodes, at: str) -> None:
     finally:
         await nodes.run(at, "ip", "route", "del", pods, "via", hop)
     assert status in {1, 2}, text
-    assert f"is silent: nothing answers ARP for {hop}" in first(text), text
+    assert "and perhaps of the client" not in text or status == 2, text  # a certain cause leaves no doubts of probes
+    # An entry with the state FAILED may be old, so its cause is not in the first line.
+    assert f"is silent: nothing answers ARP for {hop}" in (first(text) if status == 1 else text), text
     assert f"see `ip route get {pods[:-3]}`" in text
 
 
