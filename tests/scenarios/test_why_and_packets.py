@@ -549,6 +549,20 @@ async def test_the_sysctl_that_keeps_packets_on_loopback_is_the_cause(live: Live
     await fails(live, "node", front, False)
 
 
+async def test_a_pod_reaches_its_own_address_without_the_node(live: Live) -> None:
+    live.service("itself", "a1")
+    own = Front(live.ips["a1"]["IPv4"], 3000)
+    await live.expect(live.front("itself"), {"pod": "a1"})
+    closed = "table ip other { chain c { type filter hook forward priority 0; policy drop; }; }"
+    async with changed(live, (f"nft {closed}", "nft delete table ip other")):
+        await live.expect(own, {"a1": "a1"})
+        status, text = await live.ask("why", own.address, f"{own.address}:3000")
+        assert (status, ": the endpoint is the client itself: no packet leaves its network namespace" in text) == (
+            0,
+            True,
+        )
+
+
 async def test_packets_that_a_bridge_delivers_pass_no_chain_of_ip(live: Live) -> None:
     live.service("bridged", "a1")
     near = Front(live.ips["a1"]["IPv4"], 3000)

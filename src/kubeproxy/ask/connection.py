@@ -193,6 +193,8 @@ class Explanation(Struct, frozen=True):
 def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[int] = PROBES) -> Explanation:
     """Add findings of the node and probes of endpoints to an answer. Raises KubeProxyError."""
     why, packet = explained.why, explained.packet
+    if why.is_inside:
+        return Explanation(why)
     if why.elsewhere is not None:
         found = tell(asked, facts, sent, ()).findings if asked.running and (sent := to_other_node(explained)) else ()
         return Explanation(why, tuple(one for one in found if one.is_wrong and (one.harm == STOPS or one.harm.ends)))

@@ -8,6 +8,7 @@ from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kubeproxy.errors import NoAnswerError
 from kubeproxy.model.addresses import pack, place_of_text
@@ -122,8 +123,17 @@ REFUSED: Final = "refused"  # the problem of a probe
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:
     """Return findings sorted by severity. Among findings of equal severity, a full connection table is first, because
-    it stops all new connections of this node and causes other findings."""
-    return sorted(findings, key=lambda finding: (finding.severity, finding.about != "conntrack"))
+    it stops all new connections of this node and causes other findings. The fix of an unreachable API server names a
+    full table as a possible cause."""
+    found = sorted(findings, key=lambda finding: (finding.severity, finding.about != "conntrack"))
+    if any(one.about == "conntrack" and one.harm == STOPS for one in found):
+        for number, one in enumerate(found):
+            if one.about == "api" and one.severity is Severity.BROKEN and not one.fix.startswith(_FIRST):
+                found[number] = replace(one, fix=f"{_FIRST}{one.fix}")
+    return found
+
+
+_FIRST: Final = "first make room in connection tracking, which may be the cause; "
 
 
 def clock(at: float) -> str:

@@ -104,9 +104,15 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         return [one.address for one in self.endpoints] == [self.destination.partition("/")[0]]
 
     @property
+    def is_inside(self) -> bool:
+        """Return whether a pod connects to its own address."""
+        return self.direct and self.endpoints[0].host == self.source
+
+    @property
     def heading(self) -> str:
         """Return the answer in one line."""
         by = "kube-proxy forwards it" if not self.direct else "this node forwards it, untranslated"
+        by = "the endpoint is the client itself: no packet leaves its network namespace" if self.is_inside else by
         return self.heading_with(by if self.forwarded else "")
 
     def heading_with(self, decision: str) -> str:
@@ -124,7 +130,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     def next(self) -> str:
         """Return the command that shows further decisions about a forwarded connection; '' for a connection that is not
         forwarded."""
-        if not self.forwarded or self.elsewhere is not None:
+        if not self.forwarded or self.elsewhere is not None or self.is_inside:
             return ""
         return f"kube-proxy trace {NODE if self.source == THIS_NODE else self.source} {self.destination}"
 
@@ -245,7 +251,8 @@ def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
         in_range = any(one.protocol == port[0] and one.port <= port[1] <= one.last_port for one in ranges)
         for piece in pieces.values():
             is_port = in_range or any((one.protocol, one.port) == port for one in piece.ports)
-            if is_port and piece.family is family_of(address) and piece.holds(address) and address != packet.source:
+            is_node = address == packet.source and address in snapshot.addresses
+            if is_port and piece.family is family_of(address) and piece.holds(address) and not is_node:
                 text = f"{place_text(address, packet.port)} is an endpoint of {namespace}/{name}: no rule translates it"
                 step = AnswerStep(True, text, "endpoints[].addresses")
                 choice = Choice(address + PORT_BYTES[packet.port], 1.0, masqueraded=False)

@@ -493,6 +493,13 @@ def test_a_full_connection_table_comes_before_an_unreachable_api_server(used, or
     assert [one.about for one in worst_first([*unreachable, *table])] == order
 
 
+@pytest.mark.parametrize("used", [100, 99])
+def test_a_full_connection_table_may_be_why_the_api_server_is_unreachable(used):
+    unreachable = contact.reached(reach(watched(connected=False, stale=900), trouble="h:6443: timed out"))
+    _, api = worst_first([*unreachable, *settings.filled(settings.tracked(used, 100, ()), "conntrack")])
+    assert api.fix.startswith("first make room in connection tracking, which may be the cause; ") is (used == 100)
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0, "0 seconds"), (119, "119 seconds"), (120, "2 minutes"), (7200, "2 hours"), (172800, "2 days")],

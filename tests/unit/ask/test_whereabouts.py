@@ -227,7 +227,7 @@ def test_the_proxys_own_ports_are_answered_by_it(target, outcome):
         ("10.244.1.7", "10.244.2.7:8080", f"decided on {THERE}, where the client is; here it would be: kube", None),
         ("10.244.0.7", "10.244.1.7:8081", "kube-proxy does not handle it", None),
         ("10.244.0.7", "10.244.1.7:8080/udp", "kube-proxy does not handle it", None),
-        ("10.244.0.7", "10.244.0.7:8080", "kube-proxy does not handle it", None),
+        ("10.244.0.7", "10.244.0.7:8080", "the endpoint is the client itself", HERE),
     ],
 )
 def test_an_endpoints_own_address_is_forwarded_untranslated(source, target, heading, node):
