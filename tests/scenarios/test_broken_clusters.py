@@ -454,6 +454,9 @@ async def test_policy_local_without_a_local_endpoint(nodes: ThreeNodes) -> None:
         assert "asked on node-b" in text
         local = "policy Local, and none of the Service's endpoints is on this node"
         assert f"x  {local} (spec.{field}TrafficPolicy)" in text
+        assert (
+            "Fix: run an endpoint on node-b (for example by a DaemonSet), connect to the NodePort of a node" in text
+        ) is (field == "external")
     _, text = await nodes.ask("services", "svc/local")
     for front in (nodes.live.front("local"), nodes.live.front("local", "nodeport")):
         kind = "cluster" if front.port == 80 else "nodeport"

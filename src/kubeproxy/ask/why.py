@@ -374,7 +374,9 @@ def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
         yield WIDEN_CLUSTER_CIDR
     if blocking & POLICIES and not (unplaced or unrecognised):
         field = "internal" if made.frontend.kind is FrontendKind.CLUSTER else "external"
-        yield f"run an endpoint on this node (for example by a DaemonSet), or set spec.{field}TrafficPolicy to Cluster"
+        other = ", connect to the NodePort of a node with an endpoint" * (made.frontend.kind is FrontendKind.NODEPORT)
+        run = f"run an endpoint on this node (for example by a DaemonSet){other}"
+        yield f"{run}, or set spec.{field}TrafficPolicy to Cluster"
     if not made.plan.usable:
         yield from _endpoint_fixes(made)
 

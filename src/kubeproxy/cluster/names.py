@@ -182,8 +182,8 @@ class Names:
     def listed(self, why: Why) -> set[tuple[bytes, int]] | None:
         """Return the API server's endpoints for the Service of an answer, or None without readable EndpointSlices. The
         ports of a range are in no EndpointSlice, so the port comes from the answer."""
-        slices = self._endpoints(*why.service.split("/")) if why.service and why.endpoints else []
-        is_ranged = bool(slices) and [one.field for one in why.steps[:1]] == [FIELD]
+        slices = self._endpoints(*why.service.split("/")) if why.service and (why.endpoints or why.missing) else []
+        is_ranged = bool(slices and why.endpoints) and [one.field for one in why.steps[:1]] == [FIELD]
         in_range = [end_of(why.endpoints[0].address)[1]] if is_ranged else []
         ends = {
             (pack(address) or b"", number)
@@ -196,11 +196,14 @@ class Names:
 
     def placed(self, why: Why, most: int) -> Why:
         """Return an answer with the nodes of its first `most` endpoints, also of those without nodeName; a node stays
-        '' if no pod, Node or podCIDR has the address."""
+        '' if no pod, Node or podCIDR has the address. Remember the names of these nodes' addresses."""
         ends = [
             replace(one, node=one.node or self._node_of(end_of(one.address)[0])) if one.host != why.source else one
             for one in why.endpoints[:most]
         ]
+        names = {one.node for one in ends}
+        for node in (one for one in self._nodes if one.metadata.name in names):
+            self.known = dict.fromkeys(_node_addresses(node), f"node {node.metadata.name}") | self.known
         return replace(why, endpoints=(*ends, *why.endpoints[most:]))
 
     def _endpoints(self, namespace: str, name: str) -> list[_Slice]:

@@ -405,3 +405,18 @@ def test_a_udp_reply_that_only_the_endpoints_node_got_is_a_doubt(cluster: StandI
     cause = MAY_DROP["what"] if note else "see the network between the nodes"
     line = f"node-b perhaps does not deliver to {THERE}: node-a got no UDP reply, and node-b got one: {cause} (?)"
     assert (status, text.splitlines()[1]) == (UNKNOWN, f"{FORWARDED}; {line}")
+
+
+def test_addresses_of_endpoints_nodes_and_ineligible_endpoints_have_names(cluster: StandIn, ask: Ask):
+    silent = found("broken", "routes", "nothing answers ARP for 192.0.2.2")
+    cluster.node("node-a", **near("no", silent))
+    cluster.node("node-b", **far("yes"))
+    assert "nothing answers ARP for 192.0.2.2 (node node-b)" in ask()[1]
+    answer = json.loads(near("no", ends=[], heading=f"{SERVICE}: dropped", service="shop/web")["out"])
+    absent = {"address": "10.244.1.8:3000", "reason": "it is on node-b", "field": "nodeName", "slice": "web-1"}
+    answer["why"] |= {"outcome": "dropped", "missing": [absent]}
+    cluster.printed["kube-proxy-py-node-a"] = {"out": json.dumps(answer), "status": NO}
+    end = {"addresses": ["10.244.1.8"], "targetRef": {"kind": "Pod", "namespace": "shop", "name": "web-8"}}
+    about = {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}}
+    cluster.objects["endpointslices"].append({"metadata": about, "endpoints": [end], "ports": [{"port": 3000}]})
+    assert "not to 10.244.1.8:3000 (shop/web-8): it is on node-b" in ask()[1]
