@@ -146,7 +146,8 @@ class Explanation(Struct, frozen=True):
         if failing and self.why.passes:
             lost = sum(one.share for one in self.why.endpoints if end_of(one.address) in failing)
             cause = self._cause(Effect.LOSES)
-            more = f", but {lost:.1%} of the connections do not get through{': ' * bool(cause)}{cause} (x)"
+            least = "at least " * self._leaves_open("endpoints")
+            more = f", but {least}{lost:.1%} of the connections do not get through{': ' * bool(cause)}{cause} (x)"
         more += f"; this node stops it: {cause} (x)" * (self.why.elsewhere is not None and self.stopped)
         if self.why.elsewhere is None and self.answer == "unknown":
             more += "".join(f", {doubt} (?)" for doubt in self._doubts())

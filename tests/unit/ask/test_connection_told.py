@@ -157,7 +157,7 @@ def test_the_answer(told, status):
             ProbedFor(is_node=False, own_address=[REFUSED], stopped={REFUSED: OUTPUT}),
             "yes",
             "-",
-            "chain out drops packets of this node's own at the hook output; the connection has other packets",
+            "chain out drops packets of this node's own at the hook output; other checks cover the connection",
             (),
         ),
         (
@@ -233,6 +233,9 @@ def test_the_first_line_names_the_cause_of_lost_first_packets_and_outdated_objec
     loses = Diagnosis(Severity.BROKEN, "firewall", "it drops", harm=delays._replace(effect=Effect.LOSES))
     told = Explanation(replace(why(), endpoints=ends), (forwarding, loses))
     assert told.heading.endswith(", but 50.0% of the connections do not get through: it drops (x)")
+    doubt = Diagnosis(Severity.UNKNOWN, "endpoints", "no answer")
+    told = Explanation(replace(why(), endpoints=ends), (loses, doubt))
+    assert told.heading.endswith(", but at least 50.0% of the connections do not get through: it drops (x)")
     told = Explanation(why(), (*around(Checkup([*gone(30)], [])),))
     aged = "; the objects may be old: the API server cannot be reached at h: refused (-)"
     assert (told.answer, told.fixes, told.heading.endswith(f"kube-proxy forwards it{aged}")) == ("yes", [], True)

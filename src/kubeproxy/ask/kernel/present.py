@@ -395,7 +395,7 @@ def _lost(probe: Probe) -> Harm:
 def _stopped(probe: Probe, what: str, cause: OwnCause, connection: ProbedFor) -> Diagnosis:
     if connection.is_node:
         return Diagnosis(Severity.BROKEN, "endpoints", what, cause.reason, cause.fix, _lost(probe))
-    return Diagnosis(Severity.NOTE, "endpoints", what, f"{cause.reason}; the connection has other packets")
+    return Diagnosis(Severity.NOTE, "endpoints", what, f"{cause.reason}; other checks cover the connection")
 
 
 def _attempt(protocol: int, address: str) -> Probe:
