@@ -85,7 +85,7 @@ def knowing(asked: Source) -> Facts:
     facts = asked.facts()
     if facts.awaits:
         raise NoAnswerError(
-            f"the proxy is not ready: it waits for {facts.awaits}, and has written nothing; rules from before the "
+            f"the proxy is not ready: it waits for {facts.awaits}, and has written nothing; any rules from before the "
             f"proxy's start remain. Fix: see `kube-proxy doctor`"
         )
     if facts.listed:
@@ -93,7 +93,7 @@ def knowing(asked: Source) -> Facts:
     finding = next(contact.reached(facts.reach), None) if facts.reach is not None else None
     unlisted = (
         "the proxy never had a list of all Services and EndpointSlices, and cannot answer questions about them; "
-        "rules from before the proxy's start remain"
+        "any rules from before the proxy's start remain"
     )
     if finding is None:
         raise NoAnswerError(f"{unlisted}: it has just started, ask again")

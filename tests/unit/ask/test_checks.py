@@ -530,7 +530,7 @@ def test_the_fix_follows_from_the_cause(trouble, fix):
         (
             "services",
             False,
-            "no Service is known yet, and this process has written no rules; rules of a previous process",
+            "no Service is known yet, and this process has written nothing; any rules of a previous process",
         ),
         ("endpointslices", False, "no Service is known yet"),
         ("nodes", False, "this Node is unknown: for 30 seconds after its start the proxy writes no rules"),

@@ -57,7 +57,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
     known = f"{duration(age)} ago" if age > quiet else "last"
     effect = f"traffic uses the state known {known}; changes of Services and endpoints do not arrive"
     if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
-        effect = "no Service is known yet, and this process has written no rules; rules of a previous process remain"
+        effect = "no Service is known yet, and this process has written nothing; any rules of a previous process remain"
     if reach.trouble:
         what = "gives no answer" if _SILENT in reach.trouble else "cannot be reached"
         yield Diagnosis(

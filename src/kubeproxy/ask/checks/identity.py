@@ -30,7 +30,7 @@ def registered(node: Node | None, name: str, host: str, *, waits: bool = False) 
             severity=Severity.BROKEN,
             about="node",
             what=f"there is no Node {name}",
-            why="the proxy waits for the Node and has written nothing; rules from before the proxy's start remain"
+            why="the proxy waits for the Node and has written nothing; any rules from before the proxy's start remain"
             if waits
             else f"{_WHY_NAME}; NodePorts answer on all addresses where the node's own is asked for",
             fix=f"set hostnameOverride to the name of this node as `kubectl get nodes -o wide` has it{called}",
