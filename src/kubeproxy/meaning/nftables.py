@@ -52,7 +52,6 @@ _ADDRESSES: Final = frozenset({Property.SOURCE, Property.DESTINATION})
 _VALUES: Final = _HOST_ORDER - {Property.RANDOM} | {Property.ORIGINAL_DESTINATION, Property.SOURCE_PORT}
 """Properties that rules test as numbers."""
 
-
 _ECN: Final = (0, 0x40, 0x80, 0xC0)
 """TCP flags (ECE, CWR) of a SYN that requests ECN (RFC 3168, 6.1.1)."""
 
