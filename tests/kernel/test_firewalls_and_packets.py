@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kubeproxy.ask import packets
+from kubeproxy.ask.checks import packets
 from kubeproxy.ask.checks.checkup import NodeRules, _rules
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.config.types import KubeProxyConfiguration

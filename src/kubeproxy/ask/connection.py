@@ -7,15 +7,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.ask import packets, probing
-from kubeproxy.ask.checks import checkup, ports, programming, returns, routes, strangers, whereabouts
+from kubeproxy.ask.checks import checkup, packets, ports, programming, returns, routes, strangers, whereabouts
 from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridge, unforwarded, unreflecting_bridges
+from kubeproxy.ask.explanation import Explanation
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Severity, end_of, unreached
-from kubeproxy.ask.kernel import present
+from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Severity, end_of
+from kubeproxy.ask.kernel import present, probing
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import NODEPORTS, POLICIES, Explained, Target, Why, to_other_node
 from kubeproxy.backends.mode import FlowsEnd
@@ -30,165 +29,6 @@ from kubeproxy.model.world import LOOPBACK, PRIMARY
 from kubeproxy.setup import host, modes
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])  # protocols of the probes of endpoints
-_FOREIGN: Final = ("firewall", "notrack", "translation")
-_OUTDATES: Final = ("conntrack", "api")  # the checks of the connection to the API server
-_OPEN: Final = (
-    "endpoints",
-    "proxy",
-    "arrival",
-    "source",
-    "routes",
-    "mark",
-    "leftovers",
-    strangers.PRESENT,
-    *_FOREIGN,
-)  # checks whose failure makes the whole answer unknown
-_DOUBTS: Final = {
-    "arrival": "unless its packets arrive by another interface",
-    "source": "unless answers to another source do not return",
-    "routes": "unless a next hop is silent",
-    "mark": "unless another program's mark leads it astray",
-}
-
-
-class Explanation(Struct, frozen=True):
-    """An answer: the proxy's decision, and findings about the kernel, other programs on this node, and the
-    endpoints."""
-
-    why: Why
-    findings: tuple[Diagnosis, ...] = ()
-    probes: tuple[present.Probe, ...] = ()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a finding stops the connection."""
-        return any(finding.is_wrong for finding in self.findings)
-
-    @property
-    def answer(self) -> str:
-        """Whether an endpoint gets the connection: yes, no, or unknown. Unknown means that another node handles the
-        connection, that no kube-proxy runs on this node, or that only this node's probe failed."""
-        if self.why.elsewhere is not None:
-            return "no" if self.stopped else "unknown"
-        if self.stopped or not (self.why.passes or self._is_left or self._leaves_open("translation")):
-            return "no"
-        return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
-
-    @property
-    def ends(self) -> frozenset[End]:
-        """All endpoints of the connection."""
-        return frozenset(end_of(one.address) for one in self.why.endpoints)
-
-    @property
-    def surely_lost(self) -> frozenset[End]:
-        """The endpoints that the connection does not reach for a certain cause."""
-        is_stopped = any(one.harm == STOPS and one.is_wrong for one in self.findings)
-        return self.ends if is_stopped else self.lost(Effect.LOSES)
-
-    def lost(self, *effects: Effect) -> frozenset[End]:
-        """Return the endpoints of the findings with one of these effects."""
-        return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
-
-    def _cause(self, *effects: Effect) -> str:
-        """Return the text of the worst error with one of these effects; '' if the error only means that answers bypass
-        this node."""
-        found = [one for one in self.findings if one.is_wrong and one.harm.effect in effects]
-        worst = min(found, key=lambda one: one.harm.effect is Effect.MISLEADS, default=None)
-        return worst.what if worst is not None and worst.about != "masquerade" else ""
-
-    def _leaves_open(self, about: str) -> bool:
-        """Return whether a finding makes the answer unknown, for example a failed probe or a missing proxy."""
-        return any(one.severity is Severity.UNKNOWN and one.about == about for one in self.findings)
-
-    @property
-    def _is_left(self) -> bool:
-        """Whether rules in the kernel determine the outcome until a kube-proxy runs."""
-        return self._leaves_open("leftovers") or self._leaves_open(strangers.PRESENT)
-
-    def _doubts(self) -> Iterator[str]:
-        """Yield the reasons, for the heading, why the answer is unknown."""
-        if self._leaves_open("endpoints"):
-            yield unreached({one.address: one.problem for one in self.probes}, self.findings)
-        yield from (text for about, text in _DOUBTS.items() if self._leaves_open(about))
-        first = [one.table for one in self.findings if one.severity is Severity.UNKNOWN and one.about in _FOREIGN]
-        if first:
-            yield f"unless rules of {' or '.join(dict.fromkeys(first))} come first"
-
-    @property
-    def heading(self) -> str:
-        """The answer in one line."""
-        left = next((one.what for one in self.findings if one.about == "leftovers" and one.is_wrong), "")
-        taken, leads = bool(left), "".join(left.partition(strangers.LEADING)[1:])
-        is_foreign = self.why.outcome == Outcome.NOT_OURS.value and not taken
-        worst = Severity.UNKNOWN if is_foreign else Severity.DEGRADED
-        first = next((one for one in self.findings if one.about == "translation" and one.severity <= worst), None)
-        if first is not None:
-            program = "kube-proxy" if first.left_mode else "program"
-            return self.why.heading_with(f"another {program} takes it first: {first.what} ({first.severity.mark})")
-        untracked = next((one for one in self.findings if one.about == "notrack"), None) if self.why.forwarded else None
-        if untracked is not None and untracked.severity is not Severity.UNKNOWN:
-            end = "no endpoint gets it" if untracked.is_wrong else "a program of this node gets it"
-            return self.why.heading_with(f"not translated, {end} ({untracked.severity.mark})")
-        stop = next((one for one in self.findings if one.harm == STOPS and one.is_wrong), None)
-        failing = self.lost(Effect.LOSES)
-        is_taken = stop is not None and stop.about == "ports"  # another program answers
-        lost_all = self.lost(Effect.DELAYS) | failing >= self.ends > frozenset()
-        outdated = next((one.what for one in self.findings if one.about in _OUTDATES and one.is_wrong), "")
-        is_answered = self.why.passes or self.why.outcome == Outcome.HEALTH.value
-        if is_taken or (is_answered and (stop is not None or lost_all)):
-            alone = (one for one in self.findings if one.harm.ends >= self.ends)
-            first = stop or next(alone, None)
-            cause = first.what if first is not None else "no endpoint is reached"
-            cause += f" (x), and the objects may be outdated: {outdated}" * bool(outdated and stop is None)
-            return self.why.heading_with(f"it does not get through: {cause} (x)")
-        cause = self._cause(*Effect)
-        more = f", but not all is well: {cause} (x)" * (self.why.passes and self.answer == "no" and not taken)
-        if failing and self.why.passes:
-            lost = sum(one.share for one in self.why.endpoints if end_of(one.address) in failing)
-            cause = self._cause(Effect.LOSES)
-            least = "at least " * self._leaves_open("endpoints")
-            more = f", but {least}{lost:.1%} of the connections do not get through{': ' * bool(cause)}{cause} (x)"
-        more += f"; this node stops it: {cause} (x)" * (self.why.elsewhere is not None and self.stopped)
-        if self.why.elsewhere is None and self.answer == "unknown":
-            more += "".join(f", {doubt} (?)" for doubt in self._doubts())
-        refused = self.why.outcome == Outcome.REFUSED.value
-        closed = next((one for one in self.findings if refused and one.about == "sysctl" and one.harm == STOPS), None)
-        if closed is not None:
-            return self.why.heading_with(f"dropped, the client sees a timeout: {closed.what} (x)")
-        dropped = refused and any(one.about == "firewall" and one.is_wrong for one in self.findings)
-        more += f", unless another kube-proxy's rules take it first{leads} (x)" * taken
-        is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
-        heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
-        if self._is_left:
-            now = (one.what for one in self.findings if one.about == strangers.PRESENT)
-            more += f"; {next(now, strangers.UNTIL + 'the rules in the kernel decide')} (?)"
-        if outdated and (failing or not self.why.passes):
-            more += f", but the objects may be outdated: {outdated} (x)"
-        misnamed = next((one.what for one in self.findings if one.about == "node" and one.is_wrong), "")
-        more += f", but the proxy may have another node's name: {misnamed} (x)" * bool(misnamed)
-        older = next((one for one in self.findings if one.about == "api" and one.severity is Severity.NOTE), None)
-        more += f"; the objects may be old: {older.what} (-)" if older is not None else ""
-        note = next((one for one in self.findings if one.about == "firewall" and one.severity is Severity.NOTE), None)
-        more += f"; {note.what} (-)" if note is not None and self.answer == "yes" else ""
-        return heading + more + ", unless a firewall of this node drops it first (x)" * dropped
-
-    @property
-    def fixes(self) -> list[str]:
-        """The fixes that let the connection pass."""
-        causes = [one for one in self.findings if one.is_wrong or one.severity is Severity.UNKNOWN]
-        return list(dict.fromkeys((*self.why.fixes, *(one.fix for one in causes if one.fix))))
-
-    def fields(self) -> dict[str, object]:
-        """Return the answer in the form of JSON."""
-        return {
-            "heading": self.heading,
-            "answer": self.answer,
-            "why": self.why,
-            "findings": [finding.row() for finding in self.findings],
-            "probes": self.probes,
-            "fixes": self.fixes,
-            "next": self.why.next,
-        }
 
 
 def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[int] = PROBES) -> Explanation:
@@ -200,51 +40,84 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         found = tell(asked, facts, sent, ()).findings if asked.running and (sent := to_other_node(explained)) else ()
         return Explanation(why, tuple(one for one in found if one.is_wrong and (one.harm == STOPS or one.harm.ends)))
     node = replace(checkup.checked(asked, facts), family=family_of(packet.destination))
-    rules = checkup.NodeRules(node)
-    translates = asked.running and not _ends_at_proxy(node, explained)
-    pin = present.pinned(explained) if translates else None
+    rules, at_proxy = checkup.NodeRules(node), _ends_at_proxy(node, explained)
+    why, findings = _kept(asked, facts, explained, at_proxy=at_proxy)
+    astray = returns.astray(node, explained, why)
+    ends = (replace(one, returns=one.returns and one.address not in astray) for one in why.endpoints)
+    why = replace(why, endpoints=tuple(_seen(tuple(ends), packet)))
+    probes = present.all_of(why.endpoints, packet.protocol) if packet.protocol in probed else ()
+    findings += returns.unreturned(why, astray, node)
+    way = node
+    if asked.running:
+        silent = _silent_client(explained, probed)
+        misnamed = list(_misnamed(node, facts, why))
+        way = _whole_way(node, rules, why, explained)
+        findings += [*misnamed, *_of_running(asked, facts, way, rules, why, explained, probes, silent)]
+        why = replace(why, fixes=() if misnamed else why.fixes)
+    else:
+        findings += _without_proxy(asked, node, rules, why, explained)
+    lost = Explanation(why, tuple(findings)).surely_lost
+    findings += probing.findings(way, rules, explained, why, probes, at_proxy=at_proxy, lost=lost)
+    told = Explanation(why, tuple(findings), probes)
+    return _retried(told) if at_proxy and packet.protocol == PROTOCOLS["TCP"] else told
+
+
+def _kept(asked: Source, facts: Facts, explained: Explained, *, at_proxy: bool) -> tuple[Why, list[Diagnosis]]:
+    """Return the answer with only the endpoint to which a flow or session affinity binds the client, and the findings
+    on the binding. For a client that no endpoint is bound to, the answer keeps all endpoints."""
+    why = explained.why
+    pin = present.pinned(explained) if asked.running and not at_proxy else None
     in_kernel = asked.running and not explained.relayed  # the proxy itself remembers the clients that it relays
     kept = pin[0] if pin else present.remembered(facts, explained) if in_kernel else None
     held = tuple(replace(one, share=1.0) for one in why.endpoints if one.address == kept)
     if pin and why.endpoints and not held:  # the flow's address is no endpoint any more
         held = (Target(pin[0], 1.0, why.endpoints[0].masqueraded),)
-    if held:
-        why = replace(why, endpoints=held)
-    astray = returns.astray(node, explained, why)
-    ends = (replace(one, returns=one.returns and one.address not in astray) for one in why.endpoints)
-    why = replace(why, endpoints=tuple(_seen(tuple(ends), packet)))
-    probes = present.all_of(why.endpoints, packet.protocol) if packet.protocol in probed else ()
-    is_heard = bool(explained.client_node and probed and packet.source and present.is_heard(packet.source))
-    findings = [*(pin[1:] if pin else present.affinity(why, kept)), *returns.unreturned(why, astray, node)]
-    way = node
-    if asked.running:
-        way = _way(node, why, explained)
-        if why.forwarded and _ends_at_proxy(node, explained) and not explained.relayed:
-            with suppress(KubeProxyError, OSError):  # the checks of other programs' rules report unreadable rules
-                way = replace(way, passing=[*way.passing, *_to_listener(way, rules)])
-        around = checkup.look_at_way(way, rules) if why.forwarded else checkup.look_at_answer(way, rules)
-        if explained.relayed or why.outcome == Outcome.HEALTH.value:
-            around.look("port", lambda: ports.asked(node, asked, packet, why.steps[0].field))
-        kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
-        if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
-            kernel = _untranslated(kernel, *checkup.all_translations(way, rules), way.targets)
-        reached = {one.address for one in probes if not (one.failed or one.unanswered)}
-        away = probing.away(why, explained)
-        pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
-        if explained.client_node and (client := packet.source) and not is_heard:  # answers have another route
-            pods[f"{why.source} on {explained.client_node}"] = client
-            around.look("reverse path filter", lambda: routes.on_uplink(way, client))
-        around.look("default route", lambda: routes.by_default(way, pods))
-        misnamed = list(_misnamed(node, facts, why))
-        why = replace(why, fixes=() if misnamed else why.fixes)
-        findings += [*misnamed, *kernel, *_hairpin(way, why), *_around(around)]
-    else:
-        findings += _without_proxy(asked, node, rules, why, explained)
-    lost = Explanation(why, tuple(findings)).surely_lost
-    at_proxy = _ends_at_proxy(node, explained)
-    findings += probing.findings(way, rules, explained, why, probes, at_proxy=at_proxy, lost=lost)
-    told = Explanation(why, tuple(findings), probes)
-    return _retried(told) if at_proxy and packet.protocol == PROTOCOLS["TCP"] else told
+    findings = list(pin[1:] if pin else present.affinity(why, kept))
+    return replace(why, endpoints=held) if held else why, findings
+
+
+def _silent_client(explained: Explained, probed: Collection[int]) -> bytes | None:
+    """Return a client on another node; None if the client answers a datagram, which is sent unless `probed` is
+    empty."""
+    client = explained.packet.source if explained.client_node else None
+    return client if client is not None and not (probed and present.is_heard(client)) else None
+
+
+def _whole_way(node: CheckedNode, rules: checkup.NodeRules, why: Why, explained: Explained) -> CheckedNode:
+    """Return the hooks to check as `_way` does, with the packets to the proxy's listener."""
+    way = _way(node, why, explained)
+    if why.forwarded and _ends_at_proxy(node, explained) and not explained.relayed:
+        with suppress(KubeProxyError, OSError):  # the checks of other programs' rules report unreadable rules
+            return replace(way, passing=[*way.passing, *_to_listener(way, rules)])
+    return way
+
+
+def _of_running(
+    asked: Source,
+    facts: Facts,
+    way: CheckedNode,
+    rules: checkup.NodeRules,
+    why: Why,
+    explained: Explained,
+    probes: Sequence[present.Probe],
+    silent: bytes | None,
+) -> Iterator[Diagnosis]:
+    """Yield the findings on the kernel and on other programs beside a running proxy. `silent` is a client on another
+    node that does not answer."""
+    around = checkup.look_at_way(way, rules) if why.forwarded else checkup.look_at_answer(way, rules)
+    if explained.relayed or why.outcome == Outcome.HEALTH.value:
+        around.look("port", lambda: ports.asked(way, asked, explained.packet, why.steps[0].field))
+    kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
+    if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
+        kernel = _untranslated(kernel, *checkup.all_translations(way, rules), way.targets)
+    reached = {one.address for one in probes if not (one.failed or one.unanswered)}
+    away = probing.away(why, explained)
+    pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
+    if silent is not None:  # answers have another route
+        pods[f"{why.source} on {explained.client_node}"] = silent
+        around.look("reverse path filter", lambda: routes.on_uplink(way, silent))
+    around.look("default route", lambda: routes.by_default(way, pods))
+    yield from (*kernel, *_hairpin(way, why), *_around(around))
 
 
 def unrouted(asked: Source, explained: Explained) -> str:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from kubeproxy.ask import lines
 from kubeproxy.ask.checks.doubts import doubted, outdated
-from kubeproxy.ask.connection import PROBES, Explanation, tell
+from kubeproxy.ask.connection import PROBES, tell
+from kubeproxy.ask.explanation import Explanation
 from kubeproxy.ask.question import addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Explained

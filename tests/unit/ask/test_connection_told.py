@@ -15,8 +15,9 @@ from kubeproxy.ask.checks import checkup, contact, routes, settings, strangers, 
 from kubeproxy.ask.checks import node as node_checks
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.checks.node import CheckedNode
-from kubeproxy.ask.connection import Explanation, tell
 from kubeproxy.ask.connection import _around as around
+from kubeproxy.ask.connection import tell
+from kubeproxy.ask.explanation import Explanation
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.kernel.present import OwnCause, Probe, ProbedFor
@@ -471,7 +472,7 @@ def test_a_relayed_connection_ends_at_the_proxy_and_another_one_leads_to_the_end
     care = Loopback.RELAYED if relayed else Loopback.SERVED
     for name in ("source_for", "way_out"):
         made = {"source_for": lambda address: address[:3] + b"\x01", "way_out": lambda *_: "eth0"}[name]
-        monkeypatch.setattr(f"kubeproxy.ask.packets.{name}", made)
+        monkeypatch.setattr(f"kubeproxy.ask.checks.packets.{name}", made)
     monkeypatch.setattr(connection.host, "packed_local_addresses", lambda *_: {Family.IPV4: [LOOPBACK]})
     monkeypatch.setattr(connection, "arrival", lambda *_: "")
     told = replace(why(), service="default/web", endpoints=(Target("10.244.1.7:3000", 1.0, masqueraded=True),))

@@ -10,7 +10,8 @@ import pytest
 
 from kubeproxy.ask.checks import routes, strangers
 from kubeproxy.ask.checks.node import CheckedNode
-from kubeproxy.ask.connection import Explanation, _retried
+from kubeproxy.ask.connection import _retried
+from kubeproxy.ask.explanation import Explanation
 from kubeproxy.ask.finding import Effect, Harm
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.kernel.present import Probe, ProbedFor

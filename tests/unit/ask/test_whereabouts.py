@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.api.source import Reach, WatchStanding
-from kubeproxy.ask.connection import Explanation, tell
+from kubeproxy.ask.connection import tell
 from kubeproxy.ask.desk import Desk
+from kubeproxy.ask.explanation import Explanation
 from kubeproxy.ask.question import counted_host, packet
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-from kubeproxy.ask import packets
+from kubeproxy.ask.checks import packets
 from kubeproxy.ask.checks.node import CheckedNode, arrival
 from kubeproxy.ask.finding import Diagnosis, Effect, Harm, Severity, end_of
 from kubeproxy.ask.question import counted_host

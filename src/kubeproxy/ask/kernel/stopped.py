@@ -6,8 +6,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from kubeproxy.ask import packets
-from kubeproxy.ask.checks import checkup, strangers, whereabouts
+from kubeproxy.ask.checks import checkup, packets, strangers, whereabouts
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity

@@ -10,8 +10,7 @@ from contextlib import suppress
 from math import inf
 from typing import Final
 
-from kubeproxy.ask import packets
-from kubeproxy.ask.checks import checkup
+from kubeproxy.ask.checks import checkup, packets
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.finding import Diagnosis, End, end_of
 from kubeproxy.ask.kernel import present

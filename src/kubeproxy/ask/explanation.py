@@ -1,0 +1,197 @@
+"""The answer about one connection: the proxy's decision with findings, its first line, and its fixes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from kubeproxy.ask.checks import strangers
+from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, End, Severity, end_of, unreached
+from kubeproxy.ask.kernel import present
+from kubeproxy.ask.why import Why
+from kubeproxy.model.answer import Outcome
+
+_FOREIGN: Final = ("firewall", "notrack", "translation")
+_OUTDATES: Final = ("conntrack", "api")  # the checks of the connection to the API server
+_OPEN: Final = (
+    "endpoints",
+    "proxy",
+    "arrival",
+    "source",
+    "routes",
+    "mark",
+    "leftovers",
+    strangers.PRESENT,
+    *_FOREIGN,
+)  # checks whose failure makes the whole answer unknown
+_DOUBTS: Final = {
+    "arrival": "unless its packets arrive by another interface",
+    "source": "unless answers to another source do not return",
+    "routes": "unless a next hop is silent",
+    "mark": "unless another program's mark leads it astray",
+}
+
+
+class Explanation(Struct, frozen=True):
+    """An answer: the proxy's decision, and findings about the kernel, other programs on this node, and the
+    endpoints."""
+
+    why: Why
+    findings: tuple[Diagnosis, ...] = ()
+    probes: tuple[present.Probe, ...] = ()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a finding stops the connection."""
+        return any(finding.is_wrong for finding in self.findings)
+
+    @property
+    def answer(self) -> str:
+        """Whether an endpoint gets the connection: yes, no, or unknown. Unknown means that another node handles the
+        connection, that no kube-proxy runs on this node, or that only this node's probe failed."""
+        if self.why.elsewhere is not None:
+            return "no" if self.stopped else "unknown"
+        if self.stopped or not (self.why.passes or self._is_left or self._leaves_open("translation")):
+            return "no"
+        return "unknown" if any(map(self._leaves_open, _OPEN)) else "yes"
+
+    @property
+    def ends(self) -> frozenset[End]:
+        """All endpoints of the connection."""
+        return frozenset(end_of(one.address) for one in self.why.endpoints)
+
+    @property
+    def surely_lost(self) -> frozenset[End]:
+        """The endpoints that the connection does not reach for a certain cause."""
+        is_stopped = any(one.harm == STOPS and one.is_wrong for one in self.findings)
+        return self.ends if is_stopped else self.lost(Effect.LOSES)
+
+    def lost(self, *effects: Effect) -> frozenset[End]:
+        """Return the endpoints of the findings with one of these effects."""
+        return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
+
+    def _cause(self, *effects: Effect) -> str:
+        """Return the text of the worst error with one of these effects; '' if the error only means that answers bypass
+        this node."""
+        found = [one for one in self.findings if one.is_wrong and one.harm.effect in effects]
+        worst = min(found, key=lambda one: one.harm.effect is Effect.MISLEADS, default=None)
+        return worst.what if worst is not None and worst.about != "masquerade" else ""
+
+    def _leaves_open(self, about: str) -> bool:
+        """Return whether a finding makes the answer unknown, for example a failed probe or a missing proxy."""
+        return any(one.severity is Severity.UNKNOWN and one.about == about for one in self.findings)
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether rules in the kernel determine the outcome until a kube-proxy runs."""
+        return self._leaves_open("leftovers") or self._leaves_open(strangers.PRESENT)
+
+    def _doubts(self) -> Iterator[str]:
+        """Yield the reasons, for the heading, why the answer is unknown."""
+        if self._leaves_open("endpoints"):
+            yield unreached({one.address: one.problem for one in self.probes}, self.findings)
+        yield from (text for about, text in _DOUBTS.items() if self._leaves_open(about))
+        first = [one.table for one in self.findings if one.severity is Severity.UNKNOWN and one.about in _FOREIGN]
+        if first:
+            yield f"unless rules of {' or '.join(dict.fromkeys(first))} come first"
+
+    def _wrong(self, *abouts: str) -> str:
+        """Return the text of the first error about one of these subjects; '' without such an error."""
+        return next((one.what for one in self.findings if one.about in abouts and one.is_wrong), "")
+
+    def _noted(self, about: str) -> str:
+        """Return the text of the first note about a subject; '' without such a note."""
+        return next((one.what for one in self.findings if one.about == about and one.severity is Severity.NOTE), "")
+
+    @property
+    def heading(self) -> str:
+        """The answer in one line."""
+        if overruled := self._overruled():
+            return self.why.heading_with(overruled)
+        is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
+        heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
+        return heading + "".join(self._reservations())
+
+    def _overruled(self) -> str:
+        """Return the outcome, for the heading, if a finding and not the proxy decides; '' if the proxy decides."""
+        is_foreign = self.why.outcome == Outcome.NOT_OURS.value and not self._wrong("leftovers")
+        worst = Severity.UNKNOWN if is_foreign else Severity.DEGRADED
+        first = next((one for one in self.findings if one.about == "translation" and one.severity <= worst), None)
+        if first is not None:
+            program = "kube-proxy" if first.left_mode else "program"
+            return f"another {program} takes it first: {first.what} ({first.severity.mark})"
+        untracked = next((one for one in self.findings if one.about == "notrack"), None) if self.why.forwarded else None
+        if untracked is not None and untracked.severity is not Severity.UNKNOWN:
+            end = "no endpoint gets it" if untracked.is_wrong else "a program of this node gets it"
+            return f"not translated, {end} ({untracked.severity.mark})"
+        if stop := self._stop():
+            return f"it does not get through: {stop} (x)"
+        refused = self.why.outcome == Outcome.REFUSED.value
+        closed = next((one for one in self.findings if refused and one.about == "sysctl" and one.harm == STOPS), None)
+        return f"dropped, the client sees a timeout: {closed.what} (x)" if closed is not None else ""
+
+    def _stop(self) -> str:
+        """Return the cause that keeps an answered connection from all endpoints; '' without such a cause."""
+        stop = next((one for one in self.findings if one.harm == STOPS and one.is_wrong), None)
+        is_taken = stop is not None and stop.about == "ports"  # another program answers
+        lost_all = self.lost(Effect.DELAYS, Effect.LOSES) >= self.ends > frozenset()
+        is_answered = self.why.passes or self.why.outcome == Outcome.HEALTH.value
+        if not (is_taken or (is_answered and (stop is not None or lost_all))):
+            return ""
+        first = stop or next((one for one in self.findings if one.harm.ends >= self.ends), None)
+        cause = first.what if first is not None else "no endpoint is reached"
+        outdated = self._wrong(*_OUTDATES) if stop is None else ""
+        return cause + f" (x), and the objects may be outdated: {outdated}" * bool(outdated)
+
+    def _reservations(self) -> Iterator[str]:
+        """Yield the texts, for the heading, about causes that limit the proxy's decision."""
+        why, failing, left = self.why, self.lost(Effect.LOSES), self._wrong("leftovers")
+        is_partial = bool(failing) and why.passes
+        cause = self._cause(Effect.LOSES) if is_partial else self._cause(*Effect)
+        if is_partial:
+            lost = sum(one.share for one in why.endpoints if end_of(one.address) in failing)
+            least = "at least " * self._leaves_open("endpoints")
+            yield f", but {least}{lost:.1%} of the connections do not get through{': ' * bool(cause)}{cause} (x)"
+        elif why.passes and self.answer == "no" and not left:
+            yield f", but not all is well: {cause} (x)"
+        if why.elsewhere is not None and self.stopped:
+            yield f"; this node stops it: {cause} (x)"
+        if why.elsewhere is None and self.answer == "unknown":
+            yield from (f", {doubt} (?)" for doubt in self._doubts())
+        if left:
+            leads = "".join(left.partition(strangers.LEADING)[1:])
+            yield f", unless another kube-proxy's rules take it first{leads} (x)"
+        if self._is_left:
+            now = (one.what for one in self.findings if one.about == strangers.PRESENT)
+            yield f"; {next(now, strangers.UNTIL + 'the rules in the kernel decide')} (?)"
+        outdated = self._wrong(*_OUTDATES)
+        if outdated and (failing or not why.passes):
+            yield f", but the objects may be outdated: {outdated} (x)"
+        if misnamed := self._wrong("node"):
+            yield f", but the proxy may have another node's name: {misnamed} (x)"
+        if older := self._noted("api"):
+            yield f"; the objects may be old: {older} (-)"
+        if self.answer == "yes" and (note := self._noted("firewall")):
+            yield f"; {note} (-)"
+        if why.outcome == Outcome.REFUSED.value and self._wrong("firewall"):
+            yield ", unless a firewall of this node drops it first (x)"
+
+    @property
+    def fixes(self) -> list[str]:
+        """The fixes that let the connection pass."""
+        causes = [one for one in self.findings if one.is_wrong or one.severity is Severity.UNKNOWN]
+        return list(dict.fromkeys((*self.why.fixes, *(one.fix for one in causes if one.fix))))
+
+    def fields(self) -> dict[str, object]:
+        """Return the answer in the form of JSON."""
+        return {
+            "heading": self.heading,
+            "answer": self.answer,
+            "why": self.why,
+            "findings": [finding.row() for finding in self.findings],
+            "probes": self.probes,
+            "fixes": self.fixes,
+            "next": self.why.next,
+        }
