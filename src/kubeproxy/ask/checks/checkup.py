@@ -340,8 +340,9 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
     """Check the chains of other programs; `ends_here` means that connections are local packets."""
     filters: list[Filter] = []
     drops: list[Drop] = []
+    bypassed = _OF_IP if node.bridged else frozenset()
     for firewall in rules.others:
-        if node.bridged and firewall.family in _OF_IP:
+        if firewall.family in bypassed:
             continue
         if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
             harmless = firewall.harmless((*node.passing, *node.possible)) if node.covered else frozenset()

@@ -88,7 +88,7 @@ class CheckedNode(Struct, frozen=True):
     @property
     def bridged(self) -> bool:
         """Whether a bridge delivers the packets from pod to pod, bypassing IP rules."""
-        return self.bridge in {bridge.name for bridge in bridges()} - filtering_bridges(self)
+        return any(one.name == self.bridge and self.family not in one.filtered for one in bridges())
 
     @property
     def proxies(self) -> list[processes.ProxyProcess]:
