@@ -129,7 +129,7 @@ class ResourceStatus(Struct):
             connected=self.connected or self.absent,
             stale=self.staleness(now),
             silent=max(0.0, now - self.last_contact),
-            trouble=self.trouble,
+            trouble="" if self.connected else self.trouble,
         )
 
 

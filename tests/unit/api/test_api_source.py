@@ -55,3 +55,8 @@ def test_an_open_watch_is_stale_once_a_bookmark_is_overdue(bookmarked, silent, a
     made = status("services", connected=True, heard=1000.0)
     made.bookmarked = bookmarked
     assert made.staleness(1000.0 + silent) == made.standing(1000.0 + silent).stale == age
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_an_open_watch_has_no_trouble_of_earlier_attempts(connected):
+    assert status("services", connected=connected, trouble="x").standing(1.0).trouble == "x" * (not connected)

@@ -99,6 +99,10 @@ CASES: dict = {
     "api slow": (contact.answered(3.02), [(DEGRADED, "the API server is slow: it answered after 3.0 s")]),
     "api quick": (contact.answered(0.9), []),
     "between two watches": (contact.reached(reach(watched(connected=False, stale=59))), []),
+    "refused credentials, at once": (
+        contact.reached(reach(watched(connected=False, stale=3, trouble=NOT_ACCEPTED))),
+        [(DEGRADED, f"no watch of services for 3 seconds: {NOT_ACCEPTED}")],
+    ),
     "watch lost": (
         contact.reached(reach(watched(connected=False, stale=61, trouble="403"), watched("nodes"))),
         [(DEGRADED, "no watch of services for 61 seconds: 403")],

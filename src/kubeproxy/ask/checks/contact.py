@@ -52,7 +52,7 @@ _RENEWALS: Final = {
 
 def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET) -> Iterator[Diagnosis]:
     """Check whether the server answers, and whether the watches deliver changes of every resource. `began` is
-    Facts.began; up to `quiet` seconds without a watch are not reported."""
+    Facts.began; up to `quiet` seconds without a watch are not reported, unless the server refused the request."""
     age = max((one.stale for one in reach.watched if one.synced and one.resource in _NEEDED), default=0.0)
     known = f"{duration(age)} ago" if age > quiet else "last"
     effect = f"traffic uses the state known {known}; changes of Services and endpoints do not arrive"
@@ -74,7 +74,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
         return
     troubled: dict[str, list[WatchStanding]] = {}
     for one in reach.watched:
-        if not (one.connected or (one.synced and one.stale <= quiet)):
+        if not (one.connected or (one.synced and one.stale <= quiet and not _fix_for(one.trouble))):
             # There is one finding per fix, for all resources that need this fix.
             cause = _fix_for(one.trouble) or (one.trouble and f"{one.trouble} {one.resource}")
             troubled.setdefault(cause, []).append(one)
