@@ -85,7 +85,7 @@ async def test_a_service_without_endpoints_has_no_dot_of_one_that_works(page: Br
     """
     (none, said), (some, _) = [await page.run(dot, name) for name in (empty, full)]
     assert none != some
-    assert said == "programmed, no endpoint is ready"
+    assert said == "programmed, no endpoint is available"
     await page.run("location.hash = arguments[0]", f"#/service/{empty}")
     await page.shows(".chip", "programmed")
     assert await page.run("return getComputedStyle(document.querySelector('.chip .dot')).backgroundColor") == none

@@ -74,6 +74,14 @@ async def test_services_without_endpoints_are_to_look_at_and_nothing_wrong(page:
     assert await page.run("return document.querySelector('#n-problems').hidden")
 
 
+async def test_endpoints_without_the_port_are_not_called_unready(page: Browser, proxy: Make) -> None:
+    mock = await proxy(40)
+    mock.scene.rows["shop/api"][2:6] = 0, 7, "ClusterIP", "P"
+    await _opened(page, mock, "#/service/shop/api")
+    await page.shows("#service-view", "none of 7 endpoints has the port")
+    await page.shows("#service-view", "no such port")
+
+
 async def test_a_port_without_endpoints_is_to_look_at_beside_ports_that_have_them(page: Browser, proxy: Make) -> None:
     mock = await proxy(40)
     for row in mock.scene.rows.values():
@@ -87,15 +95,15 @@ async def test_a_port_without_endpoints_is_to_look_at_beside_ports_that_have_the
     without = "return document.querySelectorAll('#vitals .val')[1].firstChild.data"
     assert await page.run(without) == "1"
     await page.press("j", "Enter")
-    await page.shows("#service-view", "3 of 3 endpoints ready; no endpoint is ready for 81/TCP, 82/UDP")
+    await page.shows("#service-view", "3 of 3 endpoints ready; no endpoint is available for 81/TCP, 82/UDP")
     await page.press("2")
     await page.click("[data-filter=none]")
     await page.shows("#sum", "1 of 40 Services")
     label = "(one) => document.querySelector(`.row ${one}`).closest('[role=gridcell]').ariaLabel"
     labels = f"return ['.ends', '.dot'].map({label})"
     assert await page.run(labels) == [
-        "3 of 3 endpoints ready; no endpoint is ready for 81/TCP, 82/UDP",
-        "programmed, no endpoint is ready for 81/TCP, 82/UDP",
+        "3 of 3 endpoints ready; no endpoint is available for 81/TCP, 82/UDP",
+        "programmed, no endpoint is available for 81/TCP, 82/UDP",
     ]
     assert await page.run("return document.querySelector('.row .ends').className") == "ends some"
     assert await page.run("return document.querySelector('.row .dot').offsetHeight") < 20

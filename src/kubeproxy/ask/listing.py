@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from kubeproxy.model.addresses import PORT_BYTES, Family, host_port, unpack
+from kubeproxy.model.choosing import NO_PORT, lacking
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Service
 from kubeproxy.model.plan import Policy, ServicePlan
@@ -64,18 +65,25 @@ def _counted(slices: Iterable[Slice], drained: set[bytes]) -> EndpointCount:
 def unserved(plans: Sequence[ServicePlan]) -> Iterator[str]:
     """Yield the ports without an available endpoint, such as 80/TCP, or 80/TCP (IPv6) if only one family has no
     endpoint. The metric kubeproxy_services_without_endpoints counts the Services with such ports."""
-    lacking = [plan for plan in plans if not plan.usable and plan.frontends]
-    if not lacking:  # nearly always
+    empty = _empty(plans)
+    if not empty:  # nearly always
         return
     served = {plan.key._replace(family=family) for plan in plans if plan.usable for family in Family}
-    texts = (one.frontends[0].port_text + f" ({one.key.family.label})" * (one.key in served) for one in lacking)
+    texts = (one.frontends[0].port_text + f" ({one.key.family.label})" * (one.key in served) for one in empty)
     yield from dict.fromkeys(texts)
 
 
-def flags(plans: Iterable[ServicePlan], slices: Iterable[Slice]) -> str:
+def _empty(plans: Iterable[ServicePlan]) -> list[ServicePlan]:
+    return [plan for plan in plans if not plan.usable and plan.frontends]
+
+
+def flags(plans: Sequence[ServicePlan], slices: Collection[Slice]) -> str:
     """Return letters for unusual settings of a Service. L: external policy Local. l: internal policy Local. A:
-    affinity. H: hints exclude ready endpoints. E: failing endpoints are ejected."""
-    found = dict.fromkeys("LlAHE", False)
+    affinity. H: hints exclude ready endpoints. E: failing endpoints are ejected. P: some ports have no
+    endpoint, because no EndpointSlice has these ports."""
+    empty = _empty(plans)
+    nameless = bool(empty) and all(NO_PORT in lacking(slices, plan.key) for plan in empty)
+    found = dict.fromkeys("LlAHE", False) | {"P": nameless}
     hinted = [piece for piece in slices if piece.particular and any(e.zones or e.nodes for e in piece.particular)]
     for plan in plans:
         found["L"] |= plan.policies.external is Policy.LOCAL and plan.accessible

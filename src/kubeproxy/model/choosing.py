@@ -134,6 +134,9 @@ def absent(
                     yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
 
 
+NO_PORT: Final = "no endpoint has a port"
+
+
 def lacking(slices: Iterable[Slice], key: ServicePortKey) -> str:
     """Return the reason why a service port has no available endpoint; '' if its slices contain a ready endpoint."""
     pieces, named = [one for one in slices if one.family is key.family], (key.port_name, key.protocol)
@@ -145,7 +148,7 @@ def lacking(slices: Iterable[Slice], key: ServicePortKey) -> str:
     known = {end.address: end for one, end in all_known if named in {(port.name, port.protocol) for port in one.ports}}
     if not known:
         name = f"named {key.port_name}" if key.port_name else "without a name"
-        return f"no endpoint has a port {name} ({PROTOCOL_NAMES[key.protocol]})"
+        return f"{NO_PORT} {name} ({PROTOCOL_NAMES[key.protocol]})"
     counts = Counter("terminating" if one.terminating else "not ready" for one in known.values() if not one.ready)
     if counts.total() < len(known):
         return ""

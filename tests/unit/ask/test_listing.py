@@ -82,3 +82,12 @@ def test_ports_without_an_available_endpoint_are_named() -> None:
     planner.take()
     ((_, compiled),) = planner.compiled.items()
     assert list(unserved(compiled.plans)) == ["81/TCP", "82/TCP (IPv4)"]
+    assert flags(compiled.plans, planner.slices["default", "web"].values()) == "P"
+
+
+@pytest.mark.parametrize(("ports", "letters"), [([], "P"), (PORTS, "")])
+def test_endpoints_without_the_port_have_a_letter(ports: list[EndpointPort], letters: str) -> None:
+    piece = endpoint_slice(endpoint("10.244.1.1", ready=bool(letters)), ports=ports)
+    web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http")])
+    plans = planner_of(world(), web, piece).compiled["default", "web"].plans
+    assert flags(plans, [parse_slice(piece)]) == letters

@@ -89,8 +89,9 @@ const noneReady = (row) => row.ready === 0 && !row.flags.includes('T');
 /** Whether a port has no available endpoint, as in the metric kubeproxy_services_without_endpoints. */
 const noEndpoints = (row) => (noneReady(row) || row.unserved.length > 0) && row.state !== 'ignored' && row.state !== 'deleting' && row.type !== 'ExternalName';
 /** The ports that no endpoint serves, in words; '' without one. */
-const lacking = (row) => (noEndpoints(row) ? `no endpoint is ready${noneReady(row) ? '' : ` for ${row.unserved.join(', ')}`}` : '');
-const endsText = (row) => [`${count(row.ready)} of ${plural(row.total, 'endpoint')} ready`, !noneReady(row) && lacking(row)].filter(Boolean).join('; ');
+const lacking = (row) => (noEndpoints(row) ? `no endpoint is available${noneReady(row) ? '' : ` for ${row.unserved.join(', ')}`}` : '');
+/** The number of usable endpoints; pods may be ready where their containers lack the port. */
+const endsText = (row) => (row.flags.includes('P') && noneReady(row) ? `none of ${plural(row.total, 'endpoint')} has the port` : [`${count(row.ready)} of ${plural(row.total, 'endpoint')} ready`, !noneReady(row) && lacking(row)].filter(Boolean).join('; '));
 /** The mark of a state: what the kernel has of a Service without endpoints is right, and serves nobody. */
 const dotOf = (state, row) => `dot ${state}${state === 'programmed' && row && noEndpoints(row) ? ' empty' : ''}`;
 /** How full connection tracking is, by whole percents where it matters: a problem is not told anew for each entry. */

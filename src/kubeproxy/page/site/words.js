@@ -15,6 +15,7 @@ const FLAGS = {
   L: ['ext local', 'externalTrafficPolicy: Local'], l: ['int local', 'internalTrafficPolicy: Local'],
   A: ['affinity', 'sessionAffinity: ClientIP'], H: ['hints', 'topology hints are in force'],
   E: ['ejected', 'failing endpoints get no new connections from this node'],
+  P: ['no such port', 'no endpoint has a port of this Service: does a container have the named targetPort?'],
   T: ['terminating', 'no endpoint is ready: terminating ones serve'],
 };
 
