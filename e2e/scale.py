@@ -16,6 +16,7 @@ import re
 import signal
 import ssl
 import subprocess
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -278,7 +279,8 @@ def render(found: Sequence[Record]) -> str:
         known = ", ".join(f"{name} {version}" for name, version in each.versions.items() if name != "containerd")
         run = f"{each.date}, commit {each.commit}, {known}, load {each.load}"
         lists = f"All objects are {each.lists:.1f} MB of JSON, {each.managed:.1f} MB of it managedFields"
-        lines += [f"{each.mode} mode, {each.services:,} Services ({run}). {lists}.", "", *_table(each.rows), ""]
+        text = f"{each.mode} mode, {each.services:,} Services ({run}). {lists}."
+        lines += [textwrap.fill(text, 120, break_on_hyphens=False), "", *_table(each.rows), ""]
     return "\n".join(lines).rstrip()
 
 

@@ -48,6 +48,11 @@ def test_the_tables_of_all_runs_replace_the_text_between_the_marks():
     assert scale.into(written, FOUND) == written
 
 
+def test_the_page_is_that_of_the_recorded_results():
+    page = scale.PAGE.read_text()
+    assert page == scale.into(page, scale.read()), "python -m e2e page"
+
+
 def test_runs_are_kept_side_by_side_and_read_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(scale, "FOLDER_OF_RUNS", tmp_path)
     for each in reversed(FOUND):
