@@ -56,12 +56,13 @@ class Stage:
         self._processes = processes
         self._own = own
 
-    def replace(self, program: Program, number: signal.Signals = signal.SIGTERM, pause: float = 0) -> None:
-        """End the kube-proxy of each node, then start a program on both and wait until it is healthy."""
-        for node in NODES:
-            self._processes.stop(f"kube-proxy-{node.name}", number)
-        time.sleep(pause)
-        nodes.start_proxies(program.command, program.mode, FOLDER, self._processes, program.flags)
+    def replace(self, *programs: Program, number: signal.Signals = signal.SIGTERM, pause: float = 0) -> None:
+        """For each program end the kube-proxy of each node, then start the program on both, until it is healthy."""
+        for program in programs:
+            for node in NODES:
+                self._processes.stop(f"kube-proxy-{node.name}", number)
+            time.sleep(pause)
+            nodes.start_proxies(program.command, program.mode, FOLDER, self._processes, program.flags)
 
     def stop_control_plane(self) -> None:
         """Stop the API server for AWAY seconds, and the controllers, which would mark the nodes as not ready."""
@@ -87,19 +88,18 @@ class Stage:
             kubectl(self._programs, FOLDER, "rollout", verb[0], f"deployment/{ROLLED}", *verb[1:])
         time.sleep(DRAIN)
 
-    def disruptions(self, others: Mapping[str, Program]) -> dict[str, Sequence[Step]]:
+    def journey(self, *way: Program) -> Iterator[Step]:
+        """Yield the replacement of the first program by these programs, one after the other, and the way back."""
+        for begin, programs in ((self._own, way), (way[-1], (*way[-2::-1], self._own))):
+            yield Step(f"{begin} to {', then '.join(map(str, programs))}", partial(self.replace, *programs))
+
+    def disruptions(self, ways: Mapping[str, Sequence[Program]]) -> dict[str, Sequence[Step]]:
         """Return the disruptions by name; the last one shows that changes are still served.
 
-        `others` are the programs that replace the first one, by name.
+        `ways` are the programs that replace the first one, by the name of the disruption.
         """
-        replaced = {
-            name: (
-                Step(f"{self._own} to {program}", partial(self.replace, program)),
-                Step(f"{program} to {self._own}", partial(self.replace, self._own)),
-            )
-            for name, program in others.items()
-        }
-        kill = partial(self.replace, self._own, signal.SIGKILL, DOWN)
+        replaced = {name: tuple(self.journey(*way)) for name, way in ways.items()}
+        kill = partial(self.replace, self._own, number=signal.SIGKILL, pause=DOWN)
         return {
             "baseline": (Step("nothing happens", lambda: time.sleep(SETTLE)),),
             **replaced,

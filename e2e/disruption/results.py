@@ -64,8 +64,8 @@ describes how to replace the Go kube-proxy on your own cluster.
     make disrupt KUBERNETES=DIR PROXY=go MODE=iptables                   # the Go kube-proxy, to compare
     make disrupt KUBERNETES=DIR FOCUS=previous PREVIOUS=v0.1.0           # some rows; an earlier revision of ours
 
-- FOCUS is a regular expression over `baseline`, `go-nftables`, `go-iptables`, `previous`, `kill`, `apiserver`,
-  `kubelet`, `rollout`. A run with FOCUS writes into `/tmp/kpe2e-results` and does not change this page.
+- FOCUS is a regular expression over `baseline`, `go-nftables`, `go-iptables`, `two-steps`, `previous`, `kill`,
+  `apiserver`, `kubelet`, `rollout`. A run with FOCUS writes into `/tmp/kpe2e-results` and does not change this page.
 - PREVIOUS is by default the last tag, or the revision 50 commits ago.
 - The exit code is 1 if a request failed. At its end, even after an error or Ctrl-C, the command removes the cluster.
 
@@ -92,8 +92,9 @@ A table contains only the rows that were run. `ours (COMMIT)` is our proxy at an
 the numbers of clients with failed requests.
 
 - The Go kube-proxy that starts in another mode removes the rules of the first mode before it writes its own rules. In
-  this time new connections fail, and established connections lose their NAT. [migrate.md](migrate.md#back) describes
-  how to change program and mode in two steps. A change of the Go kube-proxy's own mode makes as many requests fail.
+  this time new connections fail, and established connections lose their NAT. A change of the Go kube-proxy's own mode
+  makes as many requests fail. In a row with *then* our proxy changes its mode first; once it is healthy, the Go
+  kube-proxy of the new mode replaces it. The way back is the reverse ([migrate.md](migrate.md#back)).
 - In the rolling update our proxy lost one request of a long UDP flow in two of three runs (0 of 6,068, 1 of 5,586,
   1 of 4,620), because it removed the flows of an endpoint 50 ms after the endpoint stopped serving. Now the proxy waits
   200 ms for answers under way: 0 of 8,793 requests were lost in two runs, on a less busy machine. The Go kube-proxy

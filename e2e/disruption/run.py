@@ -25,7 +25,7 @@ def disrupt(arguments: argparse.Namespace) -> int:
     own = programs.ours(arguments.mode) if arguments.proxy == "ours" else programs.go(folder, arguments.mode)
     with cluster(folder, own.command, own.mode) as processes:
         stage = play.Stage(folder, processes, own)
-        steps = play.chosen(stage.disruptions(_others(arguments, folder)), arguments.focus)
+        steps = play.chosen(stage.disruptions(_ways(arguments, folder)), arguments.focus)
         stage.replace(own)  # with its flags
         record = Record(arguments.proxy, own.mode, run.today(), run.commit(), run.versions(folder, own.command), [])
         record.versions |= {"flowtables": _flowtables(own, processes), "load": f"{os.getloadavg()[0]:.0f}"}
@@ -33,12 +33,14 @@ def disrupt(arguments: argparse.Namespace) -> int:
     return int(bool(failed(record.rows)))
 
 
-def _others(arguments: argparse.Namespace, folder: Path) -> dict[str, Program]:
-    others = {f"go-{mode}": programs.go(folder, mode) for mode in programs.MODES}
+def _ways(arguments: argparse.Namespace, folder: Path) -> dict[str, tuple[Program, ...]]:
+    ways: dict[str, tuple[Program, ...]] = {f"go-{mode}": (programs.go(folder, mode),) for mode in programs.MODES}
     if arguments.proxy == "ours":
+        other = next(mode for mode in programs.MODES if mode != arguments.mode)
+        ways["two-steps"] = (programs.ours(other), programs.go(folder, other))
         revision = arguments.previous or programs.last_revision()
-        others["previous"] = programs.earlier(revision, arguments.mode, FOLDER / "previous")
-    return others
+        ways["previous"] = (programs.earlier(revision, arguments.mode, FOLDER / "previous"),)
+    return ways
 
 
 def _crowd(folder: Path) -> Crowd:

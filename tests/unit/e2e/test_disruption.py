@@ -161,8 +161,8 @@ def test_only_a_run_of_all_steps_is_recorded(monkeypatch, tmp_path):
 
 
 def test_a_run_begins_with_the_baseline_replaces_each_program_and_ends_with_a_change():
-    others = {"go-nftables": programs.go(Path("x"), "nftables"), "go-iptables": programs.go(Path("x"), "iptables")}
-    found = CalmStage().disruptions(others)
+    ways = {"go-nftables": (programs.go(Path("x"), "nftables"),), "go-iptables": (programs.go(Path("x"), "iptables"),)}
+    found = CalmStage().disruptions(ways)
     assert list(found) == ["baseline", "go-nftables", "go-iptables", "kill", "apiserver", "kubelet", "rollout"]
     assert [step.title for step in found["go-iptables"]] == [
         "ours nftables to Go iptables",
@@ -178,9 +178,28 @@ def test_a_run_begins_with_the_baseline_replaces_each_program_and_ends_with_a_ch
         chosen(found, "sleep")
 
 
+@pytest.mark.parametrize(("mode", "other"), [("nftables", "iptables"), ("iptables", "nftables")])
+def test_ours_changes_its_mode_before_the_go_program_replaces_it_and_after_it_replaces_the_go_program(
+    monkeypatch, mode, other
+):
+    started: list[str] = []
+    monkeypatch.setattr(Processes, "stop", lambda *_: None)
+    monkeypatch.setattr(play.nodes, "start_proxies", lambda command, mode, *_: started.append(f"{command[0]} {mode}"))
+    monkeypatch.setattr(programs, "earlier", lambda _revision, mode, _folder: programs.ours(mode))
+    ways = run._ways(argparse.Namespace(proxy="ours", mode=mode, previous="HEAD"), Path("x"))
+    stage = Stage(Path("programs"), Processes(Path("logs")), programs.ours(mode))
+    there, back = stage.disruptions(ways)["two-steps"]
+    assert there.title == f"ours {mode} to ours {other}, then Go {other}"
+    assert back.title == f"Go {other} to ours {other}, then ours {mode}"
+    there.disrupt()
+    back.disrupt()
+    ours = programs.ours(mode).command[0]
+    assert started == [f"{ours} {other}", f"x/kube-proxy {other}", f"{ours} {other}", f"{ours} {mode}"]
+
+
 def test_the_page_lists_the_disruptions_that_focus_selects():
-    others = run._others(argparse.Namespace(proxy="go", mode="nftables", previous=""), Path("x"))
-    for name in (*CalmStage().disruptions(others), "previous"):
+    ways = run._ways(argparse.Namespace(proxy="go", mode="nftables", previous=""), Path("x"))
+    for name in (*CalmStage().disruptions(ways), "two-steps", "previous"):
         assert f"`{name}`" in PAGE.read_text()
 
 
