@@ -19,7 +19,7 @@ from kubeproxy.engine.observer import Commit, Notice
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.endpoints import PackedSlice
-from kubeproxy.model.events import kept
+from kubeproxy.model.events import Event, Replaced, kept
 from kubeproxy.model.objects import Object, Resource
 from kubeproxy.model.plan import Globals
 from kubeproxy.model.planner import Change, Counts
@@ -151,6 +151,14 @@ def listed(resource: Resource, pages: Iterable[bytes]) -> Listed:
         found += map(kept, objects)
         keeping, keeping_cpu = keeping + time.perf_counter() - began, keeping_cpu + time.process_time() - spent
     return Listed(found, decoding, keeping, keeping_cpu)
+
+
+def lists(size: objects.Size) -> list[Event]:
+    """Return the lists at the beginning of a full sync, collected as the client does."""
+    return [
+        Replaced("services", listed("services", objects.service_pages(size)).objects),
+        Replaced("endpointslices", listed("endpointslices", objects.slice_pages(size)).objects),
+    ]
 
 
 def decoded_object(resource: Resource, body: str) -> Object:

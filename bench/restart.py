@@ -36,7 +36,6 @@ from kubeproxy.kernel.netlink.protocol import (
 )
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.events import Replaced
 from kubeproxy.model.planner import Planner
 
 SIZES = ("10kx10", "44kx10")
@@ -166,8 +165,7 @@ def compare(size: str) -> dict[str, float]:
     """Compare a correct table, in this process; return the CPU time in ms, and that of the dumps alone."""
     wanted = objects.parse_size(size)
     planner = Planner(proxy.world())
-    lists = ("services", objects.service_pages(wanted)), ("endpointslices", objects.slice_pages(wanted))
-    planner.apply([Replaced(resource, proxy.listed(resource, pages).objects) for resource, pages in lists])
+    planner.apply(proxy.lists(wanted))
     backlog = Backlog(Family.IPV4)
     backlog.add(planner.take())
     plans = backlog.all_plans(planner.compiled)
