@@ -72,7 +72,7 @@ def syn(source: str, target: str, source_port: int, port: int) -> bytes:
     head, tail = struct.pack("!HHIIBBH", source_port, port, 1, 0, 5 << 4, _SYN, 65535), bytes(2)
     addresses = socket.inet_aton(source) + socket.inet_aton(target)
     summed = addresses + struct.pack("!HH", socket.IPPROTO_TCP, 20) + head + bytes(2) + tail
-    total = sum(struct.unpack(f"!{len(summed) // 2}H", summed))
+    total: int = sum(struct.unpack(f"!{len(summed) // 2}H", summed))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return head + (~total & 0xFFFF).to_bytes(2, "big") + tail

@@ -84,9 +84,10 @@ def run(with_: Run) -> Report:
     for size in sizes:
 
         def once(kind: str, what: str, size: str = size) -> dict[str, float]:
-            found = with_.measure(what, measure, size=size, connections=kind, pairs=pairs)
+            found: dict[str, float] = with_.measure(what, measure, size=size, connections=kind, pairs=pairs)
             connecting: dict[str, Any] = {"size": size, "rounds": 4, "connections": 1000, "seconds": 0.1}
-            return found | with_.measure(f"{what}, connections", path.measure, **connecting, counters=kind == "counted")
+            found |= with_.measure(f"{what}, connections", path.measure, **connecting, counters=kind == "counted")
+            return found
 
         runs = with_.in_turns(KINDS, count, once, size)
         rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]

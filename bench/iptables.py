@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bench import objects, proxy
@@ -33,7 +34,7 @@ from kubeproxy.model.events import Deleted, Event, Replaced, Upserted
 from kubeproxy.model.plan import ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
 
-VARIANTS = ("legacy", "nft")
+VARIANTS: tuple[xtables.Variant, ...] = ("legacy", "nft")
 SIZES = ("1kx10", "5kx10", "10kx10")
 GOALS = {"full": 1.5, "again": 3.0, "endpoint": 1.3, "service": 1.3}
 CHANGES = 5
@@ -94,7 +95,7 @@ class Silent:
         return lambda *_, **__: None
 
 
-def measure(size: str, variant: str) -> dict[str, float]:
+def measure(size: str, variant: xtables.Variant) -> dict[str, float]:
     """Measure a full sync and several partial ones, each with its limit; times in ms."""
     # The namespace is private, so its lock is too: other programs of this machine do not matter.
     with tempfile.NamedTemporaryFile() as lock:
@@ -102,7 +103,7 @@ def measure(size: str, variant: str) -> dict[str, float]:
         return _measure(objects.parse_size(size), variant)
 
 
-def _measure(wanted: objects.Size, variant: str) -> dict[str, float]:
+def _measure(wanted: objects.Size, variant: xtables.Variant) -> dict[str, float]:
     services = proxy.decoded("services", objects.service_pages(wanted))
     slices = proxy.decoded("endpointslices", objects.slice_pages(wanted))
     gc.collect()
@@ -128,7 +129,7 @@ def _measure(wanted: objects.Size, variant: str) -> dict[str, float]:
             for event in events:
                 recorder.inputs.clear()
                 backend.touched()  # as the engine does: the limit's changes do not count
-                ours = _timed(kind, lambda e=event: _partial(planner, backend, e))
+                ours = _timed(kind, partial(_partial, planner, backend, event))
                 rounds[kind].append(ours | _limit(kind, commands.name, recorder.inputs))
     for several in rounds.values():
         found |= {name: median(one[name] for one in several) for name in several[0]}
@@ -153,9 +154,10 @@ def _again(commands: Commands, plans: Mapping[ServiceName, tuple[ServicePlan, ..
 
 
 def _opened(commands: Commands, *, idle: bool = False) -> tuple[Recorder, IptablesBackend]:
-    recorder = Recorder(commands, idle=idle)
+    recorder: Any = Recorder(commands, idle=idle)
+    silent: Any = Silent()
     options = StartOptions(localhost_nodeports=True, liberal=False, counters=False)
-    return recorder, IptablesBackend(recorder, proxy.world(), options, Silent(), watch(recorder), recorder)
+    return recorder, IptablesBackend(recorder, proxy.world(), options, silent, watch(recorder), recorder)
 
 
 def _inputs(commands: Commands, plans: Mapping[ServiceName, tuple[ServicePlan, ...]]) -> list[str]:
@@ -183,8 +185,8 @@ def _service_comes(wanted: objects.Size, n: int) -> list[list[Event]]:
     service = proxy.decoded_object("services", objects.service(number))
     addresses = objects.endpoints_of(number, wanted.endpoints)
     pods = proxy.decoded_object("endpointslices", objects.endpoint_slice(number, addresses))
-    gone = [Deleted(kind, found.metadata.namespace, found.metadata.name) for kind, found in
-            (("services", service), ("endpointslices", pods))]  # fmt: skip
+    namespace, name = objects.names(number)
+    gone: list[Event] = [Deleted("services", namespace, name), Deleted("endpointslices", namespace, pods.metadata.name)]
     return [[Upserted("services", service), Upserted("endpointslices", pods)], gone]
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from bench import change, objects, proxy
-from bench.charts import Chart, Panel, Series
+from bench.charts import Chart, Panel
 from bench.figures import ratio, spreads, summary
-from bench.report import ROOT, Column, Report, Row
+from bench.report import ROOT, Column, Report, Row, series
 from bench.runs import Run
 from bench.worker import enter_new_namespace
 from kubeproxy.backends.ipvs.backend import IpvsBackend
@@ -217,17 +217,13 @@ def run(with_: Run) -> Report:
 
 def _chart(rows: Sequence[Row]) -> Chart:
     cases = [row.case for row in rows]
-
-    def series(label: str, figure: str, *, pale: bool = False) -> Series:
-        return Series(label, [row.figures[figure] for row in rows], pale)
-
     panels = (
         Panel(
             "Full sync",
             "ms",
             "size",
             cases,
-            [series("ours", "sync"), series("limit", "limit", pale=True)],
+            [series(rows, "ours", "sync"), series(rows, "limit", "limit", pale=True)],
             logarithmic=True,
         ),
         Panel(
@@ -235,7 +231,7 @@ def _chart(rows: Sequence[Row]) -> Chart:
             "us",
             "size",
             cases,
-            [series("median", "change_p50"), series("limit", "least_p50", pale=True)],
+            [series(rows, "median", "change_p50"), series(rows, "limit", "least_p50", pale=True)],
             logarithmic=True,
         ),
     )

@@ -56,9 +56,9 @@ class Report(Struct, frozen=True):
     notes: Sequence[str] = ()
 
 
-def series(rows: Sequence[Row], label: str, figure: str) -> Series:
+def series(rows: Sequence[Row], label: str, figure: str, *, pale: bool = False) -> Series:
     """Return the bars of one figure of the rows, in one colour; a row without the figure has no bar."""
-    return Series(label, [v if isinstance(v := row.figures.get(figure), Spread) else None for row in rows])
+    return Series(label, [v if isinstance(v := row.figures.get(figure), Spread) else None for row in rows], pale)
 
 
 def panel_by_kind(heading: str, unit: str, axis: str, rows: Sequence[Row], labels: Mapping[str, str]) -> Panel:

@@ -118,9 +118,10 @@ def run(with_: Run) -> Report:
     for size in sizes:
 
         def once(kind: str, what: str, size: str = size) -> dict[str, float]:
-            found = with_.measure(what, measure, size=size, orphans=kind, pairs=pairs)
+            found: dict[str, float] = with_.measure(what, measure, size=size, orphans=kind, pairs=pairs)
             connecting: dict[str, Any] = {"size": size, "rounds": 4, "connections": 1000, "seconds": 0.2}
-            return found | with_.measure(f"{what}, connections", path.measure, **connecting, resets=kind == "reset")
+            found |= with_.measure(f"{what}, connections", path.measure, **connecting, resets=kind == "reset")
+            return found
 
         runs = with_.in_turns(KINDS, count, once, size)
         rows += [Row(f"{size} {kind}", dict(spreads(runs[kind]))) for kind in KINDS]

@@ -114,6 +114,7 @@ def _usage(group: Path, file: str) -> float:
 
 def _own() -> Path:
     """Return this process's memory control group (version 1)."""
+    own: str
     (own,) = re.findall(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
     return Path("/sys/fs/cgroup/memory") / own.lstrip("/")
 

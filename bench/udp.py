@@ -54,10 +54,10 @@ class Telling(FlowCleaner):
     looks: asyncio.Queue[float]
     """The end of each search, by the monotonic clock."""
 
-    async def _clean(self, *arguments: Any) -> bool:
-        done = await super()._clean(*arguments)
+    async def _clean(self, *arguments: Any) -> float:
+        pause = await super()._clean(*arguments)
         self.looks.put_nowait(time.perf_counter())
-        return done
+        return pause
 
 
 def measure(others: int, going: int, changes: int) -> dict[str, float]:

@@ -115,7 +115,7 @@ async def health(world: World, port: int, count: int) -> list[str]:
     return wrong
 
 
-def miscounted(address: str, port: int, count: int, seconds: float) -> list[str]:
+def miscounted(address: str, port: int, count: int | None, seconds: float) -> list[str]:
     """Return a complaint if a health check port does not answer with this number of endpoints. Raises OSError."""
     _, body = http_get(address, port, "/", seconds)
     found = json.loads(body)["localEndpoints"]

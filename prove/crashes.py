@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from prove import judges, launcher
+from prove.steps import Json
 from prove.world import Shares, World
 from support.traffic import DUAL
 
@@ -24,7 +25,7 @@ DEATHS = ("die-before", "die-after", "die-turn")
 REFUSALS = ("ENOBUFS", "EPERM", "ENOMEM", "EINTR", "no-memory")
 ANSWERS = ("answer-ENOBUFS", "answer-EPERM")
 WORDS = {"deaths": DEATHS, "refusals": (*REFUSALS, *ANSWERS), "answers": ANSWERS}
-OTHER = {
+OTHER: dict[str, Json] = {
     "nftables": {"mode": "iptables", "iptables": {"minSyncPeriod": "1ms"}},
     "iptables": {"mode": "nftables"},
     "userspace": {"mode": "nftables"},

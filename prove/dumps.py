@@ -86,7 +86,8 @@ def dump(mode: str, facts: Facts) -> Dump:
             for name in ("iptables", "ip6tables")
             for place, rules in _chains(_saved(f"{name}-{variant}-save")).items()
         }
-    ground, found = KernelGround(), {}
+    ground = KernelGround()
+    found: Dump = {}
     for family in facts.world.families:
         contents = {name: elements for name, elements in ground.contents(family).items() if name not in HISTORIC}
         found |= {f"{family.label} {name}": value for name, value in without_slots(contents).items()}
@@ -99,7 +100,8 @@ def _saved(command: str) -> str:
 
 def _chains(text: str) -> dict[str, list[str]]:
     """Return the rules of our chains and the jumps to them, by table and chain."""
-    table, found = "", {}
+    table = ""
+    found: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.startswith("*"):
             table = line[1:]
@@ -151,8 +153,8 @@ def _all_chains(link: Netlink) -> list[tuple[str, str, str]]:
     for family, name in ((socket.AF_INET, "ip"), (socket.AF_INET6, "ip6")):
         for data, start, end in nfnetlink.dump(nfnetlink.GET_CHAIN, family, b"", "chains", link):
             parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
-            texts = [parts[kind].rstrip(b"\0").decode() for kind in (nfta.CHAIN_TABLE, nfta.CHAIN_NAME)]
-            found.append((name, *texts))
+            table, chain = (parts[kind].rstrip(b"\0").decode() for kind in (nfta.CHAIN_TABLE, nfta.CHAIN_NAME))
+            found.append((name, table, chain))
     return found
 
 

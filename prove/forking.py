@@ -74,7 +74,7 @@ class Forking:
             with theirs:
                 command = [sys.executable, "-m", "prove.forking", *filter(None, [self._mutation])]
                 self._process = await asyncio.create_subprocess_exec(
-                    *command, stdin=theirs, stdout=theirs, start_new_session=True
+                    *command, stdin=theirs.fileno(), stdout=theirs.fileno(), start_new_session=True
                 )
         self._from, self._to = await asyncio.open_connection(sock=ours)
         self._say({"namespace": self._namespace, "environment": dict(os.environ)})
@@ -202,7 +202,9 @@ def _settle(request: Mapping[str, Any]) -> None:
         settle_in(request["namespace"])
     else:
         importlib.import_module("prove.__main__")
-    from kubeproxy.backends.nftables.ruleset import Family, Globals, Ruleset  # noqa: PLC0415 - after a mutation
+    from kubeproxy.backends.nftables.ruleset import Ruleset  # noqa: PLC0415 - after a mutation
+    from kubeproxy.model.addresses import Family  # noqa: PLC0415 - after a mutation
+    from kubeproxy.model.plan import Globals  # noqa: PLC0415 - after a mutation
 
     for family in Family:  # children inherit the compiled rules of every table
         Ruleset(family, Globals("")).definition(())

@@ -183,7 +183,7 @@ def main(argv: list[str]) -> int:
     if int(batch):
         from kubeproxy.backends.nftables import backend  # noqa: PLC0415 - see _interpose
 
-        backend.BATCH = int(batch)  # type: ignore[misc]
+        backend.BATCH = int(batch)
     from kubeproxy import cli  # noqa: PLC0415 - after the changes of its dependencies
 
     sys.argv = ["kube-proxy", *arguments]
@@ -198,7 +198,7 @@ def _interpose(fault: Fault) -> None:
     protocol.Netlink._send = fault.around(protocol.Netlink._send)  # type: ignore[method-assign]
     subprocess.Popen.__init__ = fault.around(_popen)  # type: ignore[method-assign]
     if fault.word == "die-turn" or fault.counts:
-        asyncio.Handle._run = fault.around_turn(asyncio.Handle._run)  # type: ignore[method-assign]
+        asyncio.Handle._run = fault.around_turn(asyncio.Handle._run)  # type: ignore[assignment,method-assign]
     if fault.word == "short-reads":
         asyncio.selector_events._SelectorSocketTransport.max_size = fault.number  # type: ignore[attr-defined]
 
@@ -211,7 +211,8 @@ def _hurry() -> None:
     from kubeproxy.engine import backlog  # noqa: PLC0415 - see _interpose
     from kubeproxy.report import flows  # noqa: PLC0415 - see _interpose
 
-    watch.ListPace = functools.partial(source.ListPace, first=0.05, cap=1.0, relist=0.05, healthy=3.0)  # type: ignore[assignment,misc]
+    # mypy: `watch` imports the name and does not export it.
+    watch.ListPace = functools.partial(source.ListPace, first=0.05, cap=1.0, relist=0.05, healthy=3.0)  # type: ignore[assignment,attr-defined]
     backlog.INTERVAL = 0.2
     flows.SECOND_LOOK = SECOND_LOOK
 

@@ -90,7 +90,7 @@ class Objects:
 
     def _ports(self, kind: str) -> list[Json]:
         protocols = ["TCP", "UDP", "TCP", "SCTP"] if self.random.random() < 0.1 else ["TCP", "UDP", "TCP"]
-        ports = []
+        ports: list[Json] = []
         for number, protocol in enumerate(protocols[: self.random.choice((1, 2, 2, 3, 4))]):
             port = {"name": f"p{number}", "port": 80 + (number > 1), "protocol": protocol, "targetPort": 3000}
             ports.append(port | ({"nodePort": self._node_port(ports)} if kind != "ClusterIP" else {}))
@@ -201,7 +201,7 @@ class Objects:
             self._swap_slices(first, second)
             return
         if what == "addresses":
-            fields = ("clusterIP", "clusterIPs", "ipFamilies")
+            fields: tuple[str, ...] = ("clusterIP", "clusterIPs", "ipFamilies")
         else:
             fields = ("externalIPs",) if what == "externalIPs" else ("ports", "type") if what == "ports" else ()
         for field in fields:

@@ -165,7 +165,7 @@ def _end(running: Sequence[Forked]) -> None:
 def told(mode: str, tally: Tally, seconds: float) -> str:
     """Return the totals as a line."""
     count = tally["histories"]
-    rate = f"{count / seconds * 3600:.0f} an hour, {tally['cpu'] / max(1, count):.2f} s of CPU each"
+    rate = f"{count / seconds * 3600:.0f} an hour, {tally['cpu_ms'] / 1e3 / max(1, count):.2f} s of CPU each"
     played = f"{count} histories, {tally['steps']} steps, {tally['judged']} moments judged"
     return f"{mode}: {played}, {tally['failed'] or 'nothing'} found; {rate}"
 
@@ -174,7 +174,7 @@ async def _alone(share: Share) -> int:
     """Play in this process."""
     began, tally = time.monotonic(), Tally()
     status = await world(share, tally)
-    tally.update(cpu=_used(), failed=status)
+    tally.update(cpu_ms=_used(), failed=status)
     print(told(share.mode, tally, time.monotonic() - began), flush=True)
     return status
 
@@ -185,14 +185,14 @@ async def share(text: str) -> int:
     try:
         return await world(Share(*json.loads(text)), tally)
     finally:
-        tally["cpu"] = _used()
+        tally["cpu_ms"] = _used()
         print(_TALLY + json.dumps(tally), flush=True)
 
 
-def _used() -> float:
-    """Return the CPU seconds of this process and of its ended children: all of them, once a world is down."""
+def _used() -> int:
+    """Return the CPU time in ms of this process and of its ended children: all of them, once a world is down."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return round(1e3 * sum(one.ru_utime + one.ru_stime for one in used))
 
 
 async def points(text: str) -> int:

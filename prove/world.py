@@ -493,7 +493,8 @@ class World:
         if resource != "endpointslices":
             return made
         family = "IPv6" if made.get("addressType") == "IPv6" else "IPv4"
-        for endpoint in made.get("endpoints") if isinstance(made.get("endpoints"), list) else ():
+        endpoints = made.get("endpoints")
+        for endpoint in endpoints if isinstance(endpoints, list) else ():
             if isinstance(endpoint, dict) and isinstance(endpoint.get("addresses"), list):
                 endpoint["addresses"] = [self._address(one, family) for one in endpoint["addresses"]]
         return made

@@ -14,6 +14,8 @@ import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -58,15 +60,15 @@ class Traffic:
         self._start(self._repeat(NEW, self._connect_once))
         self._start(self._repeat(QUESTIONS, self._ask_once))
 
-    def _start(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _repeat(self, rate: float, work: object) -> None:
+    async def _repeat(self, rate: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         due = time.monotonic()
         while True:
-            self._start(work())  # type: ignore[operator]
+            self._start(work())
             due += self._chance.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 

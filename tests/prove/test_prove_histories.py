@@ -181,7 +181,7 @@ def test_every_mode_has_a_world_and_one_history_is_its_own_seed() -> None:
 
 
 def test_the_played_histories_are_reported_with_their_cost() -> None:
-    line = running.told("nftables", Counter(histories=50, steps=900, judged=150, cpu=30.0), 18.0)
+    line = running.told("nftables", Counter(histories=50, steps=900, judged=150, cpu_ms=30000), 18.0)
     assert line == (
         "nftables: 50 histories, 900 steps, 150 moments judged, nothing found; 10000 an hour, 0.60 s of CPU each"
     )
