@@ -7,7 +7,7 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,7 +17,7 @@ from msgspec import Struct
 from kubeproxy.engine.observer import Audience
 from kubeproxy.model.events import Deleted, Event, Upserted, ZonedSlice
 from kubeproxy.model.objects import EndpointSlice, Service
-from kubeproxy.model.plan import Pool, ServiceName
+from kubeproxy.model.plan import Pool, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change, Planner
 from kubeproxy.report.metrics import NETFILTER, conntrack
 from kubeproxy.server.text import redact, timestamp
@@ -224,18 +224,36 @@ def what(change: Change) -> str:
     used, new = ([pool for plan in plans for pool in (plan.cluster, plan.local)] for plans in (before, after))
     if sum(map(len, used)) > LARGE and used != new:
         return f"endpoints, {max(map(len, new))} now"
-    if words := _difference(used, new):
-        return f"endpoints {words}, {len(set().union(*new))} now"
-    ejected, serving = (lambda plan: plan.ejected or ()), (lambda plan: plan.serving)
-    for name, pool in (("ejected", ejected), ("out of use", serving)):
-        if words := _difference(map(pool, before), map(pool, after)):
-            return f"endpoints {name} {words}"
+    for name, pools in _POOLS.items():
+        if words := _difference(before, after, pools, counted_now=not name):
+            return f"endpoints {name}{words}"
     return "policy" if before != after else "health check port"
 
 
-def _difference(before: Iterable[Pool], after: Iterable[Pool]) -> str:
-    old, new = set().union(*before), set().union(*after)
-    return " ".join(f"{sign}{len(some)}" for sign, some in (("+", new - old), ("-", old - new)) if some)
+_POOLS: Final[Mapping[str, Callable[[ServicePlan], Iterable[Pool]]]] = {
+    "": lambda plan: (plan.cluster, plan.local),
+    "ejected ": lambda plan: (plan.ejected or (),),
+    "out of use ": lambda plan: (plan.serving,),
+}
+
+
+def _difference(
+    before: Sequence[ServicePlan],
+    after: Sequence[ServicePlan],
+    pools: Callable[[ServicePlan], Iterable[Pool]],
+    *,
+    counted_now: bool,
+) -> str:
+    """Return the numbers of new and removed endpoints; by family, unless all families have the same numbers."""
+    families, texts = {plan.key.family for plan in (*before, *after)}, {}
+    for family in sorted(families):
+        of_family = [[plan for plan in plans if plan.key.family is family] for plans in (before, after)]
+        old, new = ({one for plan in plans for pool in pools(plan) for one in pool} for plans in of_family)
+        if words := [f"{sign}{len(some)}" for sign, some in (("+", new - old), ("-", old - new)) if some]:
+            texts[family.label] = " ".join(words) + f", {len(new)} now" * counted_now
+    if len(texts) == len(families) and len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{text} ({label})" for label, text in texts.items())
 
 
 def spread(delays: Iterable[float]) -> dict[str, float] | None:

@@ -20,6 +20,9 @@ from kubeproxy.report import journal as module
 from kubeproxy.report.journal import BYTES, FEW, LARGE, MOST, SECONDS, Happened, Journal
 from kubeproxy.report.reporter import Reporter
 from kubeproxy.server.text import timestamp
+from support import cluster_objects
+from support.cluster_objects import endpoint, endpoint_slice, world
+from support.snapshots import planner_of
 
 WORLD = Globals("node-a", "zone-a", ipv4=FamilyGlobals(), ipv6=None)
 SOUND = FamilyStanding(Family.IPV4, sound_since=1.0)
@@ -139,6 +142,26 @@ def test_changes(proxy, batches, lines):
         proxy.take(*events, after=after)
     assert proxy.lines == lines
     assert proxy.journal.changes == sum(int(what.split()[0]) if not name else 1 for _, name, what, _ in lines)
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        ({"IPv4": 3, "IPv6": 3}, "endpoints +3, 3 now"),
+        ({"IPv4": 3, "IPv6": 2}, "endpoints +3, 3 now (IPv4); +2, 2 now (IPv6)"),
+        ({"IPv6": 3}, "endpoints +3, 3 now (IPv6)"),
+    ],
+)
+def test_a_dual_stack_pod_counts_once(added, words):
+    web = cluster_objects.service("web", "10.96.0.10", "fd00:96::10")
+    pods = {"IPv4": "10.244.1.{}", "IPv6": "fd00:244::{}"}
+    slices = [
+        endpoint_slice(*[endpoint(pods[family].format(n)) for n in range(1, count + 1)], name=family, family=family)
+        for family, count in added.items()
+    ]
+    dual = world(families=list(Family))
+    before, after = (planner_of(dual, web, *some).compiled["default", "web"] for some in ((), slices))
+    assert module.what(Change(("default", "web"), before, after)) == words
 
 
 @pytest.mark.parametrize(("number", "text"), [(1, "1 Service and 1 EndpointSlice"), (FEW + 1, "21 Services and 1 Ep")])
