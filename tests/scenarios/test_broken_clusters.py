@@ -163,10 +163,15 @@ async def test_a_proxy_that_hangs(nodes: ThreeNodes) -> None:
     try:
         nodes.live.endpoints("hung", "b2")
         status, text = await nodes.ask("why", "pod/a1", "svc/hung:tcp")
+        passed, traced = await nodes.ask("trace", "pod/a1", "svc/hung:tcp")
     finally:
         os.kill(pid, signal.SIGCONT)
     assert (status, "node-a: the proxy at " in text) == (2, True), text
-    assert f"a signal (SIGSTOP) or a debugger has stopped the proxy: `kill -CONT {pid}`; until it runs again, " in text
+    halted = f"did not answer within 0.5 s: a signal (SIGSTOP) or a debugger has stopped the proxy: `kill -CONT {pid}`"
+    assert f"{halted}; until it runs again, " in text
+    assert (passed, f"{halted}. Only the rules in the kernel are shown" in traced) == (0, True), traced
+    assert "the proxy of node-a hangs: on node-a, nothing here dropped it, and " in first(traced), traced
+    assert "sent from its network namespace" in traced, traced
     front = nodes.live.front("hung").address
     assert f": translates {front}:80 to {ip(nodes, 'b1')}:3000 at the hook prerouting" in text, text
 

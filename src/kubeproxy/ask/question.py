@@ -29,6 +29,7 @@ from kubeproxy.model.plan import Frontend, FrontendKind, Globals, ServiceName, S
 from kubeproxy.model.world import pod_cidrs, used_pod_networks
 
 NODE = "node"  # the name of this node as a source
+BY_ADDRESS: Final = "with an address in place of the Service's name the command reads the rules in the kernel"
 _SHOWN = 3  # Services in other namespaces that an error message proposes
 
 
@@ -61,7 +62,7 @@ def addressed(source: str, target: str) -> Packet:
     where, number, protocol = _parted(target)
     destination = pack(where.strip("[]"))
     if destination is None:
-        raise QuestionError(f"{where!r} is no IP address, and no proxy is there that knows Services: give an address")
+        raise QuestionError(f"{where!r} is no IP address")
     return _packet(source_of(source), destination, protocol, number)
 
 

@@ -268,8 +268,9 @@ class TraceAnswer(_Answer):
     lost: int
     legacy: int
     departed: bool | msgspec.UnsetType = msgspec.UNSET
-    sent: bool = False  # older releases lack this field and the next one
+    sent: bool = False  # older releases lack this field and the next two
     lost_answers: str = ""
+    undecided: str = ""
 
     @property
     def drops(self) -> str:

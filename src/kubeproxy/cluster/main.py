@@ -24,6 +24,7 @@ from functools import partial
 
 from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.question import NODE
+from kubeproxy.ask.why import THIS_NODE, Why
 from kubeproxy.cluster import ends, show
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.ends import Delivery
@@ -34,6 +35,7 @@ from kubeproxy.cluster.names import Names, in_other_family, question
 from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, Survey, survey
 from kubeproxy.commands import NO, UNKNOWN, completed, exit_code, output, watching
 from kubeproxy.errors import QuestionError
+from kubeproxy.model.answer import AnswerStep
 from kubeproxy.release import build
 
 _COMMANDS = {
@@ -153,8 +155,9 @@ def _nearest(
     fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
     if len(chosen) == 1 and fleet.replies[0].hangs and target.service and target.addresses:
         # A proxy that hangs knows no Services, but the node's command reads the rules for an address.
-        arguments = question(source, target._replace(service=""))
-        fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
+        fleet.arguments = arguments = question(source, target._replace(service=""))
+        if given.command == "why":
+            fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
     answers = [one for one in fleet.answers.values() if isinstance(one, WhyAnswer)]
     is_stopped = any(one.answer == "no" for one in answers)
     elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node and not is_stopped else None
@@ -176,9 +179,11 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
     first, near = _nearest(given, kubectl, found, names, ["--no-probe"])
     node, decider = first.replies[0].node, near.replies[0].node
     answer = next(iter(near.answers.values()), None)
+    client, destination = first.arguments
+    if near.replies[0].hangs:  # the node's command follows packets to an address without the proxy
+        answer = _undecided(client, destination)
     if not isinstance(answer, WhyAnswer):
         return _answer(given, near, names)
-    client = first.arguments[0]
     sending = [] if client == NODE else ["--send"]
 
     def traced(flows: Mapping[str, Flow], packets: int) -> Fleet:
@@ -212,6 +217,16 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
         show.traces(followed, heading, fixes, names.known)
         _show_other_family(given, names)
     return NO if gone is not None else followed.status
+
+
+def _undecided(client: str, destination: str) -> WhyAnswer:
+    """Return the answer for a connection on a node with a proxy that hangs."""
+    steps = (AnswerStep(False, "the proxy of this node hangs"),)
+    source = THIS_NODE if client == NODE else client
+    why = Why(source=source, destination=destination, outcome="unknown", client_sees="unknown", steps=steps)
+    return WhyAnswer(
+        schema_version=1, heading=why.heading, answer="unknown", why=why, findings=[], probes=[], fixes=[], next=""
+    )
 
 
 def _deliveries(

@@ -63,7 +63,7 @@ def traces(followed: Followed, heading: str, fixes: Sequence[str], known: Mappin
         if isinstance(answer, TraceAnswer):
             sent = ", sent from its network namespace" * (answer.sent and client != NODE)
             output.say(f"{node}, {named(f'{client} -> {destination}', known)}{sent}:")
-            show_packets(answer.journeys, answer.served, answer.verdict, answer.lost, answer.legacy)
+            show_packets(answer.journeys, answer.served, answer.verdict, answer.lost, answer.legacy, answer.undecided)
     for fix in fixes:
         output.say(f"Fix: {fix}")
 

@@ -14,9 +14,16 @@ _SHOWN = 6  # paths in the text
 
 
 def show_packets(
-    journeys: Sequence[Journey], served: Iterable[TracedReply], verdict: Verdict, lost: int, legacy: int
+    journeys: Sequence[Journey],
+    served: Iterable[TracedReply],
+    verdict: Verdict,
+    lost: int,
+    legacy: int,
+    undecided: str,
 ) -> None:
-    """Print each different path of packets once, and the verdict. For `lost` and `legacy` see Traced."""
+    """Print each different path of packets once, and the verdict. For the other arguments see Traced."""
+    if undecided:
+        output.marked(output.UNSEEN, f"{undecided}. Only the rules in the kernel are shown, not the proxy's decision")
     unanswered = {("request", one.source) for one in served if one.unanswered}
     ways: dict[tuple[object, ...], list[Journey]] = {}
     for one in journeys:

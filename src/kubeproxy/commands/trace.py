@@ -6,7 +6,8 @@ pod of this node, the command sends a packet from the client's network namespace
 with --packets one per second, with --no-send none; for other clients, and if it may not enter the namespace, it follows
 the client's own packets for --seconds. At most 22 packets per second are traced in each direction. Exit code 0: no rule
 on this node drops the packets, and each connection gets a reply; 1: otherwise; 2: no packet arrived,
-or the outcome is unknown. `kubectl kubeproxy trace` follows a packet on the endpoint's node, too.
+or the outcome is unknown. If no proxy answers, TARGET must be an address, and the command shows only the rules in the
+kernel. `kubectl kubeproxy trace` follows a packet on the endpoint's node, too.
 
   kube-proxy trace node default/web:80
   kube-proxy trace 10.244.1.7 default/web:80
@@ -23,11 +24,13 @@ from collections.abc import Iterator
 from enum import Enum
 from functools import partial
 
+from msgspec.structs import replace
+
 from kubeproxy.ask.connection import unrouted, untranslated
 from kubeproxy.ask.kernel.journeys import UNDECIDED, DecidedFlow
 from kubeproxy.ask.kernel.tracing import SENT, Limits, Opening, Traced, look
 from kubeproxy.ask.kernel.verdicts import Serving
-from kubeproxy.ask.question import addressed
+from kubeproxy.ask.question import BY_ADDRESS, addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Explained
 from kubeproxy.backends.mode import Mode
@@ -67,11 +70,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     asked = source(given)
-    packet, explained = _question(given, asked)
+    packet, explained, error = _question(given, asked)
+    mode = None if error is not None and isinstance(error.__cause__, TimeoutError) else mode_of(asked)
     serving = serving_of(explained) if explained is not None else None
     limits = Limits(given.seconds, given.packets)
     with opening_of(packet, given.sending, limits.seconds) as opening:
-        traced = look(packet, limits, mode_of(asked), serving, decided_of(asked, explained), opening)
+        traced = look(packet, limits, mode, serving, decided_of(asked, explained), opening)
+    traced = replace(traced, undecided=str(error or ""))
     output.answer(given.output, traced, lambda: show(packet, traced))
     return exit_code(wrong=traced.verdict.passed is False, unknown=traced.verdict.passed is None)
 
@@ -141,16 +146,19 @@ def decided_of(asked: Source, explained: Explained | None) -> DecidedFlow:
     return DecidedFlow(partial(unrouted, asked, explained), unserved, partial(untranslated, asked, explained))
 
 
-def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Explained | None]:
-    with contextlib.suppress(QuestionError):
-        packet = addressed(given.source, given.target)
-        with contextlib.suppress(KubeProxyError):
-            knowing(asked)
-            return packet, asked.why(given.source, given.target)
-        return packet, None
-    knowing(asked)
-    explained = asked.why(given.source, given.target)
-    return addressed(given.source, explained.why.destination), explained
+def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Explained | None, KubeProxyError | None]:
+    """Return the first packet, and the proxy's decision on the packet or the reason why there is no decision. Raises
+    KubeProxyError if the target is a name that only a proxy can resolve."""
+    try:
+        knowing(asked)
+        explained = asked.why(given.source, given.target)
+        return addressed(given.source, explained.why.destination), explained, None
+    except KubeProxyError as error:
+        with contextlib.suppress(QuestionError):
+            return addressed(given.source, given.target), None, error
+        if isinstance(error, NoAnswerError):
+            raise NoAnswerError(f"{error}; {BY_ADDRESS}") from error
+        raise
 
 
 def show(packet: Packet, traced: Traced) -> None:
@@ -158,4 +166,4 @@ def show(packet: Packet, traced: Traced) -> None:
     source_ = unpack(packet.source) if packet.source is not None else "this node"
     sent = ", sent from its network namespace" * (traced.sent and packet.source is not None)
     output.say(f"trace {source_} -> {front_text(packet.destination, packet.port, packet.protocol)}{sent}")
-    show_packets(traced.journeys, traced.served, traced.verdict, traced.lost, traced.legacy)
+    show_packets(traced.journeys, traced.served, traced.verdict, traced.lost, traced.legacy, traced.undecided)

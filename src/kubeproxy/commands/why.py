@@ -13,14 +13,13 @@ probe from this node failed.
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kubeproxy.ask import lines
 from kubeproxy.ask.checks.doubts import doubted, outdated
 from kubeproxy.ask.connection import PROBES, tell
 from kubeproxy.ask.explanation import Explanation
-from kubeproxy.ask.question import addressed
+from kubeproxy.ask.question import BY_ADDRESS, addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Explained
 from kubeproxy.commands import exit_code, output
@@ -44,7 +43,7 @@ def run(given: argparse.Namespace) -> int:
         facts = knowing(asked)
     except NoAnswerError as error:
         if isinstance(error.__cause__, TimeoutError) and (now := _rules_now(given)):
-            raise NoAnswerError(f"{error}; until it runs again, the present rules decide: {now}") from error
+            raise NoAnswerError(f"{error}; {now}") from error
         raise
     try:
         explained = asked.why(given.source, given.target, given.interface)
@@ -62,12 +61,14 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _rules_now(given: argparse.Namespace) -> str:
-    """Return the translation of the connection by the rules of a proxy that hangs; '' if the target is a name."""
+    """Return the translation of the connection by the rules of a proxy that hangs; '' if the rules are unreadable."""
     from kubeproxy.ask.kernel.stopped import rules_now  # noqa: PLC0415 - a running proxy needs no look
 
-    with suppress(QuestionError):
-        return rules_now(addressed(given.source, given.target))
-    return ""
+    try:
+        now = rules_now(addressed(given.source, given.target))
+    except QuestionError:
+        return BY_ADDRESS
+    return now and f"until it runs again, the present rules decide: {now}"
 
 
 def _trace(given: argparse.Namespace, asked: Source, explained: Explained, *, people: bool) -> Traced:

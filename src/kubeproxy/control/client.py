@@ -10,14 +10,16 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from kubeproxy.control.listener import LENGTH, connect, server
+from kubeproxy.control.listener import LENGTH, connect, peer, server
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.kernel.proc import processes
 from kubeproxy.release import different
 
 T = TypeVar("T")
 
-TIMEOUT = 10.0  # timeout of a request in seconds
+FIRST_TIMEOUT = 3.0  # timeout in seconds of requests before the first answer
+TIMEOUT = 10.0  # timeout in seconds of later requests
+HALTED_TIMEOUT = 0.5  # timeout in seconds of a request to a process that a signal or a debugger has stopped
 NO_PAGE: Final = "404 page not found"  # the answer of server.http for an unknown path
 
 
@@ -29,19 +31,22 @@ class _Answering(msgspec.Struct):
 
 class _Connection(HTTPConnection):
     def __init__(self, path: str, seconds: float) -> None:
-        super().__init__("localhost", timeout=seconds)
-        self._path, self._seconds = path, seconds
+        super().__init__("localhost")
+        self._path, self.seconds = path, seconds
 
     def connect(self) -> None:
-        self.sock = connect(self._path, self._seconds)
+        self.sock = connect(self._path, self.seconds)
+        if processes.is_halted(peer(self.sock)):
+            self.seconds = min(self.seconds, HALTED_TIMEOUT)
+            self.sock.settimeout(self.seconds)
 
 
 class Client:
-    """Sends requests to the proxy whose socket is at `path`; each waits at most `seconds`."""
+    """Sends requests to the proxy whose socket is at `path`."""
 
-    def __init__(self, path: str, seconds: float = TIMEOUT) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self.seconds = seconds
+        self._seconds = FIRST_TIMEOUT
 
     def ask(self, page: str, kind: type[T], **parameters: str) -> T:
         """Send a request; return the decoded answer. Raises NoAnswerError or QuestionError."""
@@ -73,11 +78,12 @@ class Client:
         return ""
 
     def _request(self, page: str, parameters: list[tuple[str, str]]) -> HTTPResponse:
-        connection = _Connection(self.path, self.seconds)
+        connection = _Connection(self.path, self._seconds)
         query = f"?{urlencode(parameters)}" if parameters else ""
         try:
             connection.request("GET", page + query, headers={"Connection": "close"})
             response = connection.getresponse()
+            self._seconds = TIMEOUT
             if response.status != 200:
                 text = response.read().decode(errors="replace").strip()
                 if text == NO_PAGE:
@@ -85,7 +91,7 @@ class Client:
                 raise QuestionError(text)
         except (OSError, HTTPException) as error:
             connection.close()
-            raise NoAnswerError(self._trouble(error)) from error
+            raise NoAnswerError(self._trouble(error, connection.seconds)) from error
         return response
 
     @contextmanager
@@ -105,7 +111,7 @@ class Client:
             running = msgspec.msgpack.decode(self._request("/facts", []).read(), type=_Answering).version
         return f"{fault}: {different(running)}"
 
-    def _trouble(self, error: Exception) -> str:
+    def _trouble(self, error: Exception, seconds: float) -> str:
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return (
                 f"no kube-proxy answers at {self.path}: run `kubectl kubeproxy COMMAND --node NODE`, or `kubectl exec` "
@@ -120,5 +126,5 @@ class Client:
             cause = "see the proxy's log and /livez"
             if pid := next(filter(processes.is_halted, pids), 0):
                 cause = f"a signal (SIGSTOP) or a debugger has stopped the proxy: `kill -CONT {pid}`"
-            return f"the proxy at {self.path} did not answer within {self.seconds:.0f} s: {cause}"
+            return f"the proxy at {self.path} did not answer within {seconds:g} s: {cause}"
         return f"the request to the proxy at {self.path} failed: {getattr(error, 'strerror', None) or error}"

@@ -96,10 +96,15 @@ def server(path: str) -> int | None:
     is unknown, for example if the backlog is full, because this function does not block."""
     try:
         with connect(path, 0.0) as sock:
-            data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return peer(sock)
     except (ConnectionRefusedError, FileNotFoundError):
         return None
-    pid: int = _CREDENTIALS.unpack(data)[0]
+
+
+def peer(sock: socket.socket) -> int:
+    """Return the pid of the process that listens at the other end of a connected unix socket; 0 if the process is in
+    another PID namespace."""
+    pid: int = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
     return pid
 
 

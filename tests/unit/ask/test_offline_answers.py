@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import offline
-from kubeproxy.ask.checks import checkup, doctor, strangers
+from kubeproxy.ask.checks import checkup, doctor
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.offline import desk
@@ -25,6 +25,7 @@ from kubeproxy.backends.mode import Mode, Trace
 from kubeproxy.commands import conntrack
 from kubeproxy.commands.parsers import parser_of, run
 from kubeproxy.commands.services import service_name
+from kubeproxy.control import client
 from kubeproxy.control.client import Client
 from kubeproxy.control.listener import listen
 from kubeproxy.engine.backlog import FamilyStanding
@@ -367,7 +368,7 @@ def test_a_proxy_that_only_its_control_socket_shows_runs_here(
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     monkeypatch.setattr(Mode, "traces", lambda mode, *_: left if mode.name == "nftables" else [])
     monkeypatch.setattr(processes, "proxies", list)
-    monkeypatch.setattr(strangers, "PATIENCE", 0.1)
+    monkeypatch.setattr(client, "FIRST_TIMEOUT", 0.1)
     path = str(tmp_path / "control/control.sock")
     asked = [*folder, "--control-socket", path]
     with listen(path):

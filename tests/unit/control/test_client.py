@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import msgspec
@@ -73,7 +74,21 @@ def test_a_stopped_proxy_with_a_full_backlog_is_named(monkeypatch: pytest.Monkey
     path, halted = str(tmp_path / "control" / "x.sock"), processes.ProxyProcess(77, (), ours=True)
     monkeypatch.setattr(processes, "proxies", lambda: [halted])
     monkeypatch.setattr(processes, "is_halted", lambda pid: pid == halted.pid)
+    monkeypatch.setattr(client, "FIRST_TIMEOUT", 0.1)
     with listen(path) as sock:
         sock.listen(0)
         with connect(path, 0.0), pytest.raises(client.NoAnswerError, match="has stopped the proxy: `kill -CONT 77`"):
-            client.Client(path, 0.1).ask("/facts", Facts)
+            client.Client(path).ask("/facts", Facts)
+
+
+@pytest.mark.parametrize(("halted", "seconds"), [(True, "0.1"), (False, "0.2")])
+def test_a_command_waits_only_briefly_for_a_proxy_that_hangs(
+    halted: bool, seconds: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A stopped process cannot answer; a busy proxy gets a little more time before its first answer."""
+    path = str(tmp_path / "control" / "x.sock")
+    monkeypatch.setattr(processes, "is_halted", lambda pid: halted and pid == os.getpid())
+    monkeypatch.setattr(client, "HALTED_TIMEOUT", 0.1)
+    monkeypatch.setattr(client, "FIRST_TIMEOUT", 0.2)
+    with listen(path), pytest.raises(client.NoAnswerError, match=f"did not answer within {seconds} s: "):
+        client.Client(path).ask("/facts", Facts)

@@ -37,12 +37,11 @@ def unasked(proxies: Sequence[ProxyProcess], control: str = "") -> Unasked:
     pids = ", ".join(str(process.pid or "in another PID namespace") for process in proxies)
     if not pids:
         return Unasked("no kube-proxy runs here")
-    if control and (silence := Client(control, PATIENCE).silence()):
+    if control and (silence := Client(control).silence()):
         return Unasked(f"a kube-proxy runs here (pid {pids}), and hangs: {silence}", hangs=True)
     return Unasked(f"a kube-proxy runs here (pid {pids}), and was not asked: leave out --manifests and --kubeconfig")
 
 
-PATIENCE: Final = 3.0  # seconds to wait for an answer of a proxy that the command does not need
 OTHER_LAYOUT: Final = "the rules of the Go kube-proxy have another layout, and are not compared with the objects"
 
 

@@ -55,7 +55,8 @@ class Traced(Struct, frozen=True, rename="camel"):
     """The result for a flow. `lost` is the number of overruns of the kernel's messages. `legacy` is the number of
     iptables-legacy rules, which are not traced. `departed` means that a request left this node for the endpoint of
     the last entry, and no answer arrived. `sent` means that the command sent packets from the client's network
-    namespace. `lost_answers` is the text about a rule that keeps answers from counting as answers; '' for none."""
+    namespace. `lost_answers` is the text about a rule that keeps answers from counting as answers; '' for none.
+    `undecided` is the reason why the proxy's decision on the flow is unknown; '' if the decision is known."""
 
     journeys: tuple[paths.Journey, ...]
     served: tuple[verdicts.TracedReply, ...]
@@ -65,6 +66,7 @@ class Traced(Struct, frozen=True, rename="camel"):
     departed: bool
     sent: bool
     lost_answers: str
+    undecided: str = ""
 
 
 def look(
