@@ -59,6 +59,10 @@ class Harm(NamedTuple):
 
 
 NOTHING, MISLEADS, STOPS = Harm(), Harm(Effect.MISLEADS), Harm(Effect.STOPS)
+PICKED_AGAIN: Final = (
+    "first packets are dropped; a retransmission picks an endpoint again, and clients see delays of 1, 3, ... seconds"
+)
+"""The text of the effect DELAYS."""
 AS_CLIENT: Final = "connect from the client to {}: if that fails too, "
 """The beginning of a fix, with the endpoints."""
 

@@ -18,7 +18,7 @@ from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.connection import _around as around
 from kubeproxy.ask.connection import tell
 from kubeproxy.ask.explanation import Explanation
-from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, Harm, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, PICKED_AGAIN, STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.kernel.present import OwnCause, Probe, ProbedFor
 from kubeproxy.ask.question import Elsewhere
@@ -71,7 +71,7 @@ OUTPUT = OwnCause(
 ANSWERED = [
     one._replace(packet=one.packet._replace(source=one.packet.destination, purpose=CompiledFor.ANSWER)) for one in DROPS
 ]
-FORWARDING = [settings.forwarding(Family.IPV4)]
+FORWARDING = [settings.forwarding(Family.IPV4, STOPS)]
 STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Family.IPV4)], "nftables"))
 
 
@@ -79,7 +79,7 @@ STALE = list(strangers.left_over([Trace("40 chains KUBE-... of iptables-nft", Fa
     ("findings", "status", "line"),
     [
         ((), 0, None),
-        (FORWARDING, 1, "net.ipv4.ip_forward is 0: connections of pods"),
+        (FORWARDING, 1, "net.ipv4.ip_forward is 0: the packets of this"),
         (STALE, 1, "left by another kube-proxy: 40 chains KUBE-... of iptables-nft: connections may still be sent"),
         (firewall(drops_all=True), 1, "table inet fw, chain guard: drops all new connections at the hook forward"),
         (firewall(drops_all=False), 0, "table inet fw may drop packets too: guard at forward: "),
@@ -228,6 +228,12 @@ def test_endpoints_that_all_refuse_this_node_have_a_fix():
 def test_the_first_line_names_the_cause_of_lost_first_packets_and_outdated_objects():
     stale, delays = list(gone(480)), Harm(Effect.DELAYS, frozenset({(b"\n\0\0\3", 80)}))
     forwarding = settings.forwarding(Family.IPV6, delays)
+    assert forwarding.why == PICKED_AGAIN
+    assert (
+        settings.forwarding(Family.IPV6, STOPS).why == "the packets of this connection are not forwarded: it times out"
+    )
+    (some,) = settings.entrances(Family.IPV4, ["eth0"], Severity.BROKEN, delays._replace(effect=Effect.LOSES))
+    assert some.why == "packets of connections to 10.0.0.3:80 are not forwarded: they time out"
     ends = tuple(Target(f"10.0.0.{end}:80", 0.5, masqueraded=False) for end in (2, 3))
     told = Explanation(replace(why(), endpoints=ends), (*around(Checkup([*stale, forwarding], [])),))
     assert told.heading.endswith("kube-proxy forwards it, but not all is well: net.ipv6.conf.all.forwarding is 0 (x)")

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kubeproxy.ask.checks import routes, strangers
+from kubeproxy.ask.checks import routes
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.connection import _retried
 from kubeproxy.ask.explanation import Explanation
-from kubeproxy.ask.finding import Effect, Harm
+from kubeproxy.ask.finding import PICKED_AGAIN, Effect, Harm
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.kernel.present import Probe, ProbedFor
 from kubeproxy.ask.why import Target, Why
@@ -49,7 +49,7 @@ def test_a_route_that_drops_first_packets_has_the_effect_of_a_chain_that_drops_t
     )
     (found,) = routes.refused(node)
     assert found.harm == Harm(effect, frozenset({(END, 3000)}))
-    assert (found.why == strangers.PICKED_AGAIN) is again
+    assert (found.why == PICKED_AGAIN) is again
 
 
 @pytest.mark.parametrize(("routed", "answer"), [(True, "yes"), (False, "no")])

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
 from kubeproxy.ask.checks.settings import FORWARDING_OF, Setting, changed_back, filtered_ways
-from kubeproxy.ask.checks.strangers import PICKED_AGAIN
-from kubeproxy.ask.finding import NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
+from kubeproxy.ask.finding import NOTHING, PICKED_AGAIN, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import default_gateway, local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Harm, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, PICKED_AGAIN, STOPS, Diagnosis, Effect, Harm, Severity
 from kubeproxy.backends.mode import FlowsEnd, Room
 from kubeproxy.kernel.proc.processes import Descriptors
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX
 from kubeproxy.kernel.route import SYSCTL, Bridge, NetworkInterface
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import Family, place_text
 
 FULL, FILLING = 0.95, 0.8
 FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
@@ -43,13 +43,23 @@ class InterfacePath(NamedTuple):
     clients: str = ""  # part of the interface's network behind `out`; '' for clients of other networks
 
 
-def forwarding(family: Family, harm: Harm = STOPS) -> Diagnosis:
-    """Return the finding for a node that forwards no packets of a family."""
+def forwarding(family: Family, harm: Harm = NOTHING) -> Diagnosis:
+    """Return the finding for a node that forwards no packets of a family; `harm` is that to a checked connection."""
     why = (
         "connections of pods and from outside to Services are translated, and then not forwarded to endpoints: "
         "they time out"
     )
-    return _should_be_on([FORWARDING[family]], Severity.BROKEN, why, harm)
+    return _should_be_on([FORWARDING[family]], Severity.BROKEN, _unforwarded(harm) or why, harm)
+
+
+def _unforwarded(harm: Harm) -> str:
+    """Return the effect of lost packets on a checked connection, or '' if the effect is unknown."""
+    ends = _few([place_text(*end) for end in sorted(harm.ends)])
+    return {
+        Effect.DELAYS: PICKED_AGAIN,
+        Effect.LOSES: f"packets of connections to {ends} are not forwarded: they time out",
+        Effect.STOPS: "the packets of this connection are not forwarded: it times out",
+    }.get(harm.effect, "")
 
 
 def _few(names: Sequence[str]) -> str:
@@ -65,7 +75,8 @@ def entrances(
             "packets that arrive there are not forwarded, neither requests to endpoints nor answers to clients: "
             "connections time out"
         )
-        yield _should_be_on([FORWARDING_OF[family].format(interface) for interface in interfaces], severity, why, harm)
+        keys = [FORWARDING_OF[family].format(interface) for interface in interfaces]
+        yield _should_be_on(keys, severity, _unforwarded(harm) or why, harm)
 
 
 def _should_be_on(keys: Sequence[str], severity: Severity, why: str, harm: Harm) -> Diagnosis:

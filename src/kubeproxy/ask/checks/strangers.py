@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Harm, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, PICKED_AGAIN, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.control.client import Client
@@ -186,9 +186,6 @@ def _listing(where: str, chain: str, traced: str) -> str:
 
 HarmOfPackets = Callable[..., Harm]  # returns the harm of lost packets, as CheckedNode.harm_of
 _UNMARKED: Final = " that are not masqueraded"
-PICKED_AGAIN: Final = (
-    "first packets are dropped; a retransmission picks an endpoint again, and clients see delays of 1, 3, ... seconds"
-)
 _UNORDERED: Final = (
     "it has the priority of a chain that translates the connection, so it may run before or after that chain, by the "
     "order of their creation; `kube-proxy trace` shows it"
