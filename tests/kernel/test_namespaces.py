@@ -30,6 +30,21 @@ except KubeProxyError as error:
     print(json.dumps([type(error).__name__, str(error)]))
 """
 
+# Runs in a separate process, too: its child process prints the namespace of its main thread in each step of the search.
+_SEARCH = """
+import os, socket, sys
+from kubeproxy.kernel.proc import namespaces
+
+has = namespaces._has
+
+def shown(address):
+    print(os.stat(f"/proc/{os.getpid()}/ns/net").st_ino, flush=True)
+    return has(address)
+
+namespaces._has = shown
+namespaces.SocketsElsewhere.enter(socket.inet_aton(sys.argv[1])).close()
+"""
+
 
 def entered(node: str, address: str, bounds: str = "all", place: str = "10.99.0.1") -> list:
     command = ["ip", "netns", "exec", node, sys.executable, "-c", _PROGRAM, address, place, bounds]
@@ -60,6 +75,15 @@ def test_a_socket_in_the_namespace_of_an_address():
         with namespace() as second:
             link(node, "to-second", second, "10.99.0.8")
             assert entered(node, "10.99.0.8") == ["NoAnswerError", "2 network namespaces have this address"]
+
+
+def test_the_end_of_the_processes_of_another_namespace_does_not_end_the_search():
+    with namespace() as node, namespace() as pod, namespace():
+        link(node, "to-pod", pod, "10.99.0.9")
+        command = ["ip", "netns", "exec", node, sys.executable, "-c", _SEARCH, "10.99.0.9"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert len(found) >= 4
+        assert set(found) == {str(Path("/run/netns", node).stat().st_ino)}
 
 
 def test_errors():

@@ -75,9 +75,8 @@ def beyond_permission(paths: Iterable[str]) -> list[str]:
 def keep_only(wanted: AbstractSet[Capability]) -> None:
     """Drop all capabilities except `wanted`, for this process and all programs that it starts. Raises ApplyError. Call
     it while there is only one thread, because each thread has its own capabilities."""
-    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
-    if threads > 1:
-        raise ApplyError(f"cannot drop capabilities: {threads} threads run already")
+    if (running := threads()) > 1:
+        raise ApplyError(f"cannot drop capabilities: {running} threads run already")
     mask = sum(_bit(one) for one in wanted)
     sets = _get()
     if sets is None:
@@ -86,6 +85,11 @@ def keep_only(wanted: AbstractSet[Capability]) -> None:
         _lower_bounds(mask)
     # The kernel also removes these capabilities from the ambient set (cap_capset).
     _set(_Sets(sets.effective & mask, sets.permitted & mask, sets.inheritable & mask))
+
+
+def threads() -> int:
+    """Return the number of threads of this process; a thread that has ended counts for a moment."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 def forbid_new_privileges() -> None:

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 import struct
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from kubeproxy.errors import ApplyError, NoAnswerError, Unsupported
+from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.netlink import protocol as nl
-from kubeproxy.kernel.proc.capability import forbid_new_privileges, keep_only
+from kubeproxy.kernel.proc.capability import forbid_new_privileges, keep_only, threads
 from kubeproxy.kernel.proc.processes import PROC
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.model.addresses import family_of, unpack
@@ -43,14 +46,20 @@ class SocketsElsewhere(nl.Closing):
         """Start the child process; there must be only one thread. Raises Unsupported without the right to enter a
         namespace, and NoAnswerError unless exactly one namespace has the address."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        child = os.fork()
-        if not child:
+        with theirs:
             try:
+                child = os.fork()
+            except OSError as error:
                 ours.close()
-                _serve(address, theirs)
-            finally:
-                os._exit(0)
-        theirs.close()
+                raise NoAnswerError(f"cannot start a process: {error.strerror}") from error
+            if not child:
+                status = 1
+                try:
+                    ours.close()
+                    _serve(address, theirs)
+                    status = 0
+                finally:
+                    os._exit(status)
         made = cls(child, ours)
         try:
             made._answer()
@@ -61,12 +70,17 @@ class SocketsElsewhere(nl.Closing):
 
     def open(self, kind: socket.SocketKind) -> socket.socket:
         """Return a new socket of a type, which belongs to that namespace. Raises NoAnswerError."""
-        self._channel.send(bytes([kind]))
+        with suppress(OSError):  # the process has ended
+            self._channel.send(bytes([kind]))
         return socket.socket(fileno=self._answer()[0])
 
     def _answer(self) -> Sequence[int]:
-        answer, descriptors, _, _ = socket.recv_fds(self._channel, _LONGEST, 1)
-        text = answer[1:].decode() or "the process in its network namespace has ended"
+        answer, descriptors = b"", list[int]()
+        with suppress(ConnectionResetError):  # the process has ended before it read the request
+            answer, descriptors, _, _ = socket.recv_fds(self._channel, _LONGEST, 1)
+        text = answer[1:].decode(errors="replace")
+        if not answer:
+            text = f"the process that enters the namespace ended {self._wait()}"
         if answer[:1] == _UNSUPPORTED:
             raise Unsupported(text)
         if answer[:1] != _READY:
@@ -76,7 +90,15 @@ class SocketsElsewhere(nl.Closing):
     def close(self) -> None:
         """End the child process."""
         self._channel.close()
-        os.waitpid(self._child, 0)
+        self._wait()
+
+    def _wait(self) -> str:
+        """Wait until the child process has ended; return how it ended."""
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        except ChildProcessError:  # SIGCHLD is ignored, or an earlier call has waited
+            return "for an unknown reason"
+        return f"with exit status {code}" if code >= 0 else f"by signal {-code} ({signal.strsignal(-code)})"
 
 
 def _serve(address: bytes, channel: socket.socket) -> None:
@@ -89,14 +111,26 @@ def _serve(address: bytes, channel: socket.socket) -> None:
             with socket.socket(family_of(address), kind[0] | socket.SOCK_CLOEXEC) as made:
                 made.bind((unpack(address), 0))
                 socket.send_fds(channel, [_READY], [made.fileno()])
-    except Exception as error:
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt
         kind = _UNSUPPORTED if isinstance(error, Unsupported) else _FAILED
-        channel.send(kind + (str(error) or repr(error)).encode()[: _LONGEST - 1])
+        text = str(error) if isinstance(error, KubeProxyError | OSError) else repr(error)
+        channel.send(kind + text.encode(errors="replace")[: _LONGEST - 1])
 
 
 def _enter(address: bytes) -> None:
+    """Move this process into the namespace with the address. The search, which enters all namespaces, is in a thread:
+    a program that ends all processes of a namespace (found by /proc/PID/ns/net) does not end this process."""
     if _has(address):
         return
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(_holder, address).result()
+    _move(found)
+    while threads() > 1:  # the thread of the search has ended and still counts
+        time.sleep(0.001)
+
+
+def _holder(address: bytes) -> int:
+    """Return a descriptor of the only other namespace with the address."""
     holders: list[tuple[int, bool]] = []
     seen = denied = 0
     with nl.Netlink.open(nl.NETLINK_ROUTE) as here:
@@ -110,15 +144,14 @@ def _enter(address: bytes) -> None:
                     holders.append((descriptor, _is_linked(here, descriptor)))
                 else:
                     os.close(descriptor)
+            except (FileNotFoundError, ProcessLookupError, ApplyError):
+                continue  # another program changes or deletes the namespace
             except OSError:
                 denied += 1
-            except ApplyError:  # another program changes or deletes the namespace
-                continue
     # A namespace without a link to this namespace belongs to another node on this machine, or to a deleted pod.
     chosen = [one for one, linked in holders if linked] or [one for one, _ in holders]
     if len(chosen) == 1:
-        _move(chosen[0])
-        return
+        return chosen[0]
     if chosen:
         raise NoAnswerError(f"{len(chosen)} network namespaces have this address")
     if denied or not seen:
