@@ -10,7 +10,7 @@ from kubeproxy.model.addresses import PORT_BYTES, Family, host_port, unpack
 from kubeproxy.model.choosing import NO_PORT, lacking
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Service
-from kubeproxy.model.plan import Policy, ServicePlan
+from kubeproxy.model.plan import Globals, Policy, ServicePlan
 
 
 class EndpointCount(NamedTuple):
@@ -20,13 +20,21 @@ class EndpointCount(NamedTuple):
     total: int
 
 
-def addresses(plans: Iterable[ServicePlan]) -> Iterator[str]:
-    """Yield the distinct frontends of a Service as text; a NodePort has the address *."""
+def addresses(plans: Iterable[ServicePlan], here: Globals | None = None) -> Iterator[str]:
+    """Yield the distinct frontends of a Service as text. A NodePort has its addresses on the node `here`, or the
+    address * without a node, or if it has all addresses except loopback."""
     yield from dict.fromkeys(
-        host_port(unpack(one.address) if one.address else "*", one.port_text.lower())
+        host_port(address, one.port_text.lower())
         for plan in plans
         for one in plan.all_frontends
+        for address in ([unpack(one.address)] if one.address else nodeport_hosts(plan.key.family.label, here))
     )
+
+
+def nodeport_hosts(family: str, here: Globals | None) -> list[str]:
+    """Return the addresses of NodePorts of a family ('IPv4' or 'IPv6') as text, as in `addresses`."""
+    ours = here.ipv4 if here is not None and family == "IPv4" else here.ipv6 if here is not None else None
+    return ["*"] if ours is None or ours.nodeport_ips is None else list(map(unpack, ours.nodeport_ips))
 
 
 def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> EndpointCount:

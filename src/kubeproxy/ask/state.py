@@ -9,12 +9,24 @@ from heapq import merge
 from ipaddress import ip_address, summarize_address_range
 from typing import Any, Final, NamedTuple
 
+from kubeproxy.ask.listing import nodeport_hosts
 from kubeproxy.ask.snapshot import Snapshot, unwatched
-from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, pack, place_text, unpack
+from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, host_port, pack, place_text, unpack
 from kubeproxy.model.answer import refuses_node
 from kubeproxy.model.choosing import lacking
 from kubeproxy.model.endpoints import Slice
-from kubeproxy.model.plan import NOTHING, Action, Balance, Detector, Frontend, HashKey, Pool, ServiceName, ServicePlan
+from kubeproxy.model.plan import (
+    NOTHING,
+    Action,
+    Balance,
+    Detector,
+    Frontend,
+    Globals,
+    HashKey,
+    Pool,
+    ServiceName,
+    ServicePlan,
+)
 from kubeproxy.model.planner import Planner
 from kubeproxy.release import build
 from kubeproxy.server.http import JSON, TEXT, Request, Response, refused
@@ -194,8 +206,9 @@ def node_text(node: Json) -> bytes:
     return _page(lines)
 
 
-def service_text(found: Json) -> bytes:
-    """Return an empty line, and then the lines of one Service."""
+def service_text(found: Json, here: Globals) -> bytes:
+    """Return an empty line, and then the lines of one Service. NodePorts have their addresses on the node `here`, as in
+    listing.addresses."""
     lines = [f"{found['namespace']}/{found['name']}: {found['state']}{_version(found.get('resourceVersion'))}"]
     if "reason" in found:
         lines.append(f"  {found['reason']}")
@@ -210,10 +223,11 @@ def service_text(found: Json) -> bytes:
         lines.append(f"  health check port {health['port']}, local endpoints: {counts}")
     committed = found.get("committed", ())
     for port in found.get("ports", ()):
-        lines += _port_lines(port, "wanted: " if port not in committed and "committed" in found else "")
+        title = "wanted: " if port not in committed and "committed" in found else ""
+        lines += _port_lines(port, title, here)
     for port in committed:
         if port not in found.get("ports", ()):
-            lines += _port_lines(port, "last committed: ")
+            lines += _port_lines(port, "last committed: ", here)
     return b"\n" + _page(lines)
 
 
@@ -225,7 +239,7 @@ def _version(version: str | None) -> str:
     return f", version {version}" if version else ""  # objects from a manifest folder have no version
 
 
-def _port_lines(port: Json, title: str) -> Iterator[str]:
+def _port_lines(port: Json, title: str, here: Globals) -> Iterator[str]:
     affinity = f", affinity {port['affinitySeconds']} s" if "affinitySeconds" in port else ""
     affinity += f", {port['algorithm']}" if "algorithm" in port else ""
     name = f"{port['name']} " if port["name"] else ""
@@ -237,6 +251,9 @@ def _port_lines(port: Json, title: str) -> Iterator[str]:
             origins = [origin for origin, given in ways.items() if given == action]
             parts.append(f"{'all' if len(origins) == 3 else ', '.join(origins)} -> {action}")
         where = " ports ".join(frontend[key] for key in ("address", "ports") if key in frontend)
+        if frontend["kind"] == "nodeport":
+            hosts, number = nodeport_hosts(port["family"], here), where.removeprefix("*:")
+            where = ", ".join(host_port(host, number) for host in hosts) or f"port {number} at no address"
         yield f"    {frontend['kind']:12} {where:21} {'; '.join(parts)}"
         if "sources" in frontend:
             yield f"    {'':12} only from {', '.join(frontend['sources']) or 'nowhere'}"
@@ -379,7 +396,7 @@ class StatePage:
                 await asyncio.sleep(0)  # skipping Services also takes time
 
     async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
-        there = node(self._snapshot)
+        there, here = node(self._snapshot), self._snapshot.planner.world
         # The closing brace of the node's JSON is omitted, because the list of Services follows as a field of this
         # object.
         yield node_text(there) if query.text else json_bytes(there)[:-1] + b',\n"services":['
@@ -391,7 +408,7 @@ class StatePage:
             if query.limit and count == query.limit:
                 more = True
                 break
-            batch += service_text(found) if query.text else (b",\n" if count else b"\n") + json_bytes(found)
+            batch += service_text(found, here) if query.text else (b",\n" if count else b"\n") + json_bytes(found)
             count, last = count + 1, name
             if count % _AT_ONCE == 0:
                 yield bytes(batch)

@@ -27,7 +27,7 @@ from kubeproxy.commands import NO, UNKNOWN, exit_code, output
 from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument
 from kubeproxy.errors import ConfigError, QuestionError
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 
 _LONGEST = 63 + 1 + 253
 """The maximum length of a namespace, a slash and the name of an object of any kind."""
@@ -67,15 +67,16 @@ def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
             if finding.fix:
                 output.say(f"Fix: {finding.fix}")
 
-    made = _one(asked, name, head, warn, old) if name is not None else _all(asked, head, warn)
+    here = facts.world
+    made = _one(asked, name, here, head, warn, old) if name is not None else _all(asked, here, head, warn)
     wrong = made.status == NO or any(one.is_wrong and one.about == "proxy" for one in old)
     unknown = made.status or any(one.severity < Severity.NOTE for one in old)
     return made._replace(status=exit_code(wrong=wrong, unknown=unknown))
 
 
-def _all(asked: Source, head: Mapping[str, object], warn: Callable[[], None]) -> WatchedAnswer:
+def _all(asked: Source, here: Globals, head: Mapping[str, object], warn: Callable[[], None]) -> WatchedAnswer:
     held = sorted(asked.services(), key=lambda one: one.name)
-    rows = [(_cells(one, row), row) for one in held for row in [_row(one)]]
+    rows = [(_cells(one, row, here), row) for one in held for row in [_row(one)]]
 
     def show() -> None:
         warn()
@@ -90,7 +91,12 @@ def _all(asked: Source, head: Mapping[str, object], warn: Callable[[], None]) ->
 
 
 def _one(
-    asked: Source, name: ServiceName, head: Mapping[str, object], warn: Callable[[], None], old: Sequence[Diagnosis]
+    asked: Source,
+    name: ServiceName,
+    here: Globals,
+    head: Mapping[str, object],
+    warn: Callable[[], None],
+    old: Sequence[Diagnosis],
 ) -> WatchedAnswer:
     try:
         detail = asked.service(name)
@@ -98,7 +104,7 @@ def _one(
         error = doubted(missing, old)
         fields = {**head, "namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)}
         return WatchedAnswer(fields, partial(_raise, error), {}, UNKNOWN)
-    text = service_text(detail)
+    text = service_text(detail, here)
 
     def show() -> None:
         warn()
@@ -124,6 +130,10 @@ def _endpoints(held: ProgrammedService) -> tuple[int, int]:
     return max(((len(used), len(used | serving)) for used, serving in by_family.values()), default=(0, 0))
 
 
+def _wanted(held: ProgrammedService) -> Sequence[ServicePlan]:
+    return held.plans if held.wanted is None else held.wanted
+
+
 def _row(held: ProgrammedService) -> dict[str, object]:
     used, serving = _endpoints(held)
     return {
@@ -136,12 +146,12 @@ def _row(held: ProgrammedService) -> dict[str, object]:
         "endpoints": used,
         "serving": serving,
         "unserved": list(unserved(held.plans)),
-        "addresses": list(addresses(held.plans if held.wanted is None else held.wanted)),
+        "addresses": list(addresses(_wanted(held))),
         "problems": [f"{problem.field}: {problem.reason}" for problem in held.problems],
     }
 
 
-def _cells(held: ProgrammedService, row: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(held: ProgrammedService, row: Mapping[str, Any], here: Globals) -> tuple[str, ...]:
     used, serving, lacking = row["endpoints"], row["serving"], row["unserved"]
     count = str(used) if used == serving else f"{used} of {serving}"
     gone = {one for plan in held.plans for one in plan.ejected or ()}
@@ -149,4 +159,4 @@ def _cells(held: ProgrammedService, row: Mapping[str, Any]) -> tuple[str, ...]:
         count += f", {ejected} ejected"
     if lacking:
         count += f", none for {' '.join(lacking)} (x)" if used else " (x)"
-    return ("/".join(held.name), held.state, count, " ".join(row["addresses"]))
+    return ("/".join(held.name), held.state, count, " ".join(addresses(_wanted(held), here)))

@@ -143,7 +143,7 @@ def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | No
         count.total,
         (service.spec.type or "ClusterIP") if service is not None else "",
         flags(plans, slices) + "T" * (not count.ready and any(plan.usable for plan in plans)),
-        list(addresses(plans)),
+        list(addresses(plans, planner.world)),
         max(seen, changed_at(service, slices)),
         list(unserved(plans)),
     )

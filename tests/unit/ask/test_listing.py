@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.ask.listing import EndpointCount, addresses, endpoints, flags, unserved
-from kubeproxy.model.addresses import Family
+from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
 from kubeproxy.model.objects import EndpointPort, EndpointSlice, Labels, ObjectMeta, ServicePort, SliceEndpoint
-from kubeproxy.model.plan import Balance
+from kubeproxy.model.plan import Balance, FamilyGlobals, Globals
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import dest, endpoint, endpoint_slice, service, world
 from support.snapshots import planner_of
@@ -28,6 +28,9 @@ def test_a_nodeport_of_both_families_is_one_place() -> None:
     planner.take()
     ((_, compiled),) = planner.compiled.items()
     assert list(addresses(compiled.plans)) == ["10.96.0.10:80/tcp", "*:31647/tcp", "[fd00:10:96::10]:80/tcp"]
+    four, six = FamilyGlobals(nodeport_ips=(pack("10.0.0.1") or b"",)), FamilyGlobals(nodeport_ips=None)
+    here = list(addresses(compiled.plans, Globals("a", "", ipv4=four, ipv6=six)))
+    assert here == ["10.96.0.10:80/tcp", "10.0.0.1:31647/tcp", "[fd00:10:96::10]:80/tcp", "*:31647/tcp"]
 
 
 def test_a_pod_with_an_address_of_each_family_counts_once() -> None:

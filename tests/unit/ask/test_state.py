@@ -511,7 +511,7 @@ default/web: programmed, version 7
     cluster      10.96.0.1:80          pods -> endpoints; node, outside -> endpoints, masqueraded
     loadbalancer 192.0.2.9:80          pods -> endpoints; node -> endpoints, masqueraded; outside -> local endpoints
                  only from 10.0.0.0/8, 198.51.100.1/32
-    nodeport     *:30080               pods -> endpoints; node -> endpoints, masqueraded; outside -> local endpoints
+    nodeport     192.0.2.1:30080       pods -> endpoints; node -> endpoints, masqueraded; outside -> local endpoints
     endpoints    10.244.0.1:8080 10.244.1.2:8080
     local        10.244.0.1:8080
     others       10.244.1.3:8080
