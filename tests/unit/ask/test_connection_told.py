@@ -27,7 +27,6 @@ from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import SourceError
-from kubeproxy.kernel import chains
 from kubeproxy.kernel.conntrack.tracked import Tracked, target_of
 from kubeproxy.kernel.route import Address, Bridge, hairpin_ports
 from kubeproxy.kernel.routing_policy import RoutedPacket
@@ -368,8 +367,6 @@ def test_the_fix_names_the_command_that_lists_rules_which_the_kernel_does_not_tr
 
 
 def test_an_answer_from_old_objects_has_their_age(monkeypatch):
-    monkeypatch.setattr(chains, "chains", list)
-    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     packet = Packet(b"\n\0\0\1", FRONT, 6, 80)
     asked = Asked()
     told = tell(asked, asked.facts(), Explained(why("not ours"), None, Globals("node-a"), packet))
@@ -413,8 +410,6 @@ def test_a_client_that_is_a_silent_next_hop_is_named(monkeypatch):
 def test_a_proxy_with_another_nodes_name_explains_policy_local(wrong, blocked, count, monkeypatch):
     named = Diagnosis(Severity.BROKEN, "node", "Node worker-9 is another machine", "", "set hostnameOverride")
     monkeypatch.setattr(whereabouts, "registered", lambda *_: [named] * wrong)
-    monkeypatch.setattr(chains, "chains", list)
-    monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     local = AnswerStep(not blocked, "policy Local", "spec.internalTrafficPolicy")
     asked, advice = Asked(), "set spec.internalTrafficPolicy to Cluster"
     dropped = replace(why("dropped"), steps=(local,), fixes=(advice,))
