@@ -123,7 +123,7 @@ def _port_text(port: bytes) -> str:
 
 
 def destination_texts(destinations: Iterable[bytes]) -> dict[str, str]:
-    """Return the addresses of packed destinations of one family, by the text of a destination (`destination_text`)."""
+    """Return the address of each packed destination (all of one family) as text, by its `destination_text`."""
     texts: dict[str, str] = {}
     for destination in destinations:
         address, port = destination[:-2], _port_text(destination[-2:])
@@ -140,10 +140,10 @@ Range = tuple[bytes, bytes]  # the first and the last packed address of a range
 
 
 def parse_network(text: str) -> Range | None:
-    """Parse a CIDR into its network, with host bits cleared; None if the CIDR is invalid, for example has a netmask.
-    Like ParseCIDRSloppy (k8s.io/utils/net), with which the Go kube-proxy reads stored objects, `parse_network` ignores
-    blanks around the CIDR, parses addresses like `pack`, and converts an IPv4-mapped network of at least 96 bits to
-    IPv4."""
+    """Parse a CIDR into its network, with host bits cleared; None if the CIDR is invalid, for example because it ends
+    with a netmask. Like ParseCIDRSloppy (k8s.io/utils/net), with which the Go kube-proxy reads stored objects,
+    `parse_network` ignores blanks around the CIDR, parses addresses like `pack`, and converts an IPv4-mapped network of
+    at least 96 bits to IPv4."""
     address, slash, length = text.strip().rpartition("/")
     bits = (length.lstrip("0") or "0") if length.isascii() and length.isdigit() else ""
     if not slash or not bits or len(bits) > 3:
@@ -193,8 +193,8 @@ def is_link_local(address: bytes) -> bool:
 
 def is_special(address: bytes) -> bool:
     """Return whether a packed address is loopback, link-local, multicast or broadcast; no Service may have such an
-    address. Source: ValidateNonSpecialIP of Kubernetes' API server, which refuses only link-local multicast addresses.
-    """
+    address. Source: ValidateNonSpecialIP of Kubernetes' API server, which accepts broadcast, and multicast that is not
+    link-local."""
     if is_loopback(address) or is_link_local(address):
         return True
     if len(address) == 4:

@@ -92,7 +92,7 @@ class Notice(Enum):
 
 
 class AnswerStep(Struct, frozen=True):
-    """One reason: whether the connection passes this step, a text, and the field that is the cause."""
+    """A step on the way to the outcome: whether the connection passes the step, a text, and the field that decides."""
 
     passes: bool
     text: str
@@ -121,9 +121,9 @@ class Answer(Struct, frozen=True):
     absent: tuple[Absent, ...] = ()  # the ineligible endpoints with their reasons
     policy: Policy = Policy.CLUSTER  # the policy of the pool from which the endpoint is picked
     keeps_outside: bool = False
-    """Whether the endpoints see the address of an outside client, only because the family has no configured pod
-    network. Replies of endpoints on other nodes then bypass this node, unless these nodes route to the client through
-    this node."""
+    """Whether the only reason why endpoints see an outside client's address is that the proxy cannot recognise pods of
+    this family. Replies of endpoints on other nodes then bypass this node, unless these nodes route to the client
+    through this node."""
 
 
 def answer(
@@ -162,8 +162,8 @@ class _Question:
         self._tail = bytes((packet.protocol,)) + packet.port.to_bytes(2, "big")
 
     def owner(self) -> tuple[ServicePlan, Frontend] | None:
-        """Return the packet's frontend and its plan. An address of a Service takes precedence over a NodePort, and both
-        over a range of ports."""
+        """Return the packet's frontend and its plan. A port at a Service's address takes precedence over a NodePort,
+        and a NodePort takes precedence over a range of ports."""
         key = self._packet.destination + self._tail
         own = self._frontend(key) or (self._frontend(self._tail) if self._answers_nodeports() else None)
         return own or self._covering(self._planner.range_owner(self._family, key), key)
@@ -204,7 +204,7 @@ class _Question:
             return Answer(Outcome.FORWARDED, steps, Notice.ENDPOINT, plan, frontend, choices, plan.remembers)
         reason, field = _unavailable(plan) if relayed and not pool else (_NOT_RELAYED[care], _NODEPORTS)
         if relayed and destination not in RELAYED_AT:
-            reason, field = "the proxy relays only from 127.0.0.1 and ::1", _NODEPORTS
+            reason, field = "the proxy relays only connections to 127.0.0.1 and ::1", _NODEPORTS
         missing = tuple(self._absent(plan, pool, frontend)) if not pool else ()
         text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: {reason}"
         made = self._ended(plan, frontend, Outcome.REFUSED, [AnswerStep(False, text, field)], missing)
@@ -409,7 +409,7 @@ class _Question:
         sources = (self._packet.source,) if self._packet.source is not None else self._ours.node_ips
         fine = any(within(source, allowed) for source in sources)
         own = {one.address for one in plan.frontends if one.kind is FrontendKind.LOADBALANCER}
-        # Omit the load balancer's addresses, which the Service's field does not contain: see _allowed in compile.py.
+        # Omit the load balancer's own addresses: _allowed in compile.py adds them, and the Service's field lacks them.
         of_field = [one for one in plan.source_ranges or () if one[0] != one[1] or one[0] not in own]
         ranges = ", ".join(map(network_text, of_field)) or "no valid source range"
         client = side.value if self._packet.source is None else unpack(self._packet.source)
@@ -474,7 +474,7 @@ HEALTH_FIELD = "spec.healthCheckNodePort"
 _NODEPORTS = "nodePortAddresses"  # the configuration field with the addresses on which NodePorts answer
 RELAYED_AT = (b"\x7f\0\0\1", bytes(15) + b"\1")  # the loopback addresses on which the proxy listens for NodePorts
 _NOT_RELAYED = {
-    Loopback.RELAYED: "the proxy relays only TCP from loopback",
+    Loopback.RELAYED: "the proxy relays only TCP to loopback",
     Loopback.REFUSED: "nodePortAddresses has no loopback network",
 }
 

@@ -31,7 +31,7 @@ _ALGORITHMS: Final = _CILIUM_ALGORITHMS | {f"maglev-{size}": size for size in SI
 
 LONGEST_START: Final = 3600  # the maximum number of seconds of a slow start
 LONGEST_WEIGHTS: Final = 1 << 14
-"""The maximum length of an annotation with weights, enough for a few hundred Nodes: every node parses each change."""
+"""The maximum length of an annotation with weights. Every node parses it; it is enough for a few hundred Nodes."""
 
 ZONE: Final = "zone:"  # the prefix of a zone's name in an annotation with weights; no Node's name has a colon
 NO_ROOM: Final = (
@@ -39,7 +39,7 @@ NO_ROOM: Final = (
     " connections are shared evenly"
 )
 
-Growth = Mapping[bytes, int]  # the present percentage of its weight for each new endpoint, by packed address
+Growth = Mapping[bytes, int]  # by packed address of a new endpoint: the percentage of its weight that it has now
 GROWN: Growth = {}  # no endpoint is new
 
 
@@ -138,8 +138,8 @@ def _unreadable(reason: str) -> _ByPlace:
 
 def entries(plans: Iterable[ServicePlan]) -> int:
     """Return the number of entries that a Service's plans need for weights and Maglev tables, over all frontends. For
-    weights the number gives exact shares; backends may round. A Maglev table's size does not depend on its endpoints.
-    """
+    weights this is the number that exact shares need; backends may round shares. A Maglev table's size does not depend
+    on its endpoints."""
     total = 0
     for plan in plans:
         if (balance := plan.balance) is None:
@@ -214,7 +214,7 @@ def _hashing(plan: ServicePlan, table: int, room: int, problems: list[Problem]) 
     if size < table:
         instead = f"{size} are used" if size else "endpoints are picked at random"
         _say(problems, ALGORITHM, f"{table} slots for each of so many ports and addresses are too many; {instead}")
-    # With session affinity, hash only the client's address, which keeps a client's endpoint without state.
+    # With session affinity only the client's address is hashed, so a client keeps its endpoint without stored state.
     return Hashing(HashKey.CLIENT if plan.affinity else HashKey.FLOW, size) if size else None
 
 
@@ -250,7 +250,8 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
 
 
 def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceRequests) -> dict[bytes, int]:
-    """Return a port's (name, protocol) destinations with weights below FULL. The smallest of several weights counts."""
+    """Return a port's (name, protocol) destinations with weights below FULL; if there are several, the smallest
+    applies."""
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones
     for piece in slices:
@@ -299,7 +300,7 @@ class SlowStart:
         self._growing: set[ServiceName] = set()  # Services that have new endpoints
 
     def growth(self, name: ServiceName) -> Growth:
-        """Return the present percentage of its weight for each new endpoint of a Service."""
+        """Return, for each new endpoint of a Service, the percentage of its weight that it has now."""
         if name not in self._growing:
             return GROWN
         ages = self._ages[name]

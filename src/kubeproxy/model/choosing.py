@@ -19,7 +19,7 @@ from kubeproxy.model.plan import Frontend, Hashing, HashKey, Policy, Pool, PortR
 from kubeproxy.wording import counted
 
 UNPLACED: Final = "endpoints[].nodeName"
-"""The field of an endpoint that lacks the name of its Node."""
+"""The `field` of an Absent endpoint without the name of its Node."""
 
 
 class ClientAddress(NamedTuple):
@@ -45,8 +45,8 @@ def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: ClientAddress)
 def shares_at(
     plan: ServicePlan, frontend: Frontend, port: bytes, policy: Policy, client: ClientAddress
 ) -> Iterable[tuple[bytes, float]]:
-    """Return the endpoints that may get a client's connection to a port of a frontend, with their probabilities. In a
-    range of ports the endpoints have this port, so several ports of one address are one endpoint."""
+    """Return the endpoints that may get a client's connection to a port of a frontend, with their probabilities. For a
+    range of ports, the endpoints get this port; destinations with the same address become one endpoint."""
     found = shares(plan, plan.local if policy is Policy.LOCAL else plan.cluster, policy, client)
     if not isinstance(frontend, PortRange):
         return found
@@ -81,8 +81,8 @@ def _slot(hashing: Hashing, client: ClientAddress) -> int | None:
 def _hashed(hashing: Hashing, client: ClientAddress) -> str:
     decides = "address decides" if hashing.key is HashKey.CLIENT else "address and port decide"
     slot = _slot(hashing, client)
-    where = f"which is slot {slot} of {hashing.size}" if slot is not None else f"by a table of {hashing.size} slots"
-    return f"Maglev: the client's {decides}, in the same way on every node, {where}"
+    where = f"slot {slot} of {hashing.size}" if slot is not None else f"a table of {hashing.size} slots"
+    return f"Maglev: the client's {decides}, in the same way on every node ({where})"
 
 
 class Absent(NamedTuple):
@@ -110,8 +110,8 @@ def absent(
     asked: BalanceRequests = NO_REQUESTS,
 ) -> Iterator[Absent]:
     """Yield the endpoints in a service port's slices that are not in its pool on this node. `local_only`: the policy is
-    Local. `drained` are endpoints with weight 0, which comes from their slices or from the Service's annotations
-    `asked`. `ejected` has the reasons for ejected endpoints."""
+    Local. `drained` are endpoints with weight 0, set by their slices or by the Service's annotations (`asked`).
+    `ejected` contains the reason for each ejected endpoint."""
     for name, piece in slices.items():
         if piece.family is not key.family:
             continue

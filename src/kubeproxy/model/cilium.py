@@ -50,7 +50,7 @@ def _read(text: str, field: str, known: Mapping[str, T], world: Globals, problem
 
 
 def outside_of(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """Return the networks with all addresses of a family that are not in the ranges, of which there is at least one."""
+    """Return the other addresses of the family of these ranges, as networks. There is at least one range."""
     size = len(ranges[0][0])
     networks: list[Range] = []
     free = 0

@@ -106,7 +106,7 @@ class Claims:
         return moved
 
     def rival(self, frontend: Frontend, claimant: Claimant) -> Claimant | None:
-        """Return the smallest claimant of an overlapping range, or of a port in a range, that precedes a claimant."""
+        """Return the smallest claimant that precedes `claimant` and has a range or port that overlaps the frontend."""
         place = frontend.key[:-2]
         rivals = [
             other
@@ -142,8 +142,8 @@ class Claims:
         return self._owner.get(key)
 
     def asking(self, key: bytes) -> Iterable[ServiceName]:
-        """Return all Services that claim a key, or ranges at a place. A change of the owner changes the plans or
-        problems of each."""
+        """Return all Services that claim a key, or ranges at a place. If the owner changes, the plans or problems of
+        all these Services change."""
         if key in self._ranges:
             return {claimant.service for claimant, _ in self._ranges[key]}
         owner = self._owner.get(key)

@@ -50,9 +50,9 @@ def compiling(
     most: int = ROOM,
 ) -> Generator[tuple[()], None, Compiled]:
     """Compile a Service and its slices (of all families, in any order) in steps; the result is the generator's return
-    value. `growth` is the present percentage of its weight for each new endpoint. `failures` are the failing endpoints
-    to eject; None if the Service ejects none. `most` is the maximum number of entries for weights and Maglev tables per
-    family; 0 for equal shares."""
+    value. `growth` contains the percentage of its weight that each new endpoint has now. `failures` are the failing
+    endpoints to eject; None if the Service ejects none. `most` is the maximum number of entries for weights and Maglev
+    tables per family; 0 for equal shares."""
     if skipped(service, world):
         return NOTHING
     problems: list[Problem] = []
@@ -238,7 +238,7 @@ def _frontends(facts: ServiceFacts, port: SpecPort, family: Family, cluster_ip: 
     if port.node_port:
         frontends.append(Frontend(FrontendKind.NODEPORT, bytes((port.protocol,)) + PORT_BYTES[port.node_port]))
     if len(frontends) > 1 and len({f.key for f in frontends}) < len(frontends):
-        # The cluster IP comes first. An external IP that is also a load balancer address has source ranges.
+        # Of frontends with equal keys, the cluster IP is kept, else the load balancer address, which has source ranges.
         frontends.sort(key=lambda f: f.kind is FrontendKind.EXTERNAL)
         frontends = list({f.key: f for f in reversed(frontends)}.values())[::-1]
     return tuple(frontends)
@@ -286,8 +286,8 @@ def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
 
 
 def _health(port: int, slices: Sequence[Slice], plans: Sequence[ServicePlan], world: Globals) -> HealthCheck | None:
-    """Return the health check of a LoadBalancer with externalTrafficPolicy Local, with the number of addresses of ready
-    endpoints on this node, over all ports of a family's slices."""
+    """Return the health check at a port, which counts the addresses of ready endpoints on this node in each family. The
+    endpoints of all ports count."""
     if not port or not plans:
         return None
     ready: dict[Family, set[bytes]] = {plan.key.family: set() for plan in plans}

@@ -20,12 +20,13 @@ EJECT: Final = annotation_field("eject")
 FIRST: Final = 1.0  # seconds from an ejection to the first attempt to connect
 SLOWEST: Final = 30.0  # seconds; the pause between two attempts doubles with each failure, up to this maximum
 LONGEST: Final = 300.0
-"""Seconds after which an endpoint returns without an answer: a network policy may allow only its clients to connect."""
+"""Seconds after which an ejection ends although the endpoint does not answer the proxy: a network policy may allow
+connections of clients, but not of the proxy."""
 REST: Final = 0.25
 """Seconds for which an endpoint is not suspected again after it accepted an attempt to connect. The time doubles with
 each further attempt that the endpoint accepts, up to LONGEST_REST."""
 LONGEST_REST: Final = 1.0  # seconds; shorter than TCP's first retransmission, so it delays no ejection
-RELAPSE: Final = 60.0  # seconds after a return in which the next failure continues with the last pause
+RELAPSE: Final = 60.0  # seconds after a return; a failure in this time doubles the last pause, else the pause is FIRST
 
 _PROTOCOLS: Final = frozenset({IPPROTO_TCP, IPPROTO_UDP})
 """The protocols of endpoints that are ejected: the proxy cannot confirm that an SCTP endpoint fails."""
@@ -44,7 +45,7 @@ class Failure(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The reason and the time."""
+        """The reason, and the time of the first failed attempt."""
         return f"{self.reason}, since {datetime.fromtimestamp(self.since, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -73,7 +74,7 @@ def _remaining(pool: Pool, failing: Collection[bytes]) -> Pool:
 
 
 def too_many(plan: ServicePlan, failures: Failures) -> Iterator[Problem]:
-    """Yield the problem that failing endpoints of a plan stay, because they are more than half of a pool."""
+    """Yield the problem that failing endpoints of a plan remain in a pool, because they are more than half of it."""
     for pool in (plan.cluster, plan.local):
         count = sum(endpoint_id(destination, plan.key.protocol) in failures for destination in pool)
         if count:

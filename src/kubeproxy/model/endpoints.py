@@ -134,7 +134,7 @@ def _slice_weight(annotations: objects.Annotations) -> tuple[int | None, tuple[P
     weight = read_number(text.strip())
     if weight is not None:
         return weight, ()
-    reason = f"{text[:64]!r} is no weight from 0 to {FULL}; its endpoints count as without it"
+    reason = f"{text[:64]!r} is no weight from 0 to {FULL}; the annotation is ignored"
     return None, (Problem(field, reason),)
 
 
@@ -184,7 +184,7 @@ def _one_by_one(entries: Sequence[objects.SliceEndpoint], family: Family) -> tup
 
 
 def _ports(entries: Sequence[objects.EndpointPort]) -> tuple[tuple[SlicePort, ...], tuple[Problem, ...]]:
-    if len(entries) == 1:  # the usual case; many slices have equal ports
+    if len(entries) == 1:  # the usual case; results are cached, because many slices have equal ports
         return _one_port(entries[0].name, entries[0].protocol, entries[0].port)
     problems: list[Problem] = []
     return tuple(_read_ports(entries, problems)), tuple(problems)
@@ -232,7 +232,7 @@ class Selection(NamedTuple):
     local: Pool
     serving: Pool  # all endpoints that may keep established connections
     local_addresses: Pool  # the addresses of the pools' endpoints on this node
-    usable: bool  # an endpoint on some node can take a connection
+    usable: bool  # whether an endpoint on any node can take a connection
 
 
 class Viewpoint(NamedTuple):

@@ -73,7 +73,8 @@ class Rejected(Struct, frozen=True):
 Event = Replaced | Upserted | ZonedSlice | Deleted | Rejected
 
 Sink = Callable[[Sequence[Event]], None]
-"""A function that receives the events of one read, on the event loop's thread, returns quickly and never raises."""
+"""A function that receives the events of one read. It runs on the event loop's thread, returns quickly and never
+raises."""
 
 
 _NO_LABELS: Final = Labels()
@@ -82,8 +83,8 @@ _NO_STATUS: Final = ServiceStatus(LoadBalancerStatus())
 
 def kept(found: Object) -> Object | PackedSlice:
     """Return an object of a long list in a form that needs less memory: a packed slice, or an equal Service that shares
-    its parts. In the decoded form 10,000 Services need twice the memory, and their slices ten times; Python would not
-    return most of this memory to the system."""
+    equal parts with other Services. In the decoded form 10,000 Services need twice the memory, and their slices need
+    ten times the memory; Python would not return most of this memory to the system."""
     if isinstance(found, EndpointSlice):
         return packed(found)
     return _sharing(found) if isinstance(found, Service) else found

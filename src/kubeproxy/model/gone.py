@@ -90,7 +90,7 @@ class Departures:
     def _lose(self, service: ServiceName, address: bytes, before: Slice | None, after: Slice | None) -> None:
         serves = self._terminating.get(address)
         if serves is not None and before is not None:
-            serves.update(_keys(address, before))  # another Service's slice may not show this state yet
+            serves.update(_keys(address, before))  # a slice of another Service may not show the termination yet
         self._slices[address] -= 1
         if self._slices[address]:
             return

@@ -10,7 +10,8 @@ from kubeproxy.model.planner import Planner
 
 
 class Index:
-    """Finds Services by address and by health check port, at the first use; the planner's plans must not change."""
+    """Finds Services by address and by health check port. The indexes are built at their first use; the planner's plans
+    must not change afterwards."""
 
     def __init__(self, planner: Planner) -> None:
         self._compiled = planner.compiled

@@ -28,9 +28,9 @@ _FINAL: Final = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 
 
 
 def fill(pool: Pool, weights: Weights, size: int) -> Pool:
-    """Return the destination of each slot. `weights` are as in plan.Balance; `size` is a prime. In each turn, the
-    destination gets the next free slot of its permutation. A smaller weight means fewer turns. The table depends on the
-    set of destinations, not on their order."""
+    """Return the destination of each slot. `weights` are as in plan.Balance; `size` is a prime. Destinations take
+    turns; in its turn a destination gets the next free slot of its permutation. A smaller weight means fewer turns. The
+    table depends on the set of destinations, not on their order."""
     if not pool:
         return ()
     members = sorted(zip(pool, weights or (1,) * len(pool), strict=True))
@@ -56,7 +56,7 @@ def fill(pool: Pool, weights: Weights, size: int) -> Pool:
 
 
 _SPARSE: Final = 4
-"""A heap computes the turns if the destinations without a turn in a round exceed the others by this factor."""
+"""A heap computes the turns if a round has fewer turns than the number of destinations divided by this factor."""
 
 
 def _turns(weights: Sequence[int]) -> Iterator[int]:

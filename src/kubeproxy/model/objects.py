@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 Resource = Literal["services", "endpointslices", "nodes", "servicecidrs"]
 
 LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""A label of RFC 1123: the name of a namespace, a Service or a port."""
+"""A label of RFC 1123, the form of names of namespaces, Services and ports."""
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # the API's int32
 
@@ -22,7 +22,7 @@ class ApiStruct(Struct, rename="camel", frozen=True, gc=False):
 
 
 PROXY_LABEL: Final = "service.kubernetes.io/service-proxy-name"
-"""The label of Services with the name of the proxy that serves them (KEP-2447)."""
+"""The label that names the proxy by which a Service is served (KEP-2447)."""
 
 
 class Labels(ApiStruct, frozen=True):

@@ -41,7 +41,7 @@ class FrontendKind(IntEnum):
 
 NODEPORT_KEY = 3  # size of the key of a frontend without an address
 WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
-"""The kinds of addresses that API clients write. The API server allocates others, each to one Service."""
+"""The kinds of frontends that API clients write. Frontends of other kinds are allocated by the API server."""
 
 
 class Frontend(Struct, frozen=True, gc=False):
@@ -87,7 +87,7 @@ class Frontend(Struct, frozen=True, gc=False):
 
     @property
     def handover_key(self) -> bytes:
-        """The key of frontends that must change in one transaction when one of them replaces another."""
+        """A key that frontends have in common if they must change in one transaction when one replaces the other."""
         return self.key
 
     def covers(self, key: bytes) -> bool:
@@ -100,7 +100,7 @@ class Frontend(Struct, frozen=True, gc=False):
 
 
 class PortRange(Frontend, frozen=True, gc=False):
-    """A range of ports at a Service's address, which leads to an endpoint's same port; the key has the first port."""
+    """A range of ports at a Service's address; each port leads to an endpoint's same port. The key has the first."""
 
     last: int
 
@@ -233,7 +233,7 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return self.frontends + self.port_ranges
 
     def without(self, lost: Collection[Frontend]) -> ServicePlan:
-        """Return the plan without some frontends and ranges; source ranges need a load balancer address."""
+        """Return the plan without some frontends and ranges, and without source ranges that no frontend uses."""
         kept = tuple([each for each in self.frontends if each not in lost])
         ranges = tuple([each for each in self.port_ranges if each not in lost])
         balanced = any(each.kind is FrontendKind.LOADBALANCER for each in kept + ranges)
@@ -260,7 +260,8 @@ class ServicePlan(Struct, frozen=True, gc=False):
 
     @property
     def remembers(self) -> int:
-        """The seconds of session affinity in a mode without hashing; the maximum for a hash of the client's address."""
+        """The seconds of session affinity in a mode without hashing: the maximum, if the plan hashes the client's
+        address."""
         hashing = self.balance.hashing if self.balance is not None else None
         return LONGEST_AFFINITY if hashing is not None and hashing.key is HashKey.CLIENT else self.affinity
 
@@ -419,17 +420,19 @@ class Affinity(Enum):
 class Habits(NamedTuple):
     """The properties of a mode that clients can notice and in which modes differ."""
 
-    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)  # with refused ports without a Service
-    drops_unowned: bool = True  # packets to addresses in ServiceCIDRs without a Service are dropped
+    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)  # at these, a port of no Service is refused
+    drops_unowned: bool = True  # packets to unused addresses in ServiceCIDRs are dropped
     refuses_node: bool = True  # this node's own connections to external addresses without endpoints are refused
-    refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)  # this node's packets; others: output
+    refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)
+    """The kinds that refuse this node's own packets at the hook input. Other kinds refuse these packets at the hook
+    output."""
     ranges_first: bool = True  # source ranges apply also if a Service has no endpoints
     resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # TCP is refused by a reset, not by an ICMP error
     loopback: tuple[Family, ...] = ()  # NodePorts answer on loopback whenever they answer on all local addresses
     closes_everywhere: bool = False  # a NodePort without endpoints is refused also on addresses without NodePorts
-    one_pool: bool = False  # with policy Local, pods and this node also get this node's endpoints, if there are any
+    one_pool: bool = False  # with policy Local, pods and this node, too, get only endpoints on this node, if any
     carries: bool = False  # the proxy relays the bytes, and endpoints see the proxy's address
     carries_sctp: bool = True  # SCTP is served, not refused
     affinity: Affinity = Affinity.SERVICE_PORT  # the scope of session affinity
     outlives_mode: bool = True  # established connections continue when another mode takes over
-    hairpins: Literal["of this node", "all"] = "of this node"  # endpoints with masqueraded connections to themselves
+    hairpins: Literal["of this node", "all"] = "of this node"  # endpoints that reach themselves with masquerading

@@ -51,7 +51,7 @@ NEEDED: tuple[Resource, ...] = ("services", "endpointslices")
 """The resources that must be listed once before plans are complete."""
 
 STEP = 50
-"""The number of objects or Services per step of long work. A step takes a millisecond, or a few."""
+"""The number of objects or Services per step of long work. A step takes one or a few milliseconds."""
 
 SLOW_STEPS = 6  # the number of steps for slow Services in one call of `taking`: some 20 ms
 _ALLOCATED = Right.ALLOCATED  # looked up once, as in model.compile
@@ -65,7 +65,7 @@ class Trigger(NamedTuple):
 
 
 class Change(Struct, frozen=True, gc=False):
-    """The plans of a Service before and after, and the triggers of its slices' updates."""
+    """The plans of a Service before and after its compilation, and the triggers of its slices' updates."""
 
     name: ServiceName
     before: Compiled
@@ -83,8 +83,9 @@ class Counts(Struct):
 
 class Planner:
     """Stores the objects, reduced to the used fields, and the last plans of each Service. `departures` tracks gone
-    endpoints, and is None without resets. Three other states depend on the past: the addresses of a deleted Node remain
-    (see `remembering`), the shares of new endpoints grow with time (slow start), and failing endpoints are ejected."""
+    endpoints; it is None if their connections are not reset. Three other states depend on the past: the addresses of a
+    deleted Node remain (see `remembering`), the shares of new endpoints grow with time (slow start), and failing
+    endpoints are ejected."""
 
     def __init__(self, world: Globals, departures: Departures | None = None) -> None:
         self.world = world
@@ -235,7 +236,7 @@ class Planner:
             dirty[releasing] = None
             triggers[releasing] = self._triggers.pop(releasing, [])
             yield from self._compile(releasing)
-        for claims, keys in self._moved.items():  # at the end, because each key may have many claimants
+        for claims, keys in self._moved.items():  # once per key, because a key may have many claimants
             for key in keys:
                 dirty.update(dict.fromkeys(claims.asking(key)))
                 yield []
@@ -243,7 +244,7 @@ class Planner:
         contested = any(claims.contested for claims in self._claims.values())
         for done, name in enumerate(important_first(dirty), start=1):
             before = self.compiled.get(name, NOTHING)
-            wanted = self._wanted.get(name)  # not `services`: events may have changed it between steps
+            wanted = self._wanted.get(name)  # events may have changed `services` between steps
             fresh = NOTHING if wanted is None else self._settled(name) if contested else wanted
             if fresh != before:
                 service = self.services.get(name)
@@ -260,8 +261,8 @@ class Planner:
         yield changes
 
     def _begun(self) -> dict[ServiceName, None]:
-        """Return the dirty Services without deferred Services, but with deleted Services, whose addresses others may
-        need."""
+        """Return the dirty Services, except deferred Services. A deleted Service is never deferred, because other
+        Services may need its addresses."""
         dirty, self._dirty = self._dirty, {}
         dirty.update(dict.fromkeys(self._budget.settle()))
         self.deferred = []
@@ -273,7 +274,8 @@ class Planner:
         return dirty
 
     def _releasing(self, taken: KeysView[ServiceName]) -> ServiceName | None:
-        """Return one deferred Service (its change is costly) that released an address to a Service in `taken`."""
+        """Return a deferred Service that released an address to a Service in `taken`; only one, because changes are
+        costly."""
         for name in self.deferred:
             service = self.services.get(name)
             asked = written_addresses(service) if service is not None else ()
@@ -286,7 +288,7 @@ class Planner:
 
     def _started(self, dirty: dict[ServiceName, None]) -> Iterator[tuple[()]]:
         """Compile dirty Services in steps. All slow Services together get SLOW_STEPS steps, except in the first
-        compilation. The other slow Services move from `dirty` to `unfinished`, and take turns."""
+        compilation. Slow Services that need more steps move from `dirty` to `unfinished`, and take turns."""
         left = SLOW_STEPS if self.compiled else sys.maxsize
         # Services that have changed in the meantime are compiled again afterwards.
         self._dirty.update(dict.fromkeys(self.unfinished.keys() & dirty.keys()))

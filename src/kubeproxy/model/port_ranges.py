@@ -1,5 +1,6 @@
 """Ranges of ports: the annotation that adds ranges to a Service's addresses, and the frontends that follow from it.
-Pure. A range leads to the same port of an endpoint of the Service's first port. See docs/port-ranges.md."""
+Pure. A port of a range leads to the same port of an endpoint; the endpoints are those of the Service's first port. See
+docs/port-ranges.md."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _ENTRY: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?/([A-Za-z]{1,5})")
 
 
 def not_programmed(frontend: Frontend, reason: str) -> Problem:
-    """Return the problem that another Service has a frontend of a Service, or ports of its range."""
+    """Return the problem that a frontend is another Service's, or that a range overlaps another Service's ports."""
     field = FIELD if isinstance(frontend, PortRange) else "spec.ports"
     return Problem(field, f"{frontend} {reason}; not programmed for this Service")
 
@@ -92,7 +93,7 @@ def parse_range(entry: str) -> ProtocolRange | str:
 
 
 def with_ranges(plans: Sequence[ServicePlan], ranges: Sequence[ProtocolRange]) -> Sequence[ServicePlan]:
-    """Return a Service's plans of one family, the first with these ranges at each address, except NodePorts."""
+    """Return a Service's plans of one family; the first plan gets these ranges at each of its addresses."""
     if not plans or not ranges:
         return plans
     first, *others = plans

@@ -72,7 +72,7 @@ def _shown(text: str | None) -> str:
 
 
 def _ports(entries: Sequence[ServicePort], problems: list[Problem]) -> Sequence[SpecPort]:
-    if len(entries) == 1 and not entries[0].node_port:  # the usual case; many Services have equal ports
+    if len(entries) == 1 and not entries[0].node_port:  # the usual case, with a cache, because many ports are equal
         ports, wrong = _one_port(entries[0].port, entries[0].name, entries[0].protocol)
         problems += wrong
         return ports

@@ -138,7 +138,7 @@ def used_pod_networks(node: Node | None, family: Family, own: Collection[bytes])
 
 
 def remembering(before: Node | None, node: Node) -> Node:
-    """Return `node` with pod networks, and addresses of a family, from `before` if `node` has none. NodePorts must
+    """Return `node`; if it has no pod networks, or no address of a family, add those of `before`. NodePorts must
     continue to work while a Node is deleted or registered again; the Go kube-proxy reads these values only at its
     start. Changed values take effect."""
     families = {family_of(address) for _, address in listed_addresses(node)}
@@ -166,7 +166,8 @@ def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyG
 
 
 def _loopback(settings: Settings, family: Family) -> Loopback:
-    """Return the treatment of NodePorts on loopback, relayed if a network in loopback is configured (KEP-6032)."""
+    """Return the treatment of NodePorts on loopback. A relay also needs a loopback network in nodePortAddresses
+    (KEP-6032)."""
     if settings.loopback_nodeports != "relayed":
         served = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
         return Loopback.SERVED if served else Loopback.NOTHING
@@ -197,7 +198,7 @@ def _nodeport_ips(
         return None
     local = set(around.local_addresses.get(family, ()))
     chosen = [a for a in local if within(a, ranges)]
-    if primary:  # no packet arrives for an address on no interface, which another device translates
+    if primary:  # an address on no interface is translated by another device, so no packet to it arrives
         chosen += [a for a in own if a in local or not local]
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))
@@ -222,7 +223,8 @@ def compiled_from(world: Globals) -> tuple[object, ...]:
 
 
 def nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
-    """Return the addresses at which a NodePort precedes an external address: the Node's if NodePorts answer on all."""
+    """Return the addresses at which a NodePort takes precedence over an external IP or load balancer address; the
+    Node's own addresses if NodePorts answer on all addresses."""
     ours = world.of(family)
     if ours is None:
         return ()

@@ -275,7 +275,7 @@ def test_a_port_of_nodes_is_named_on_an_address_of_another_service(address, port
     ("care", "protocol", "outcome", "said"),
     [
         (Loopback.RELAYED, TCP, Outcome.FORWARDED, "the proxy itself carries it"),
-        (Loopback.RELAYED, UDP, Outcome.REFUSED, "the proxy relays only TCP from loopback"),
+        (Loopback.RELAYED, UDP, Outcome.REFUSED, "the proxy relays only TCP to loopback"),
         (Loopback.REFUSED, TCP, Outcome.REFUSED, "nodePortAddresses has no loopback network"),
         (Loopback.NOTHING, TCP, Outcome.NOT_OURS, "but not on this address: they answer on 192.0.2.1"),
     ],
@@ -292,7 +292,7 @@ def test_nodeports_on_loopback(care, protocol, outcome, said):
 @pytest.mark.parametrize(
     ("address", "place", "said", "notice"),
     [
-        ("127.0.0.2", HERE, "the proxy relays only from 127.0.0.1 and ::1 [nodePortAddresses]", Notice.RESET),
+        ("127.0.0.2", HERE, "the proxy relays only connections to 127.0.0.1 and ::1 [nodePortAddresses]", Notice.RESET),
         (
             "127.0.0.1",
             THERE,
