@@ -168,7 +168,7 @@ async def test_a_rule_for_this_node_alone_is_no_fault_of_the_endpoint(live: Live
     await live.expect(front, {"pod": "b1"})
     asked = ("why", live.ips["pod"]["IPv4"], "default/selective:80")
     at_proxy = live.mode.name == "userspace"
-    chain = "table inet mine, chain mine drops packets of this node's own at the hook output"
+    chain = "table inet mine, chain mine rejects packets of this node's own at the hook output"
     await live.nft("add table inet mine")
     await live.nft("add chain inet mine mine { type filter hook output priority 0; }")
     try:

@@ -14,7 +14,7 @@ from kubeproxy.ask.connection import _retried
 from kubeproxy.ask.explanation import Explanation
 from kubeproxy.ask.finding import PICKED_AGAIN, Effect, Harm
 from kubeproxy.ask.kernel import present
-from kubeproxy.ask.kernel.present import Probe, ProbedFor
+from kubeproxy.ask.kernel.present import OwnCause, Probe, ProbedFor
 from kubeproxy.ask.why import Target, Why
 from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -87,6 +87,20 @@ def test_the_fix_of_endpoints_that_refuse_this_node_names_policies_too():
     (fix,) = told.fixes
     assert fix.startswith(f"perhaps nothing listens on {HOLE}: is targetPort right")
     assert f"If it listens, connect from the client to {HOLE}: if that fails too, look at the NetworkPolicies" in fix
+
+
+def test_refusals_that_prove_something_and_others_have_one_fix_with_each_endpoint_once():
+    probes = tuple(Probe(f"10.244.1.{end}:80", "TCP", 0.0, "refused", refused=True) for end in (1, 2, 3))
+    own = OwnCause("a rule may stop it", "trace it", sure=False)
+    for stopped in ({}, {"10.244.1.3:80": own}):
+        told = explanation(probes, ProbedFor(is_node=False, own_address=["10.244.1.2:80"], stopped=stopped))
+        sure = "10.244.1.1:80" if stopped else "10.244.1.1:80, 10.244.1.3:80"
+        fix, *rest = told.fixes
+        assert fix.startswith(f"nothing listens on {sure} and perhaps nothing listens on 10.244.1.2:80: is targetPort")
+        assert "let it pass. If it listens, connect from the client to 10.244.1.2:80: if that fails too" in fix
+        assert [one.partition(": ")[0] for one in rest] == (
+            ["trace it; if none does, nothing listens on 10.244.1.3:80"] if stopped else []
+        )
 
 
 def test_an_endpoint_that_drops_may_drop_packets_of_all_clients_and_has_a_fix():

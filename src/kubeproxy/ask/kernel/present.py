@@ -307,6 +307,10 @@ class ProbedFor(NamedTuple):
     here: Mapping[str, str] = {}  # the endpoints in `away` whose address this node itself has, with the interface
     lost: Collection[End] = ()  # the endpoints that the connection does not reach for a certain cause
 
+    def may_differ(self, probe: Probe) -> bool:
+        """Return whether the endpoint may accept the connection although it does not accept this probe."""
+        return probe.address in self.own_address and probe.problem != _BLACKHOLE
+
 
 def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnosis]:
     """Yield one finding for all endpoints that answered, and one finding for each endpoint that did not answer."""
@@ -321,9 +325,6 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
     explained = {*connection.here, *(address for address, own in connection.stopped.items() if own.sure)}
     explained |= {one.address for one in probes if end_of(one.address) in connection.lost}
     wrong = [one for one in probes if one.failed and not one.absent and one.address not in explained]
-    refused = [one.address for one in wrong if one.refused]
-    closed = f"nothing listens on {', '.join(refused)}"
-    silent = ", ".join(one.address for one in wrong if not one.refused)
     for one in probes:
         if not one.failed:
             continue
@@ -341,21 +342,32 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
         elif end_of(one.address) in connection.lost:
             yield Diagnosis(Severity.NOTE, "endpoints", what)
         elif own:
-            rest = f"{closed}: {_LISTENS}" if one.refused else f"look at the pod network, at {_POLICIES}"
+            closed = ", ".join(each.address for each in wrong if each.refused and each.address in connection.stopped)
+            rest = f"nothing listens on {closed}: {_LISTENS}"
+            rest = rest if one.refused else f"look at the pod network, at {_POLICIES}"
             yield Diagnosis(Severity.UNKNOWN, "endpoints", what, own.reason, f"{own.fix}; if none does, {rest}")
-        elif one.address in connection.own_address and one.problem != _BLACKHOLE:
+        elif connection.may_differ(one):
             cause, verb = ("nothing listens", "rejects") if one.refused else ("the pod network loses packets", "drops")
-            fix = AS_CLIENT.format(", ".join(refused) if one.refused else silent)
-            fix += f"look at {_POLICIES if one.refused else _NETWORK}"
-            fix = f"perhaps {closed}: {_LISTENS} If it listens, {fix}" if one.refused else fix
-            yield Diagnosis(Severity.UNKNOWN, "endpoints", what, f"{cause}, or {_PERHAPS_CLIENT.format(verb)}", fix)
+            why = f"{cause}, or {_PERHAPS_CLIENT.format(verb)}"
+            yield Diagnosis(Severity.UNKNOWN, "endpoints", what, why, _fix(one, wrong, connection))
         else:
-            fix = (
-                f"{closed}: {_LISTENS} Or a NetworkPolicy or a firewall rejects this node: let it pass"
-                if one.refused
-                else f"this node does not reach {silent}: look at {_NETWORK}"
-            )
+            fix = _fix(one, wrong, connection)
             yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
+
+
+def _fix(probe: Probe, wrong: Sequence[Probe], connection: ProbedFor) -> str:
+    """Return the fix for all endpoints that failed like this one. Endpoints that refuse have one fix, with the
+    endpoints that may accept the client apart."""
+    alike = [one for one in wrong if one.refused is probe.refused and one.address not in connection.stopped]
+    sure = ", ".join(one.address for one in alike if not connection.may_differ(one))
+    perhaps = ", ".join(one.address for one in alike if connection.may_differ(one))
+    client = f"{AS_CLIENT.format(perhaps)}look at {_POLICIES if probe.refused else _NETWORK}"
+    if not probe.refused:
+        return client if connection.may_differ(probe) else f"this node does not reach {sure}: look at {_NETWORK}"
+    closed = [f"nothing listens on {sure}"] * bool(sure) + [f"perhaps nothing listens on {perhaps}"] * bool(perhaps)
+    rest = [" Or a NetworkPolicy or a firewall rejects this node: let it pass"] * bool(sure)
+    rest += [f" If it listens, {client}"] * bool(perhaps)
+    return f"{' and '.join(closed)}: {_LISTENS}{'.'.join(rest)}"
 
 
 _LISTENS: Final = "is targetPort right, and does the process listen on the pod's address rather than on 127.0.0.1?"

@@ -89,7 +89,7 @@ def _stopped(passing: Collection[PassingPacket], others: Sequence[Firewall]) -> 
             harmless = firewall.harmless([one for one in passing if one.original == end])
             for each in (one for one in may if one.chain not in harmless):
                 chain = f"{each.where}, chain {each.chain}"
-                reason = f"{chain} may stop packets of this command alone, which runs as user {os.geteuid()}"
+                reason = f"{chain} may stop packets of this node's own, or of its user {os.geteuid()} alone"
                 shown = f"`kube-proxy trace node {place_text(*end)}` shows whether a rule of {chain} stops them"
                 yield end, OwnCause(reason, shown, sure=False)
     leaving = [one._replace(before=inf) for one in passing if one.hook == "postrouting"]
@@ -99,7 +99,8 @@ def _stopped(passing: Collection[PassingPacket], others: Sequence[Firewall]) -> 
             fix = f"leave packets to endpoints out of {moved.where} {moved.chain}"
             yield moved.packet.original, OwnCause(reason, fix)
     for drop in reversed(checkup.surely_dropped(others, passing)):
-        reason = f"{drop.where}, chain {drop.chain} drops packets of this node's own at the hook {drop.packet.hook}"
+        verdict = drop.verdict.replace("resets", "rejects")
+        reason = f"{drop.where}, chain {drop.chain} {verdict} packets of this node's own at the hook {drop.packet.hook}"
         yield drop.packet.original, OwnCause(reason, f"let {drop.where} {drop.chain} accept them")
 
 
