@@ -43,7 +43,7 @@ CHAINS: Final = IPVS_CHAINS | {
     "KUBE-PROXY-CANARY",
 }
 MARK: Final = "KUBE-MARK-MASQ"
-"""A chain of kube-proxy that other programs may also use, such as the CNI plugin portmap (since Kubernetes 1.28)."""
+"""A chain of kube-proxy to which rules of other programs, such as the CNI plugin portmap, may jump too."""
 PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
 
 
@@ -120,8 +120,8 @@ def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Tra
 
 def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet, forwarded: bool) -> bool:
     """Return whether these chains affect a packet: a hook of the packet reaches them, and their rules, or jumps to
-    them, match the packet's address and port. For a forwarded packet only the table nat counts. A source of None is
-    this node. Return True if the rules cannot be read."""
+    them, match the packet's address and port. For a forwarded packet only the table nat counts. A packet without a
+    source is sent by this node. Return True if the rules cannot be read."""
     names, tables = {chain.name for chain in chains}, {chain.table for chain in chains}
     tables &= {"nat"} if forwarded else tables
     try:

@@ -35,8 +35,8 @@ class Depth(Enum):
     changed anything, a search of any depth takes only microseconds."""
 
     QUICK = "quick"
-    """Find only changes that can be found without reading every element: changes of chains, rules and numbers of
-    elements."""
+    """Find only changes that can be found without reading every element: changes of chains and rules, and of the number
+    of elements."""
     THOROUGH = "thorough"
     """Find all changes; the cost grows with the cluster."""
 
@@ -63,8 +63,8 @@ class Abilities(Struct, frozen=True, kw_only=True):
     ports_of: Callable[[ServicePortKey], Collection[int]] | None = None
     """Returns the ports on which this proxy listens for connections of a service port. Fast; safe on any thread."""
     disturbed: Callable[[], bool] | None = None
-    """Returns whether another program has changed committed state. The result is True until a repair, or an inspection
-    without a difference. Safe on any thread except the event loop's."""
+    """Returns whether another program has changed committed state. The result remains True until a repair, or until an
+    inspection finds no difference. Safe on any thread except the event loop's."""
     suspects: Callable[[], Collection[bytes]] | None = None
     """Returns the endpoints (keys as in model.ejection) that did not answer a client within the last seconds, as the
     kernel reports them if the globals request it. Raises ApplyError; safe on any thread, but only one call at a time.

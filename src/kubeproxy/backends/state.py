@@ -1,7 +1,8 @@
 """Compares found and desired state: returns the changes to write, or texts for an operator. A state maps a place (a
 set, a chain, an interface) to keys, and each key to a value that can be compared. A mode computes the desired state
-from plans and reads the found state from the kernel. The found state is normalised, because a choice such as an
-endpoint's slot is free. An examiner compares the two states in a separate process, which cannot write."""
+from plans and reads the found state from the kernel. The found state is normalised, because the mode may choose some
+values freely, such as an endpoint's slot. An examiner compares the two states in a separate process, which cannot
+write."""
 
 from __future__ import annotations
 

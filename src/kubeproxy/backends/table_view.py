@@ -67,7 +67,7 @@ class Signature(NamedTuple):
     chains: Mapping[str, Signed] = MappingProxyType({})
 
     def without(self, chains: Iterable[str]) -> Signature:
-        """Return the signature without these removed chains, to which other chains may have jumped."""
+        """Return the signature after the removal of these chains."""
         return self._replace(chains={name: self.chains[name] for name in self.chains.keys() - set(chains)})
 
 

@@ -63,14 +63,14 @@ PortsOf = Callable[[ServicePortKey], Collection[int]]
 
 
 class Ports(frozenset[bytes]):
-    """Endpoints that match any endpoint with one of these ports (two bytes each), whatever its address."""
+    """Contains every endpoint with one of these ports (two bytes each)."""
 
     def __contains__(self, endpoint: object) -> bool:
         return isinstance(endpoint, bytes) and super().__contains__(endpoint[-2:])
 
 
 class AnyPort(frozenset[bytes]):
-    """Addresses that match endpoints with any port, because a range of ports keeps the port of each packet."""
+    """Contains every endpoint with one of these addresses, because a packet to a range of ports keeps its port."""
 
     def __contains__(self, endpoint: object) -> bool:
         return isinstance(endpoint, bytes) and super().__contains__(endpoint[:-2])
@@ -293,7 +293,8 @@ class FlowCleaner:
                 fresh = relayed(fresh, changes, family, ports_of)
             underway, later = self._underway[family], [look for _, look in self._second[family]]
             for look in (first, underway, *later):
-                # A search that is under way does not know a new range, which may contain the ports of a former range.
+                # In the search that is under way, a deleted frontend keeps its serving endpoints, because its ports may
+                # now belong to a new range, which this search does not contain.
                 known = [key for key in look.keys() & fresh.keys() if fresh[key].serving or look is not underway]
                 look |= {key: look[key]._replace(serving=fresh[key].serving) for key in known}
             wrong = {key: found for key, found in fresh.items() if found.lost != NOTHING_LOST}

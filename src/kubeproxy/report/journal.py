@@ -30,8 +30,8 @@ MOST: Final = 1000
 BYTES: Final = 1 << 20  # of the entries
 SECONDS: Final = 900
 FEW: Final = 20
-"""If one call has more changes without a recorded event than this, these changes share one entry. If more problems of
-objects occur in a second than this, the further problems get no entry."""
+"""If `settled` gets more changes without a recorded event than this, these changes share one entry. In each second, at
+most this number of objects' problems get an entry."""
 LARGE: Final = 400  # the maximum number of endpoints to compare
 _ARRIVALS: Final = 2048  # the maximum number of stored arrivals
 _NOTICED: Final = 2.0  # seconds after which a text contains the delay
@@ -84,13 +84,13 @@ class Journal:
         self._bytes = 0
         self._kept_since = wall_clock()
         self.problems: dict[str, Happened] = {}  # by family label, or 'api'
-        self.began: dict[str, float] = {}  # a beginning may precede its entry
+        self.began: dict[str, float] = {}  # a problem may begin before its entry
         self._since: dict[str, float] = {}  # as times of `clock`
         self._arrivals: dict[ServiceName, float] = {}
         self._listed: set[ServiceName] | None = None  # not yet settled Services of the first lists
-        self._delays: deque[float] = deque(maxlen=MOST)  # since the last second
-        self._counted = 0  # changes until the last second
-        self._unusable = 0  # objects' problems since the last second
+        self._delays: deque[float] = deque(maxlen=MOST)  # since the last tick
+        self._counted = 0  # `changes` at the last tick
+        self._unusable = 0  # objects' problems since the last tick
 
     def past(self, number: int = 0, since: float = 0.0) -> Past:
         """Return the entries after this number and this time."""
@@ -107,7 +107,7 @@ class Journal:
         """Store the time of arrival of each Service's event."""
         now, planner, queued = self._clock(), self.engine.planner, self.engine.queued
         for name in services_of(events, planner):
-            # If a Service is not waiting now, its earlier event has changed no plan.
+            # The earlier event of a Service that is not waiting changed no plan, so the time of this event replaces it.
             waits = name in self._arrivals and (planner.is_dirty(name) or name in queued)
             if not waits and len(self._arrivals) < _ARRIVALS:
                 self._arrivals[name] = now
@@ -264,6 +264,6 @@ def spread(delays: Iterable[float]) -> dict[str, float] | None:
 
 
 def fullness() -> dict[str, int] | None:
-    """Return the number of connection tracking's entries and its limit, or None if the kernel does not report them."""
+    """Return the number of entries of connection tracking, and the limit; None if the kernel does not report them."""
     values = [int(value) for _, _, _, value in conntrack(NETFILTER)]
     return {"count": values[0], "max": values[1]} if len(values) == 2 else None

@@ -186,14 +186,14 @@ class OwnMetrics:
         ).labels()
         self.services = gauge("kubeproxy_services", "Services with an address in a family", FAMILY)
         self.endpoints = gauge(
-            "kubeproxy_endpoints", "Endpoints that new connections are sent to, of all Service ports", FAMILY
+            "kubeproxy_endpoints", "Endpoints that get new connections, summed over all Service ports", FAMILY
         )
         self.without_endpoints = gauge(
             "kubeproxy_services_without_endpoints",
-            "Services with a port without an endpoint for new connections",
+            "Services that have a port without endpoints for new connections",
             FAMILY,
         )
-        self.ejected = gauge("kubeproxy_ejected_endpoints", "Endpoints of Service ports that are ejected", FAMILY)
+        self.ejected = gauge("kubeproxy_ejected_endpoints", "Ejected endpoints of Service ports", FAMILY)
         self.ejections = registry.counter(
             "kubeproxy_endpoint_ejections_total",
             "Cumulative ejections of endpoints of Service ports (not in the Go kube-proxy)",

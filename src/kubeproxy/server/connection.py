@@ -123,8 +123,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._stream.cancel()
         if self._next is not None:
             self._next.cancel()
-        # Break reference cycles with this object, which otherwise exist until the garbage collector runs, which is
-        # rare.
+        # Break reference cycles with this object. Otherwise it would remain until a run of the garbage collector, which
+        # is rare.
         self._parser = self._stream = self._timer = self._next = None
         self._transport = None
 
@@ -279,7 +279,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.abort()
 
     async def _send_pieces(self, response: Response, version: str) -> None:
-        """Send a body piece by piece, then close, because HTTP/1.0 has no chunks and the close ends the body."""
+        """Send a body piece by piece, then close the connection; in HTTP/1.0, which has no chunks, this ends the
+        body."""
         chunked = version != "1.0"
         assert not isinstance(response.body, bytes)  # noqa: S101 - checked in _respond
         self._wait(IDLE_SECONDS)  # the first piece may take as long as later pieces

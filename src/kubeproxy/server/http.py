@@ -48,7 +48,8 @@ Pieces = AsyncGenerator[bytes, None]
 class Response(NamedTuple):
     """A response; for HEAD its body is not sent. If the body is a generator, its pieces are sent as fast as the client
     reads, and the event loop runs between pieces. The generator is closed when the client disconnects. admission.py
-    does not count a response that `lasts` until the client disconnects, so the page must limit their number."""
+    does not count a response that `lasts` until the client disconnects; the page must limit the number of such
+    responses."""
 
     status: int
     headers: Headers

@@ -237,8 +237,8 @@ def _first(wanted: Settings, node: Node | None) -> Family:
 
 
 def _unmasqueraded(wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield the families of the Node that have no network in clusterCIDR; if there is no Node, check the served
-    families."""
+    """Yield a sentence for each served family without a network in clusterCIDR, except families in which the Node has
+    no address."""
     for family in _without_network(wanted) if wanted.local_mode == "ClusterCIDR" else ():
         if node is None or not all(map(is_loopback, node_addresses(wanted, node, family))):
             yield (

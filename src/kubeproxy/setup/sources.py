@@ -36,7 +36,7 @@ class ManifestSources:
     """A folder of YAML and JSON files, with the same methods and attributes as ApiSources."""
 
     knows_nodes = False
-    """Whether a missing Node was deleted. If False, the source may omit Nodes."""
+    """Whether the source contains every Node, so that a missing Node was deleted."""
 
     post: Post | None = None
     """A function that sends Events, or None without an API server."""
@@ -157,7 +157,7 @@ class _ApiSources:
     async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
         from kubeproxy.api.lists import zones_of  # noqa: PLC0415 - loaded for the first question
 
-        # The close does not wait for an unreachable server.
+        # If the API server cannot be reached, the answer does not wait for it.
         return {} if self._client.contact.trouble else await zones_of(self._client, service)
 
     async def nodes(self) -> Mapping[bytes, str]:
@@ -192,8 +192,8 @@ Sources = ManifestSources | _ApiSources
 class RateLimit:
     """Limits requests by clientConnection.qps and burst; a negative qps means no limit.
 
-    The limit applies only to requests that send Events, whose number is unbounded. As in client-go, 0 means the default
-    (5 and 10)."""
+    The limit applies only to requests that write: Events, whose number is unbounded, and a patch of the Node. As in
+    client-go, 0 means the default (5 and 10)."""
 
     def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._bucket = TokenBucket(qps or 5.0, burst or 10, clock) if qps >= 0 else None

@@ -49,7 +49,7 @@ class ContentsChange(NamedTuple):
 
 
 class Contents:
-    """The rules in the kernel of all Services of one family, written with the same settings."""
+    """The rules of all Services of one family, all with the same settings."""
 
     def __init__(self, settings: RuleSettings) -> None:
         self.settings = settings
@@ -93,7 +93,8 @@ class Contents:
                 self.entries.pop(name, None)
 
     def load(self, wanted: Mapping[ServiceName, Plans]) -> None:
-        """Replace all Services. The caller exhausts `own_chains` before any other change."""
+        """Replace all Services. Before any other change, the caller must exhaust `own_chains`, which counts the
+        rules."""
         self.entries = self._entries([(name, plans) for name, plans in wanted.items() if plans])
         self.endpoints = sum([entry.endpoints for entry in self.entries.values()])
 

@@ -165,7 +165,7 @@ def _own_chains(contents: Contents) -> dict[str, ServiceName]:
 
 
 def _possible(contents: Contents, own: dict[str, ServiceName]) -> dict[str, ServiceName]:
-    """Return the Service of each chain name, for the chains of the present plans and of other traffic policies."""
+    """Return the Service of each chain name that could belong to a Service, also under other traffic policies."""
     ends = [(end, name) for name, entry in contents.entries.items() for end in entry.suffixes]
     possible = {prefix + end: name for end, name in ends for prefix in _ROLES}
     return possible | own

@@ -29,7 +29,7 @@ Chains = Mapping[str, Sequence[str]]
 """Chains and their rules, each '-A CHAIN ...' with a newline."""
 
 Printer = Callable[[str, Mapping[str, str]], Chains]
-"""A function that converts our rules of these chains, and possibly of other chains, to iptables-save's form."""
+"""Converts the rules of a table's chains to the form of iptables-save. The result may contain further chains."""
 
 ReadRules = Callable[[str, str], Sequence[str] | None]
 """Returns the rules of a chain, by table and chain, without newlines; None if the chain does not exist."""
@@ -70,7 +70,8 @@ class FoundTable(NamedTuple):
         return not self.is_asked(chain) or self.numbers.get(chain) == hash(as_saved(rules, self.family))
 
     def holds_shared(self, chain: str, wanted: SharedChain) -> bool:
-        """Return whether a chain in `kept` consists of the blocks of `wanted`, in any order, and its `last` rules."""
+        """Return whether a chain consists of the blocks of `wanted`, in any order, followed by the `last` rules of
+        `wanted`."""
         if not self.is_asked(chain):
             return True
         if chain not in self.numbers:

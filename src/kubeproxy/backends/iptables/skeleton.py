@@ -195,7 +195,7 @@ _AT_ONCE: Final = 64
 
 
 def _lower_halves(bits: int, lane: int) -> int:
-    """Return a mask for _AT_ONCE hashes: lanes of `lane` bits, of which every other has its lowest `bits` bits set."""
+    """Return a mask for _AT_ONCE hashes: in every second lane of `lane` bits, the lowest `bits` bits are 1."""
     return sum(((1 << bits) - 1) << at for at in range(0, _AT_ONCE * 128, 2 * lane))
 
 

@@ -130,10 +130,10 @@ def _concerns(change: ChainChange) -> bool:
 
 
 class LegacyWatch:
-    """Watches the tables of iptables-legacy by their size and by their lock, which do not show the changed chain. This
-    process makes its own changes while it holds the lock, and reads the sizes before and after, so that the difference
-    is its own. Commands before 1.8.6 always take the lock themselves; a change by another program in the meantime
-    counts as ours."""
+    """Watches the tables of iptables-legacy by their size and by their lock, which do not show the changed chain. While
+    this process changes rules, it holds the lock, so that no other program changes the sizes at the same time. Commands
+    before 1.8.6 cannot run while this process holds the lock; then a change that another program makes at the same time
+    is not detected."""
 
     places: frozenset[skeleton.Place] | None = None
 

@@ -1,4 +1,4 @@
-"""ipvs mode: virtual servers on kube-ipvs0, ipsets, and fixed iptables chains that match them."""
+"""ipvs mode: virtual servers, their addresses on kube-ipvs0, ipsets, and fixed iptables rules that match the ipsets."""
 
 from kubeproxy.backends.mode import Deprecation, Mode
 from kubeproxy.config.modes import MODES

@@ -35,7 +35,7 @@ BATCH: Final = 2000
 """Maximum number of changes per batch; a full batch takes about 50 ms."""
 
 EXAMINED: Final = 500
-"""Number of virtual servers whose real servers one thorough inspection compares. The next compares further ones."""
+"""Number of virtual servers whose real servers one thorough inspection compares; the next inspection continues."""
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
@@ -138,9 +138,9 @@ class IpvsBackend:
         missing = {set_id: [entry for entry, _ in entries] for set_id, entries in lacking.items()}
         kernel.add_entries(missing)
         yield sum(map(len, missing.values()))
-        # Rules that reject packets are written before the addresses that they protect. But if rules jump to nat chains
-        # with our names, iptables mode may have written these chains, which serve Services until our chains replace
-        # them at the end.
+        # Rules that reject packets are written before the addresses that they protect. But if all our jumps exist in
+        # nat, they may lead to chains of iptables mode, which serve Services until our nat chains replace them at the
+        # end.
         jumps = kernel.missing_jumps()
         first, last = TABLES_AT_ONCE if any(jump.table == "nat" for jump in jumps) else TABLES_IN_TURN
         kernel.write_rules(self._rules, first, jumps)
@@ -198,8 +198,9 @@ class IpvsBackend:
             self._kernel.operate(list(self._draining.finished(counts, now)))
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """See backends.mode.Backend. Each inspection reads the numbers of virtual servers and sets, because the kernel
-        does not announce changes. A thorough inspection reads all objects, except most real servers."""
+        """See backends.mode.Backend. Each inspection reads the number of entries of each set, and one virtual server,
+        because the kernel does not announce changes. A thorough inspection reads all objects, except most real
+        servers."""
         self._read_addresses()
         addresses = "addresses of kube-ipvs0 were changed" if self._misbound else ""
         if what := addresses or self._changed_counts() or self._missing_sample():
@@ -236,7 +237,7 @@ class IpvsBackend:
         return ""
 
     def _missing_sample(self) -> str:
-        """Return whether a sampled virtual server is missing; in most such cases all virtual servers are missing."""
+        """Return a text if a sampled virtual server is missing; in most such cases all virtual servers are missing."""
         sample = next((key for key, virtual in self._desired.servers.items() if virtual.pool), None)
         if sample is not None and not self._kernel.connections([sample]).get(sample):
             return "virtual servers were removed"

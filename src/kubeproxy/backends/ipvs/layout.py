@@ -1,7 +1,7 @@
 """The fixed objects of ipvs mode in the kernel: the interface, the ipsets, the schedulers, and the iptables rules.
 Pure, and independent of Services. Names and types are those of kube-proxy v1.36 (pkg/proxy/ipvs), so that each of the
-two proxies can take over the other's objects. The Go kube-proxy does not have DROP and DROP_OUTSIDE: it sends traffic
-under a local policy without local endpoints to endpoints of other nodes."""
+two proxies can take over the other's objects. The Go kube-proxy does not have DROP and DROP_OUTSIDE: if a traffic
+policy is Local but no endpoint is local, the Go kube-proxy uses endpoints of other nodes."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ nat KUBE-POSTROUTING -m mark ! --mark <mark>/<mark> -j RETURN
 nat KUBE-POSTROUTING -j MARK --xor-mark <mark>
 nat KUBE-POSTROUTING -j MASQUERADE --random-fully
 """
-"""Table, chain and rule. [SET FIELDS] matches an ipset; FIELDS is destination address and port if omitted."""
+"""Table, chain and rule. [SET FIELDS] matches an ipset; without FIELDS, it matches destination address and port."""
 
 _SET: Final = re.compile(r"\[(! )?(\w+)(?: ([a-z,]+))?\]")
 _LINES: Final = [line.split(" ", 2) for line in _RULES.splitlines() if line and not line.startswith("#")]

@@ -107,8 +107,8 @@ class NodeView(Struct, eq=False):
 
 
 class NodeKernel(NodeView, eq=False):
-    """Read and write access to the kernel of one network namespace. `_restore_failures` counts only refusals by
-    iptables, not of sets and virtual servers, as in the Go kube-proxy."""
+    """Read and write access to the kernel of one network namespace. As in the Go kube-proxy, `_restore_failures` counts
+    only refused rules of iptables, not refused sets and virtual servers."""
 
     _monitor: AddressMonitor
     _restore_failures: CounterMetric

@@ -99,9 +99,8 @@ class DescriptorBudget:
 
 
 class DataPath:
-    """The loop in its thread. `call` and `stop` are for other threads, the other methods for the loop's thread only.
-    `open` returns a running data path. `udp_idle` is in seconds; `pipe` has the descriptors of the reading and the
-    writing end."""
+    """The loop in its thread. Other threads may call only `call` and `stop`. `open` returns a running data path.
+    `udp_idle` is in seconds; `pipe` has the descriptors of the reading and the writing end."""
 
     def __init__(
         self,

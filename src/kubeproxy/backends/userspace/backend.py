@@ -38,8 +38,8 @@ Addresses = Callable[[], Sequence[bytes]]
 _UNKNOWN: Final = Signature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
-"""Maximum number of Services per second whose listeners are opened again after a lack of descriptors, because each
-Service takes a transaction."""
+"""Maximum number of Services per second whose listeners are opened after a lack of descriptors. Each of these Services
+takes one transaction."""
 
 
 class UserspaceBackend:
@@ -161,7 +161,7 @@ class UserspaceBackend:
         self._path.mark = self._world.masquerade_mark
         needed = {name: _assignments(plans) for name, plans in wanted.items()}
         names = {listener for part in needed.values() for listener in part}
-        # Earlier attempts that the kernel refused left listeners without redirecting rules.
+        # If the kernel refused an earlier attempt, there may be listeners to which no rule redirects.
         used = {listener for served in self._served.values() for listener in served.listeners}
         self._listeners.drop(set(self._listeners.names()) - names - used)
         after = self._opened(wanted.items(), needed)
@@ -194,10 +194,10 @@ class UserspaceBackend:
             if self._listeners.exhausted:
                 return
         served = any(name not in self._waiting for name, _ in again)
-        self._listeners.exhausted = served and len(again) == AGAIN  # a second later the next Services are opened
+        self._listeners.exhausted = served and len(again) == AGAIN  # the next Services follow in a second
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
-        """See backends.mode.Backend. The inspection is two short requests, unless another program committed to
+        """See backends.mode.Backend. The inspection needs only two short requests, unless another program committed to
         nf_tables."""
         if self._find_landing() != self._landing:
             return ForeignChange(

@@ -41,7 +41,8 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 
 _SOCKETS: Final = "sockets"
-"""The key under which a state contains the ports of its listeners; the port is 0 if a listener has none."""
+"""The place in a state where the key is a listener and the value is its port; a desired port is 0 if no port is
+free."""
 _MEANINGS: Final = {
     LISTENERS: "a listener",
     FIREWALL_IPS: "closed except to its source ranges",

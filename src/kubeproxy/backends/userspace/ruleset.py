@@ -4,9 +4,9 @@ Each origin of connections has one map with the listener's port of each frontend
 frontends. NodePorts have separate maps and sets. Keys and values are packed as in the kernel: each field fills whole
 registers.
 
-nat-prerouting   redirects incoming packets to a listener: from pods, other hosts, and this node by way of outside
+nat-prerouting   redirects incoming packets to a listener, also packets of this node that come back from outside
 nat-output       redirects packets of this node, except the proxy's own connections, which carry the masquerade mark
-filter-*         source ranges, drops and rejects before the redirect; blocks direct access to a listener"""
+filter-*         applies source ranges, drops and rejects before the redirect; blocks direct access to a listener"""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class UserspaceRuleset:
         return Definition(tuple(sets), chains)
 
     def is_like(self, other: UserspaceRuleset) -> bool:
-        """Return whether another table has the same rules, and NodePorts on the same addresses."""
+        """Return whether another table has the same rules, and whether its NodePorts answer on the same addresses."""
         return self.chains() == other.chains() and self._ours.nodeport_ips == other._ours.nodeport_ips
 
     def chains(self) -> dict[str, tuple[Hook | None, list[str]]]:
@@ -172,7 +172,7 @@ class UserspaceRuleset:
                 Hook("filter", 3, -110),
                 [
                     ours,
-                    # If there were no conntrack entry, the source of an answer would be the listener's own address.
+                    # Without its conntrack entry, an answer would have the listener's own address as its source.
                     f"ct state new meta l4proto . th sport {listeners} meta l4proto udp drop",
                     "ct state new jump firewall",
                     "ct state new goto refuse-node",
