@@ -439,7 +439,8 @@ async def test_a_named_target_port_that_no_pod_has(nodes: ThreeNodes) -> None:
         "-  not to 10.244.0.10 (default/a1): the slice has no port tcp (TCP); it has none (ports in EndpointSlice "
         "named-ipv4)" in text
     )
-    assert "Fix: targetPort of default/named for port 'tcp' names a port that no container has: compare " in text
+    assert "Fix: without spec.selector (a slice made by hand), give a port of the slice the name 'tcp'" in text
+    assert "(`kubectl -n default edit endpointslice named-ipv4`); with spec.selector, targetPort of default/n" in text
     assert "`kubectl -n default get service named -o jsonpath='{.spec.ports[*].targetPort}'`" in text
 
 

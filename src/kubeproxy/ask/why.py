@@ -445,13 +445,14 @@ def _endpoint_fixes(made: Answer) -> Iterator[str]:
         what = counted(count, "endpoint", "is")
         yield f"{what} not ready: look at the readiness probes of the pods ({kubectl} describe pod)"
     if "ports" in fields:
-        port = f"port '{key.port_name}'" if key.port_name else "its port"
+        protocol, lacking = PROTOCOL_NAMES[key.protocol], made.absent[fields.index("ports")].slice_name
         yield (
-            f"targetPort of {service} for {port} names a port that no container has: compare `{kubectl} get service "
-            f"{key.name} -o jsonpath='{{.spec.ports[*].targetPort}}'` with `{kubectl} get pods -o jsonpath="
+            f"without spec.selector (a slice made by hand), give a port of the slice the name '{key.port_name}' and "
+            f"the protocol {protocol} (`{kubectl} edit endpointslice {lacking}`); with spec.selector, targetPort of "
+            f"{service} may be a name that no container has: compare `{kubectl} get service {key.name} -o jsonpath="
+            f"'{{.spec.ports[*].targetPort}}'` with `{kubectl} get pods -o jsonpath="
             "'{.items[*].spec.containers[*].ports}'`, then set targetPort to the name or number of a containerPort "
-            f"(`{kubectl} edit service {key.name}`); if the slice was made by hand, set its ports[].name to "
-            f"'{key.port_name}' instead"
+            f"(`{kubectl} edit service {key.name}`)"
         )
     if count := fields.count("conditions.serving"):
         all_of_them = count == len(fields)

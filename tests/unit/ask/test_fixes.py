@@ -220,3 +220,15 @@ def test_a_port_in_a_range_that_another_service_keeps_from_being_served_names_th
     assert made.fixes == (
         "change the annotation so that its ranges contain no port that another Service has at this address",
     )
+
+
+def test_a_slice_made_by_hand_with_another_protocol_is_named():
+    """A Service without a selector does not use targetPort."""
+    ports = [EndpointPort(name="http", port=3000, protocol="UDP")]
+    web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http")])
+    made = snapshot(planner_of(world(), web, endpoint_slice(endpoint("10.244.1.1"), ports=ports)))
+    (fix,) = explain(made, packet(made, "192.0.2.77", "10.96.0.10:80")).why.fixes
+    assert fix.startswith(
+        "without spec.selector (a slice made by hand), give a port of the slice the name 'http' and the protocol TCP "
+        "(`kubectl -n default edit endpointslice web-1`); with spec.selector, targetPort of default/web may be a name"
+    )
