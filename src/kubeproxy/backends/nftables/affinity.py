@@ -35,18 +35,20 @@ ENDPOINT_NUMBERS: Final = {
     Family.IPV4: f"{ipaddress.IPv4Address(FIRST_ENDPOINT)}/2",
     Family.IPV6: f"{ipaddress.IPv6Address(FIRST_ENDPOINT)}/98",
 }
-"""Networks that contain the numbers of all endpoints, and the number of no pool."""
+"""Networks that contain the numbers of all endpoints, but no number of a pool."""
 
 _RESERVED: Final = 1024
 _FOREVER: Final = 10 * 365 * 86_400 * 1000  # ms
 _PICK: Final = "session-choose"
 _GO: Final = "session-go"
-"""Name of the chain that sends a packet to the endpoint with the number in the packet; returns without an endpoint."""
+"""Name of the chain that sends a packet to the endpoint that the number in the packet identifies; the chain returns if
+no endpoint has this number."""
 
 
 def declaration(layout: Layout) -> SetSpec:
     """Return the map of clients."""
-    # A client's hash has the type of numgen: jhash has the same type, but nft 1.0.6 crashes when it lists jhash.
+    # The key is computed by jhash, but declared as numgen, which has the same type: nft 1.0.6 crashes when it lists
+    # jhash.
     client, number = ("numgen random mod 2", f"{layout.ip} daddr"), (f"{layout.ip} daddr",)
     return SetSpec(CLIENTS, client, number, TIMEOUT | DYNAMIC, AFFINITY_CLIENTS, AFFINITY_TIMEOUT)
 
@@ -67,7 +69,8 @@ def rules(layout: Layout, choose: str) -> dict[str, tuple[str, ...]]:
             f"meta l4proto @transports dnat {ip} addr . port to {to}",
             original,
         ),
-        # The kernel does not change a packet whose destination is already the endpoint.
+        # If the endpoint is the original destination, the kernel's translation does not write it into the packet, so
+        # the first rule restores it.
         f"{_GO}-untranslated": (original, f"dnat to {ip} daddr"),
     }
 
@@ -93,7 +96,8 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
     if name.treatment.endswith("pick"):
         to_recall, to_remember = onwards
         return [*pool, f"{known} {to_recall}", to_remember]
-    # The endpoint is gone if no element has its number. An update does not replace the data of an element.
+    # The second rule returns if the endpoint is gone. The client is then deleted, because an update does not replace
+    # the data of an element.
     return [update, f"jump {_GO}", *pool, forget, *onwards]
 
 

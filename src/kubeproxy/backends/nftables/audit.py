@@ -1,6 +1,6 @@
-"""The found state of our table without the elements of Services: chains, rules, small sets. Reads only. Used at the
-start, after a failure, and when another program may have changed the table. The second part of the module replaces a
-found table with our table: it copies elements of earlier versions, and adds temporary rules."""
+"""The found state of our table without the elements of Services: chains, rules, small sets. The module is used at the
+start, after a failure, and when another program may have changed the table. It returns messages, and writes nothing.
+The second part is for found tables of earlier versions and of other programs: copies of elements, temporary rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from kubeproxy.model.plan import FamilyGlobals
 CONTRADICTIONS: Final = frozenset(
     {errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP}
 )
-"""Error codes of the kernel if an object in the table blocks a repair. Other codes, such as ENOBUFS, are temporary."""
+"""Error codes of the kernel that mean that an object in the table blocks a repair. Other codes, such as ENOBUFS, are
+temporary."""
 
 
 def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> Signature | None:
@@ -118,7 +119,8 @@ def affinity_chains(names: Iterable[str]) -> set[ChainName]:
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
-    """Return the desired table with the found chains of timeouts and Maglev table sizes, which depend on Services."""
+    """Return the desired table. It keeps the found chains for affinity timeouts and Maglev table sizes, because
+    Services determine which of them are needed."""
     chains = affinity_chains(found.chains) | older_chains(found)
     return ruleset.definition(name for name in chains if ruleset.extra or not name.of_ranges)
 
@@ -172,7 +174,8 @@ def older_form(name: str, found: TableContents) -> SetForm | None:
 
 
 def older_chains(found: TableContents) -> set[ChainName]:
-    """Return the present chains that replace an earlier version's chains for each number of endpoints."""
+    """Return the chains that replace found chains of an earlier version, which had a chain for each timeout and number
+    of endpoints."""
     matches = filter(None, map(_OLDER_CHAIN.fullmatch, found.chains))
     return {name for match in matches if (name := layout.parse_chain_name(f"{match[1]}-{match[3]}")) is not None}
 

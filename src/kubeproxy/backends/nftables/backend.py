@@ -43,7 +43,8 @@ ELEMENT = 160
 """Upper bound of the mean size of a transaction's elements, in bytes."""
 
 PRUNE_FROM = 500
-"""Unused chains are removed if there are more chains than this number, and twice as many as used chains."""
+"""Unused chains are removed if there are more chains than this number, and more than twice as many as were used at the
+last removal."""
 
 
 class NftablesBackend:
@@ -75,7 +76,7 @@ class NftablesBackend:
         self._gone = GoneEndpoints(family) if RESETS.value(world) else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # whether `_placed` describes the whole table
-        self._is_unsure = False  # another program committed during the last resync: its changes are unknown
+        self._is_unsure = False  # whether changes of another program during the last resync are unknown
         self._differs = False  # whether the last inspection found a difference that is not repaired yet
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
@@ -114,8 +115,8 @@ class NftablesBackend:
     # -- incremental ----------------------------------------------------------------------------------------------
 
     def sync(self, changes: Collection[NamedPlans]) -> Iterator[int]:
-        """Program changed Services; yield the number of elements after each transaction. Raises ApplyError; the
-        transactions yielded before are then in the kernel, and perhaps a part of the next change."""
+        """Program changed Services; yield the number of elements after each transaction. Raises ApplyError; the kernel
+        then has the transactions yielded before, and perhaps a part of the next change."""
         yield from self._synced(changes)
         if self._relay is not None and self._ours.loopback is Loopback.RELAYED:
             self._relay.update(changes)
@@ -369,9 +370,9 @@ class NftablesBackend:
         self._reshape(extra)
 
     def _remove(self, unneeded: Mapping[str, Collection[bytes]]) -> Iterator[int]:
-        """Remove elements, except shared elements in use, in the order of a packet's lookups, each group in separate
-        transactions. Until its removal, a former frontend of a Service may precede the present frontend, so its
-        endpoints remain longer. A commit can be between two lookups of a packet."""
+        """Remove elements, except shared elements in use: one transaction or more for each group of LOOKUPS, in order.
+        A packet may find a former frontend until it is removed, so the endpoints of the frontend are removed later.
+        Groups need separate transactions, because a commit can happen between two lookups of a packet."""
         for sets in LOOKUPS:
             transaction = Transaction(self._packers, {})
             for set_id in sets:

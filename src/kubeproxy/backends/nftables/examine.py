@@ -31,8 +31,8 @@ from kubeproxy.model.plan import FamilyGlobals, FrontendKind, Globals, Loopback,
 
 _PAD: Final = b"\0\0"
 _BEYOND: Final = (4, 256)
-"""Minimum and maximum number of slots that are examined after a pool's last slot. Between the limits, the number is
-that of the pool's slots."""
+"""Minimum and maximum number of slots that are examined after a pool's last slot. Between these limits, as many slots
+are examined as the pool has."""
 
 _Desired = dict[ServiceName | None, dict[str, Any]]
 """The desired state of each Service, and of the node."""
@@ -264,7 +264,7 @@ class NftablesExaminer(Examiner):
 
 
 def _owners_of_pools(state: Elements, owners: Mapping[bytes, ServiceName]) -> dict[bytes, ServiceName]:
-    """Return the Services by number of their pools with session affinity, and of their endpoints."""
+    """Return the Service of each number that identifies a pool, or an endpoint of a pool with session affinity."""
     found: dict[bytes, ServiceName] = {}
     for name in (*POOL_MAPS, *layout.RANGE_POOLS):
         found |= {number: owners[key] for key, number in state.get(name, {}).items() if key in owners}
@@ -299,10 +299,10 @@ def _most_slots(planned: int) -> int:
 
 
 def _normalised(key: bytes, pool: Pool, elements: dict[bytes, Any]) -> tuple[dict[bytes, Any], dict[bytes, Any]]:
-    """Remove a pool from the found and desired elements of its map; return its found and desired state if they differ,
-    else two empty states. An entry is the number of slots of an endpoint (key: frontend and destination); if these
-    numbers are as desired, an entry is the endpoints in slot order (key: frontend). If one endpoint is removed, only
-    this endpoint differs, although the last endpoint moves to another slot."""
+    """Remove a pool from the found elements of its map; return its found and desired state if they differ, else two
+    empty states. A state contains the number of slots of each endpoint (key: frontend and destination), so if one
+    endpoint is removed, only this endpoint differs, although the last endpoint moves to another slot. If only the order
+    of the slots differs, a state has one entry: the endpoints in slot order (key: frontend)."""
     slots = slot_keys(key, _most_slots(len(pool)))
     there = list(map(elements.pop, slots[: len(pool)], repeat(None)))
     wanted = [destination + _PAD for destination in pool]

@@ -31,10 +31,10 @@ def declaration(layout: Layout) -> SetSpec:
 
 
 def checks(layout: Layout) -> tuple[str, ...]:
-    """Return the rules of base chains before the translation; a packet of an established connection needs two
-    comparisons. The first packet of a connection is not translated yet. Therefore a packet with state `new` and status
-    `dnat` is a repeated SYN, and a packet of a connection that is not assured is a repeated SYN or part of a handshake.
-    """
+    """Return the rules for base chains that run before address translation. A packet of an established connection
+    passes two comparisons. The first packet of a connection is not translated yet. Therefore a packet with state `new`
+    and status `dnat` is a repeated SYN, and a packet of a connection that is not assured is a repeated SYN or part of a
+    handshake."""
     return (
         f"ct status & assured == 0 ct status dnat jump {CHAIN}",
         f"meta l4proto {_ICMP[layout.family]} ct state related ct status dnat update {_endpoint(layout)}",
@@ -42,7 +42,8 @@ def checks(layout: Layout) -> tuple[str, ...]:
 
 
 def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Return the chain that adds the endpoint of a repeated SYN or of a reset; an endpoint that answers is removed."""
+    """Return the chain that adds an endpoint after a client's repeated SYN or a reset from the endpoint, and removes an
+    endpoint that answers a SYN."""
     endpoint = _endpoint(layout)
     return {
         CHAIN: (
@@ -55,8 +56,8 @@ def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
 
 
 def _endpoint(layout: Layout) -> str:
-    """Return the element of a packet's connection, with the protocol of the packet (ICMP for an ICMP error), because
-    nft cannot list the protocol of the connection."""
+    """Return the element for the endpoint of a packet's connection. Its protocol is the packet's protocol (ICMP for an
+    ICMP error), because nft cannot list an element with the protocol of the connection."""
     return f"@{FAILING} {{ ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src }}"
 
 
@@ -67,7 +68,7 @@ class SuspectReader(LastingLink):
         self._family = family
 
     def read(self) -> set[bytes]:
-        """Return the endpoints in the set, none if there is no set. Raises NetlinkError."""
+        """Return the endpoints in the set; no endpoints if the set is missing. Raises NetlinkError."""
         with self.link() as link:
             try:
                 found = {endpoint_key(key) for some in pairs(self._family, TABLE, FAILING, link) for key, _ in some}

@@ -48,7 +48,8 @@ _NONE: Final = repeat(None)
 
 
 def numbers(actual: Elements) -> Iterator[int]:
-    """Yield the kernel's numbers of service ports, lists of source ranges, and endpoints with affinity."""
+    """Yield the numbers in the kernel that identify service ports, lists of source ranges, and endpoints with session
+    affinity."""
     for numbered in (*layout.NUMBER_MAPS, *layout.RANGE_MAPS):
         yield from map(service_port_number, actual.get(numbered, {}).values())
     # A list number with ranges counts as used, because a new list must not get ranges that another program added.
@@ -116,8 +117,8 @@ def _sticky(
 
 
 def _number(plan: ServicePlan, maps: Iterable[SetId], intervals: Iterable[SetId], actual: Elements) -> int:
-    """Return the number in these maps for the frontends of a plan, or in `intervals` for its ranges of ports; 0 for
-    none."""
+    """Return the number that these maps contain for a frontend of a plan, or `intervals` for one of its ranges of
+    ports; 0 if there is no number."""
     found = [actual[name].get(service_key(front.key), b"") for front in plan.frontends for name in maps]
     found += [actual.get(name, {}).get(layout.range_key(span), b"") for span in plan.port_ranges for name in intervals]
     return next(filter(None, map(service_port_number, found)), 0)
@@ -142,7 +143,7 @@ class FoundElements:
         self._ranges = ranges_by_list(self.left)
         self._frontends = {name: _slots(name, self.left) for name in _FRONTENDS}
         for pool in chain.from_iterable(self.left[name].values() for name in layout.POOL_MAPS):
-            # A pool for which the kernel has no class keeps its slots.
+            # If the kernel has no class for a pool, the pool may have any number of slots.
             self._frontends[SetId.SESSION_SLOTS].setdefault(pool, (1, layout.CLASSES[-1]))
         self._taken = dict.fromkeys(_READ_BY_KEY, 0)  # number of elements that Services need
 

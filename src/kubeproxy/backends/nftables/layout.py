@@ -89,7 +89,7 @@ class SetId(StrEnum):
     NO_ENDPOINT_NODEPORTS = "unserved-nodeports"
     NO_LOCAL_ENDPOINT_NODEPORTS = "no-local-endpoint-nodeports"
     FIREWALL_IPS = "firewalled-services"
-    FIREWALL_LISTS = "firewall-lists"  # frontend with source ranges : number that identifies its Service's list of them
+    FIREWALL_LISTS = "firewall-lists"  # frontend with source ranges : number of its Service's list of ranges
     FIREWALL_ALLOW = "firewall-allow"
     NODEPORT_IPS = "nodeport-ips"
     # address . protocol . range of ports : its pool's number
@@ -187,7 +187,7 @@ TRANSPORTS: Final = "transports"
 """Name of the set of supported transport protocols. A rule must match the protocol before a port."""
 
 COUNTERS: Final = {f"localhost-{name.lower()}": name for name in PROTOCOL_NAMES.values()}
-"""Names of the table's counters of refused packets, and the protocol that each counts."""
+"""Names of the table's counters of refused packets, each with the protocol of the counted packets."""
 
 
 def class_of(count: int) -> int:
@@ -196,7 +196,7 @@ def class_of(count: int) -> int:
 
 
 def tries(size: int) -> int:
-    """Return the number of picks from a class, after which the rules pick from the next smaller class, which has no
+    """Return how many times the rules pick from a class before they pick from the next smaller class, which has no
     unused slots."""
     most = 1 - (BELOW.get(size, 0) + 1) / size
     return max(1, ceil(log(_MISSED) / log(most))) if most else 1
@@ -209,7 +209,7 @@ def packed_class(count: int) -> bytes:
 
 
 STICKY_SLOTS: Final = 512
-"""Number of slots of a pool with weights and session affinity that has fewer endpoints."""
+"""Maximum number of slots of a pool with weights and session affinity, unless the pool has more endpoints."""
 
 ERROR: Final = 0.019
 """Largest relative error of an endpoint's share, a little below the documented 2 %."""
@@ -228,8 +228,8 @@ def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
 @lru_cache(maxsize=256)
 def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple[int, ...]:
     smallest, best, least = kinds[0], (1,) * len(kinds), float("inf")
-    # smallest / gcd slots for the smallest weight need no rounding. With up to four times as many slots, the total is
-    # close to the size of its class, so few picks hit an empty slot.
+    # With smallest / gcd slots for the smallest weight, no number is rounded. The loop tries up to four times as many
+    # slots, because the total may then be closer to the size of its class, so that fewer picks hit an empty slot.
     for few in range(1, 4 * smallest // gcd(*kinds) + 1):
         slots = tuple([max(1, (2 * kind * few + smallest) // (2 * smallest)) for kind in kinds])
         total = sum([n * count for n, count in zip(slots, counts, strict=True)])
@@ -344,8 +344,8 @@ class Layout:
 
 
 CLIENTS: Final = "session-clients"
-"""The name of the map of clients with session affinity, from a hash of the address and the pool's number to the
-endpoint's number."""
+"""Name of the map of clients with session affinity. Key: a hash of the client's address, and the pool's number; data:
+the endpoint's number."""
 
 POOL_SETS: Final = (*ENDPOINT_MAPS, SetId.SESSION_SLOTS)
 """Maps whose keys end with the slot of a pool."""
@@ -409,8 +409,8 @@ def _registers(tail: bytes) -> bytes:
 
 class ChainName(NamedTuple):
     """A chain that several Services share, created for the first Service that needs it. `treatment` is one of
-    TREATMENTS. A chain of session affinity has the timeout in seconds (`affinity`), a chain of Maglev the size of the
-    table."""
+    TREATMENTS. `affinity` is the timeout of a session affinity chain in seconds, else 0; `size` is the table size of a
+    Maglev chain, else 0."""
 
     nodeport: bool
     treatment: str

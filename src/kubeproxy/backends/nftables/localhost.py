@@ -133,7 +133,7 @@ class LocalhostRelay:
 
 
 def relay_targets(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, RelayTarget]]:
-    """Yield the TCP NodePorts that have endpoints; with externalTrafficPolicy Local, endpoints on this node."""
+    """Yield the TCP NodePorts that have endpoints, or with externalTrafficPolicy Local, endpoints on this node."""
     for plan in plans:
         if plan.key.protocol != socket.IPPROTO_TCP:
             continue

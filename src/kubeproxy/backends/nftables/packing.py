@@ -64,14 +64,14 @@ def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str
 
 def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[str, list[bytes]]:
     """Return the keys of a Service's elements that must remain until its new elements are committed; {} for most
-    changes. If the Service does not change `alone`, only elements with the numbers of the Service remain, because the
-    other Services may add keys.
+    changes. If other Services change in the same transaction (not `alone`), only elements with this Service's own
+    numbers remain, because the other Services may add keys that this Service removes.
 
     A packet is processed by the rules of one generation, but each of its lookups uses the elements that are current at
-    the time of the lookup (nft_genmask_cur in net/netfilter/nft_set_hash.c of Linux 6.18). If a commit happens between
-    two lookups, the packet misses a frontend that moves to an earlier map. The packet also misses the target of an
-    element that it found before: the pool of a chain, a list of source ranges, or an endpoint's number. Only a removed
-    slot has a substitute, the first slot."""
+    the time of the lookup (nft_genmask_cur in net/netfilter/nft_set_hash.c of Linux 6.18). If a commit between two
+    lookups removed the former elements, the packet would miss a frontend that moves to an earlier map. It would also
+    miss the target of an element that it found before: the pool of a chain, a list of source ranges, or an endpoint's
+    number. Only a removed slot has a substitute, the first slot."""
     if not alone:
         return _only_removed(delta, _NUMBERED)
     if _LOOKED_UP.isdisjoint(delta.removed):

@@ -34,11 +34,11 @@ JUMPS: Final = Jumps(
 
 
 class Treatment(NamedTuple):
-    """The rules that mark packets for masquerade, for a cluster IP and other addresses; the match for pods, or ''."""
+    """Rules and a match from which the chains of ranges are made."""
 
-    cluster: tuple[str, ...]
-    external: str
-    pods: str
+    cluster: tuple[str, ...]  # the rules that mark packets to a cluster IP for masquerade
+    external: str  # the rule that marks packets to other addresses
+    pods: str  # matches packets from pods; '' if pods cannot be detected
 
 
 def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -100,7 +100,7 @@ INTERVAL_OF: Final[Mapping[str, SetId]] = {
     SetId.NO_ENDPOINT_SERVICES: SetId.NO_ENDPOINT_RANGES,
     SetId.NO_LOCAL_ENDPOINT_SERVICES: SetId.NO_LOCAL_ENDPOINT_RANGES,
 }
-"""The sets of ranges, by the sets with the service ports that are treated equally."""
+"""Key: a set of service ports; value: the set of ranges of ports that get the same treatment."""
 
 
 @lru_cache(maxsize=256)

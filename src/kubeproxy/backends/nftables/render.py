@@ -93,8 +93,8 @@ class Numbers:
 
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
-        Returns 0 if the kernel has no number for the service port, or if another program wrote a different service
-        port's number."""
+        Returns 0 if the kernel has no number for the service port, or if the number is already that of a different
+        service port, because another program wrote it."""
         if key in self._had:
             return self._had.pop(key)
         if number in self._taken or number > LARGEST_NUMBER:
@@ -321,7 +321,7 @@ def _frontend(item: Placed, frontend: Frontend, traffic: Traffic, recipient: Rec
 
 
 def _range_pool(number: bytes, numbers: Mapping[bytes, bytes], affinity: int, recipient: Recipient) -> None:
-    """Pass to a recipient the elements of a pool of ranges in addition to `sticky_pool`: the addresses of the
+    """Pass to a recipient the elements of a pool of ranges that `sticky_pool` does not pass: the addresses of the
     endpoints, and the chain of session affinity."""
     for destination, packed in numbers.items():
         recipient.entry(SetId.RANGE_ENDPOINTS, packed, destination[:-2])

@@ -271,8 +271,8 @@ class Ruleset:
         return {chain: (back, *picks, first), attempt: (pick,)}
 
     def _base_chains(self) -> list[tuple[str, tables.Hook, tuple[str, ...]]]:
-        new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
         # A translated packet goes to an endpoint, not to a frontend.
+        new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
         ranges = port_ranges.JUMPS if self.extra else port_ranges.Jumps()
         checks = (f"{untranslated} service-endpoints-check", *ranges.refuse, f"{untranslated} cluster-ips-check")
         fast = (forwarding.jump(self._forwarding),) if self._forwarding.protocols else ()
