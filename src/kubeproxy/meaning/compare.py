@@ -23,7 +23,7 @@ from kubeproxy.wording import counted
 TOLERANCE: Final = 0.02
 """Two shares count as equal if their difference is less than this fraction of the larger share."""
 EACH: Final = 1000
-"""Up to this number of units with differences, all units are compared, even units of the same shape."""
+"""Until this number of differences is found, all units of a shape with differences are compared, and not only one."""
 _LEAST: Final = 1e-7
 _LIKELY: Final = ("198.51.100.7", "2001:db8:51::7")
 """The source addresses of witnesses if any source is possible; both are reserved for documentation."""
@@ -74,8 +74,8 @@ class UnitDifference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The result of a comparison. If there are more than EACH differences, `differences` contains only one unit of each
-    shape."""
+    """The result of a comparison. After the first EACH differences, `differences` contains only one unit of each
+    further shape."""
 
     classes: int
     causes: tuple[WitnessGroup, ...]
@@ -84,7 +84,7 @@ class Comparison(NamedTuple):
 
 
 def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Comparison:
-    """Compare two rulesets for all packets, by one unit of each shape."""
+    """Compare two rulesets for all packets. Of the units that have the same shape, only one is compared: see EACH."""
     comparing, shapes = _Comparing(first, second, place), Shapes((first, second), place)
     known: dict[object, _Compared] = {}
     classes, causes, differences = 0, dict[str, tuple[int, Witness]](), list[UnitDifference]()

@@ -71,10 +71,9 @@ class PassingPacket(NamedTuple):
 
     Addresses are packed; `source` None means any address of this node. `port` is the destination port of a request, or
     the source port of a reply. `original` is the destination of the connection's first packet before translation.
-    `interfaces` are the incoming and the outgoing interface, or None means unknown, and '' means none. `tracked` means
-    that rules translate the packet here or later, and that connection tracking must see the packet. `marks` are the
-    known mark bits of the connection's first packet here, and their values; in later packets and replies these bits are
-    0."""
+    `interfaces` are the incoming and the outgoing interface: None if unknown, '' if there is none. `tracked` means that
+    rules translate the packet here or later, and that connection tracking must see the packet. `marks` are the known
+    mark bits of the connection's first packet here, and their values; in later packets and replies these bits are 0."""
 
     hook: str
     after: float
@@ -107,10 +106,10 @@ class Drop(NamedTuple):
 
 
 class SourceTranslation(NamedTuple):
-    """A chain of type nat that translates the source of a packet to one of these packed addresses; `sure` means in
-    every case. None means that the address is unknown. MASQUERADED means the address of the outgoing interface, or this
-    node's own source address that the chain leaves unchanged. If there is no address, a rule keeps the packet from the
-    proxy's chain."""
+    """A chain of type nat that translates the source of a packet to one of `sources`, which are packed addresses.
+    `sure` means that the chain does so in every case. In `sources`, None is an unknown address, and MASQUERADED is the
+    address of the outgoing interface, or this node's own source address that the chain leaves unchanged. If `sources`
+    is empty, a rule keeps the packet from the proxy's chain."""
 
     where: str
     chain: str
@@ -124,8 +123,8 @@ MASQUERADED: Final = b""
 
 
 class Marking(NamedTuple):
-    """A chain that may give a packet one of these marks before the kernel routes the packet; `sure` means in every
-    case."""
+    """A chain that may give a packet one of these marks before the kernel routes the packet; `sure` means that the
+    chain does so in every case."""
 
     where: str
     chain: str

@@ -1,6 +1,6 @@
 """Reads the rules in this node's kernel: tables of other programs, and, to compare whole rulesets, the rules of a
-kube-proxy (this program or the Go kube-proxy). Rules of nf_tables, including iptables-nft, are read over netlink; rules
-of legacy iptables, and of the table nat of iptables-nft, from the output of iptables-save."""
+kube-proxy (this program or the Go kube-proxy). Rules of nf_tables, including iptables-nft, are read over netlink. Rules
+of legacy iptables, and of the table nat of iptables-nft, are read from the output of iptables-save."""
 
 from __future__ import annotations
 

@@ -452,7 +452,7 @@ class _Rule:
     def _write(self, one: x.Payload, term: Term) -> None:
         target = self._payload(one)
         if target.field is Property.SOURCE and target.size == target.width and term.field in _ADDRESSES:
-            # The rules store a number in the source address; the connection's source restores the address.
+            # Rules keep a number in the source address, and restore the address from the connection's original source.
             self._done.append((Op.WRITE, Property.SOURCE, None if term.field is Property.SOURCE else b""))
             return
         if target.size != target.width or target.field not in {Property.DESTINATION, Property.PORT}:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 class Op(IntEnum):
     """The kind of an operation, which is the operation's first item. The comments name the other items."""
 
-    __hash__ = int.__hash__  # Enum's is a function in Python
+    __hash__ = int.__hash__  # Enum's own hash is a function in Python, which is slower
 
     SOURCE = 0  # addresses
     DESTINATION = 1  # addresses

@@ -1,4 +1,4 @@
-"""Finds the differences between two changing rulesets that last, by repeated comparisons. A proxy needs a moment to
+"""Finds lasting differences between two changing rulesets, by repeated comparisons. A proxy needs a moment to
 write a change, so a difference counts only if it lasts longer than a grace period; a shorter difference is
 transient."""
 

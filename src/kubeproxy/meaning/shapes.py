@@ -50,7 +50,7 @@ class Unit(NamedTuple):
 
 
 class _IndexedRule(NamedTuple):
-    """A rule with an address or a port in a common chain; the number counts the earlier rules of the chain without an
+    """A rule with an address or a port in a common chain; `before` is the number of the chain's earlier rules without
     address and port."""
 
     chain: str

@@ -125,8 +125,8 @@ class Walk:
         return known
 
     def _hook(self, hook: str, flows: list[PacketSet], leaves: list[Leaf], *, looped: bool = False) -> list[PacketSet]:
-        """Return the flows that pass all chains of a hook; `looped` means that the packets come back translated from
-        lo."""
+        """Return the flows that pass all chains of a hook; `looped` means that the packets come back from lo, and are
+        not translated again."""
         for chain in self._ruleset.at(hook):
             assert chain.hook is not None  # noqa: S101 - base chains have a hook
             if (chain.hook.nat and looped) or (not chain.rules and not chain.hook.drops):
