@@ -90,7 +90,7 @@ def iptables_chains(known: Iterable[Chain]) -> list[RuleChain]:
 
 
 def legacy_tables(family: str) -> list[str]:
-    """Return the names of a family's legacy iptables tables ('ip' or 'ip6'); none if the modules are not loaded."""
+    """Return the names of the legacy iptables tables of a family ('ip' or 'ip6'); [] if the modules are not loaded."""
     try:
         return Path("/proc/thread-self/net", _LEGACY_TABLES[family]).read_text(encoding="ascii").split()
     except OSError:

@@ -36,7 +36,7 @@ _HEADER_SIZE: Final = 4  # struct nfgenmsg
 _HEAD: Final = nl.netfilter_header(socket.AF_INET) + nl.attribute(1, b"\6")  # and the version of ipset's protocol
 _ADDRESS: Final = struct.Struct("=HHHH")
 _PORT_AND_PROTOCOL: Final = struct.Struct("=HH2sxx HHBxxx")
-# The length of a list is a number of 16 bits, and the kernel sends a refused message back in full.
+# Maximum size of a list in bytes: its length is a 16-bit number, and the kernel sends a refused message back in full.
 _LIST_LIMIT: Final = 32_000
 
 BITMAP_PORT: Final = "bitmap:port"

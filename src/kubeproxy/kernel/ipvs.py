@@ -146,7 +146,8 @@ class Ipvs(nl.Closing):
 
     def apply(self, changes: Sequence[ServerChange]) -> None:
         """Apply all changes in order, with as few system calls as possible. Raises RefusedError. Codes: EEXIST if an
-        added object exists, ESRCH without the virtual server, ENOENT without the real server or scheduler."""
+        added object exists, ESRCH if the virtual server is missing, ENOENT if the real server or scheduler is
+        missing."""
         self.send([packed(change) for change in changes], changes.__getitem__)
 
     def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:
@@ -332,7 +333,7 @@ class RealServerReader:
             if all(wanted in places for wanted in _REAL):
                 break
         else:
-            raise ApplyError("the kernel describes a real server without all of its attributes")
+            raise ApplyError("the kernel's description of a real server lacks an attribute")
         self._struct, self._headers = struct.Struct(layout), tuple(headers)
         self._wanted = itemgetter(*(places[wanted] for wanted in _REAL))
 

@@ -144,8 +144,8 @@ def _pack(index: int, ip: bytes) -> bytes:
         _ADDRESS_HEAD.pack(family, 8 * len(ip), 0, 0, index) + nl.attribute(_LOCAL, ip) + nl.attribute(_ADDRESS, ip)
     )
     if family is Family.IPV6:
-        # If duplicate detection is off, the address is usable immediately. The kernel adds no prefix route, because the
-        # local table already has a route to the address.
+        # Without duplicate detection the address is usable immediately. A prefix route is not needed, because the local
+        # table already has a route to the address.
         payload += nl.attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
         # The address is deprecated, so that the kernel never selects it as the most similar source (RFC 6724, rules 3
         # and 8).
@@ -158,7 +158,7 @@ SYSCTLS: Final = Path("/proc/sys/net/bridge")
 
 _NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 SYSCTL: Final = {family: f"net.bridge.bridge-nf-call-{word}" for family, word in _NAMES.items()}
-"""The sysctl that makes all bridges of a network namespace pass packets to the rules, per family."""
+"""For each family, the sysctl that makes all bridges of a network namespace pass packets to the rules."""
 
 
 class Bridge(NamedTuple):
@@ -267,8 +267,8 @@ class AddressMonitor(Announcements):
 
     @nl.understood("addresses")
     def drain(self) -> bool:
-        """Read all messages without blocking; return whether addresses may have changed. A renewed lifetime counts as a
-        change, and a message that the kernel dropped, too."""
+        """Read all messages without blocking; return whether addresses may have changed. A renewed lifetime, and a
+        message that the kernel dropped, count as changes."""
         ignored = {_number(name) for name in self.ignored}
         return self.changed(
             lambda data: any(_ADDRESS_HEAD.unpack_from(data, at.start)[4] not in ignored for at in nl.messages(data))
@@ -319,8 +319,9 @@ _UNANSWERED: Final = {0x01: "INCOMPLETE", 0x20: "FAILED"}  # NUD_...
 
 @nl.understood("a neighbour")
 def silent_neighbour(destination: bytes) -> tuple[str, bool]:
-    """Return an error text if the next hop to a destination does not answer ARP or IPv6 neighbour discovery, else '';
-    and whether the destination itself is that next hop, on the interface of its network. Raises NetlinkError."""
+    """Return an error text if the next hop to a destination does not answer ARP or IPv6 neighbour discovery, else ''.
+    Also return whether this silent hop is the destination itself, asked on the interface of its network. Raises
+    NetlinkError."""
     route, family = _route(destination), family_of(destination)
     hop, index = route.get(_GATEWAY, destination), int.from_bytes(route.get(_OUT, b""), "little")
     size, places = _NEIGHBOUR_HEAD.size, _neighbours(hop, index)
@@ -350,7 +351,7 @@ def _neighbours(address: bytes, index: int) -> list[tuple[bytes, int, int]]:
 
 @nl.understood("a neighbour")
 def bridge_port(bridge: str, address: bytes) -> str:
-    """Return the port of a bridge behind which the neighbour with an address is; '' if unknown. Raises NetlinkError."""
+    """Return the bridge port that leads to the neighbour with an address; '' if unknown. Raises NetlinkError."""
     hardware = [nl.parts(*place).get(_HARDWARE, b"") for place in _neighbours(address, _number(bridge))]
     try:
         table = (SYS / bridge / "brforward").read_bytes()

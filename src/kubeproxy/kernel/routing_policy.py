@@ -46,7 +46,7 @@ def refusal(packet: RoutedPacket) -> int:
         more += nl.attribute(_IN, struct.pack("=I", socket.if_nametoindex(packet.arrival)))
     if packet.mark:
         more += nl.attribute(_MARK, struct.pack("=I", packet.mark))
-    if packet.protocol in {PROTOCOLS["TCP"], PROTOCOLS["UDP"]}:  # the kernel refuses others in RTA_IP_PROTO
+    if packet.protocol in {PROTOCOLS["TCP"], PROTOCOLS["UDP"]}:  # RTA_IP_PROTO accepts few protocols
         more += nl.number_attribute(_PROTOCOL, packet.protocol, 1) + nl.number_attribute(_PORT, packet.port, 2)
     try:
         ask_route(packet.destination, more, has_source=packet.source is not None)

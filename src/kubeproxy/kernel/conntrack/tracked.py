@@ -359,8 +359,8 @@ class Event(NamedTuple):
 
 
 class Events(Announcements):
-    """A socket that receives events of the share 1/`one_in` of the connections. For a connection that began before
-    `listen`, the kernel announces only the end."""
+    """A socket that receives events of connections; after `sample`, only of a share of the connections. For a
+    connection that began before `listen`, the kernel announces only the end."""
 
     wanted = EVERYTHING
     one_in = 1

@@ -30,13 +30,14 @@ _BUCKETS: Final = "net/netfilter/nf_conntrack_buckets"
 
 
 USUAL_BUCKETS: Final = 262_144
-"""The default number of hash buckets with more than 4 GB of memory. A quarter is the default with more than 1 GB."""
+"""The default number of hash buckets on machines with more than 4 GB of memory. Machines with more than 1 GB have a
+quarter of this number."""
 
 # The kernel has no index of entries by destination: each request reads the whole hash table. The costs, in nanoseconds,
 # were measured on one machine (2 cores, Linux 6.18, 262,144 buckets); only their ratios matter. A dump locks each
 # bucket, which takes 3.7 ms for the whole table, and 4.2 ms with 10,000 entries. A deletion skips empty buckets, which
-# takes 0.17 ms if the table is in the CPU's caches, else 1 ms. A deletion lets packets through after each bucket with
-# entries, which takes 1.4 ms with 10,000 entries.
+# takes 0.17 ms if the table is in the CPU's caches, else 1 ms. After each bucket with entries, a deletion lets waiting
+# packets pass; with 10,000 entries, this takes 1.4 ms.
 _DUMPED_BUCKET: Final = 14.0  # ns
 _DUMPED_ENTRY: Final = 80.0
 _DELETED_BUCKET: Final = 1.2
@@ -75,7 +76,7 @@ class UdpFlow(Struct, frozen=True, gc=False):
 
 
 class Translation(NamedTuple):
-    """Selects the flows to a destination whose replies come from an endpoint; both are a packed address and port."""
+    """Selects the flows to a destination that have replies from an endpoint; both ends are packed address and port."""
 
     destination: bytes
     endpoint: bytes
@@ -149,7 +150,7 @@ class Conntrack(LastingLink):
     def forget(self, family: FamilyNumber, translations: Collection[Translation], frontends: int) -> int | None:
         """Delete the flows of these translations; return the number of deleted flows. Return None if the kernel cannot
         delete by translation, or if `clean` costs less. The kernel does not report how many entries it deleted. The
-        result is the decrease of the number of entries; this result is too small if flows begin meanwhile."""
+        result is the decrease of the number of entries, which is too small if flows begin in the meantime."""
         # With an IPv6 address the kernel would delete all other flows, because its comparison is inverted (see
         # `_questions`).
         if family != 2 or not self._deletes:

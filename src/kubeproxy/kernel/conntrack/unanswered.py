@@ -32,7 +32,8 @@ class Unanswered(LastingLink):
 
 
 def _found(link: Netlink, family: int, endpoints: Collection[bytes]) -> Iterator[tracked.Tracked]:
-    """Yield a superset of the unanswered connections to endpoints. The kernel can select entries of few endpoints."""
+    """Yield the unanswered connections to these endpoints, and possibly to others. If there are only a few endpoints,
+    the kernel selects their entries."""
     selected = [b""]
     if len(endpoints) <= _FEW:
         mine = [one for one in endpoints if family_of(one[:-3]) == family]

@@ -160,7 +160,7 @@ def keeping(steps: Sequence[tuple[int, int]]) -> bytes:
 
 
 def without_senders(ports: Collection[int], wanted: bytes = _KEEP) -> bytes:
-    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters the others."""
+    """Return a filter that drops messages caused by requests from these netlink ports; `wanted` filters the rest."""
     packed = [_INSTRUCTION.pack(LOAD_WORD, 0, 0, _SENDER)]
     for port in ports:
         packed += [_INSTRUCTION.pack(IF_EQUAL, 0, 1, loaded(port.to_bytes(4, sys.byteorder))), _DROP]

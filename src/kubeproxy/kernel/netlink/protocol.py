@@ -38,7 +38,7 @@ ATTRIBUTE: Final = struct.Struct("=HH")  # length, type
 _CODE: Final = struct.Struct("=i")
 _LENGTH: Final = struct.Struct("=I")
 
-# Datagrams of a dump have up to 32 KiB since Linux 4.10 (netlink_recvmsg: up to the size of the reader's buffer).
+# Since Linux 4.10 a dump's datagrams are as large as the reader's buffer, but at most 32 KiB (netlink_recvmsg).
 READ_SIZE: Final = 64 * 1024
 _RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 _TIMEOUT: Final = 30.0
@@ -468,7 +468,7 @@ def grow_receive_buffer(sock: socket.socket, size: int) -> None:
 
 
 def grow_send_buffer(sock: socket.socket, size: int) -> None:
-    """Set the size of a socket's send buffer in bytes, limited as `grow_receive_buffer`."""
+    """Set the size of a socket's send buffer in bytes; net.core.wmem_max is the limit (see `grow_receive_buffer`)."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, size)
     except PermissionError:

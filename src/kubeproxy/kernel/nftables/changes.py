@@ -39,7 +39,7 @@ _CHAINS: Final = _DELETIONS | {nfnetlink.NEW_TABLE, nfnetlink.NEW_CHAIN, nfnetli
 _GENERATIONS: Final = 0xFFFFFFFF  # a generation's number has 32 bits
 _LATE: Final = (0.0, 0.002, 0.02)
 """Seconds before each attempt to read: the kernel increments the generation shortly before the announcement."""
-_SLOWEST: Final = 10.0  # maximum seconds between increment and announcement: 100,000 elements, under load
+_SLOWEST: Final = 10.0  # maximum seconds between increment and announcement, for 100,000 elements under load
 
 
 class ChainChange(NamedTuple):
@@ -123,7 +123,7 @@ class ChangeMonitor:
         self._since = 0  # announcements up to this generation are incomplete, so they are not counted
         self._lost = False  # whether the kernel dropped announcements since `_begin`
         self._pauses = 0
-        self._late_since: float | None = None  # the first consecutive check that found a transaction in progress
+        self._late_since: float | None = None  # when a check first found the transaction in progress
 
     def close(self) -> None:
         """Remove one user; close the socket when no user is left."""
@@ -134,7 +134,7 @@ class ChangeMonitor:
                 _monitors.pop((self._namespace, self._interest.word), None)
 
     def ignore(self, port: int) -> None:
-        """Filter out the transactions of the socket with this netlink port; the caller calls `count_own` for each."""
+        """Filter out the transactions of the socket with this netlink port; the caller counts them with `count_own`."""
         with self._lock:
             self._ports.add(port)
             try:
@@ -183,7 +183,7 @@ class ChangeMonitor:
 
     @contextmanager
     def paused(self, generation: Callable[[], int]) -> Iterator[None]:
-        """Receive no announcements while the `with` body changes tables through another program, or by 100,000
+        """Receive no announcements while the `with` body makes another program change tables, or changes very many
         elements. The generation number shows at the end whether other programs changed tables. Raises ApplyError."""
         with self._lock:
             if self._pauses == 0:

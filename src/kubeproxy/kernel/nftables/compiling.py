@@ -59,7 +59,8 @@ class _Key(NamedTuple):
         return sum(padded(field.size) // 4 for field in self.fields)
 
     def load(self, slot: int = 0, spare: int = 0) -> Iterator[x.Expression]:
-        """Yield expressions that load the key into registers from `slot` on, a hash's fields `spare` slots later."""
+        """Yield expressions that load the key into registers from `slot` on. The fields of a hash are loaded `spare`
+        slots after the key."""
         operands = slot + self.slots + spare
         for field in self.fields:
             if isinstance(field.load, x.Hash):
@@ -194,7 +195,7 @@ class _Reader:
             yield x.Lookup(self._name(), 1, 1)
         load = field.load
         if not isinstance(load, x.Payload):
-            raise ValueError(f"cannot be set, in rule: {self.text}")
+            raise ValueError(f"a field that cannot be set, in rule: {self.text}")
         address = load.base == fields.NETWORK
         checksum, at = (1, 10) if address and self.ip == "ip" else (0, 0)
         # The transport protocol's checksum covers addresses.

@@ -172,8 +172,8 @@ class ElementLayout(NamedTuple):
 
 
 def layout_of(data: bytes, origin: int, size: int, start: int, end: int) -> ElementLayout | None:
-    """Return the layout of records of `size` bytes. Return None if a key is an interval, or data a verdict. The first
-    record begins at `origin`, and its element is data[start:end]."""
+    """Return the layout of records of `size` bytes. Return None if the key is an interval, or if the data is a verdict.
+    The first record begins at `origin`, and its element is data[start:end]."""
     values = {kind: first + nl.ATTRIBUTE.size for kind, first, _ in nl.attributes(data, start, end)}
     element = element_of(data, start, end)
     if nfta.SET_ELEM_KEY not in values or bool(element.data) != (nfta.SET_ELEM_DATA in values):
@@ -256,8 +256,9 @@ def _lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, in
 
 @nl.understood("elements of nf_tables")
 def one_pass(family: int, table: str, name: str, link: nl.Netlink) -> Entries:
-    """Return the key and data of each element that one dump of a set contains. Raises NetlinkError. Elements are
-    missing if another program changes the set during the dump, because the kernel counts from the first element."""
+    """Return the key and data of each element that one dump of a set contains. Raises NetlinkError. Elements may be
+    missing if another program changes the set during the dump: the kernel finds its place again by counting from the
+    first element."""
     found: Entries = {}
     buffers = link.dump_once(GET_ELEMENT, nl.netfilter_header(family) + names(table, name), f"elements of {name}")
     for place in _lists(nl.answers(buffers, GENERIC.size)):

@@ -314,7 +314,7 @@ class Offload(Expression, frozen=True):
 
 class Limit(Expression, frozen=True):
     """Ends the rule if there are more than `rate` packets (`type` 0) or bytes (`type` 1) per `unit` seconds. With
-    `flags` 1, ends the rule if there are not more."""
+    `flags` 1, ends the rule in the opposite case."""
 
     KIND = "limit"
     LAYOUT = _layout("rate:u64 unit:u64 burst type flags")

@@ -15,14 +15,8 @@ IPV4_ADDRESS, IPV6_ADDRESS, INTEGER, PROTOCOL, PORT, TCP_FLAGS, MARK, INTERFACE 
 _INDEX: Final = 20  # of an interface
 VERDICTS: Final = 0xFFFFFF00
 """The data type of a map to verdicts."""
-_STATE, _DIRECTION, _STATUS, _ADDRESS_TYPE, _NUMBER, _FAMILY = (
-    1024,
-    1025,
-    1026,
-    1027,
-    1028,
-    1029,
-)  # types that never occur in a key
+# Numbers of this module for types that never occur in the key of a set.
+_STATE, _DIRECTION, _STATUS, _ADDRESS_TYPE, _NUMBER, _FAMILY = 1024, 1025, 1026, 1027, 1028, 1029
 
 STATES: Final = {"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}
 STATUSES: Final = {"expected": 1, "seen-reply": 2, "assured": 4, "confirmed": 8, "snat": 16, "dnat": 32, "dying": 512}

@@ -179,8 +179,8 @@ def emptied(family: int, table: str, name: str) -> bytes:
 
 
 def ranges(family: int, table: str, name: str, edges: Iterable[tuple[bytes, bool]]) -> list[bytes]:
-    """Return the messages that fill a set of ranges. An edge is a range's first value (False), or the next value
-    (True)."""
+    """Return the messages that fill a set of ranges. An edge is the first value of a range (False), or the value after
+    the range (True)."""
     elements = []
     for key, ends in sorted(edges):
         flags = nl.number_attribute(nfta.SET_ELEM_FLAGS, _INTERVAL_END) if ends else b""

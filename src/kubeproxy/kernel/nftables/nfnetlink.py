@@ -103,7 +103,8 @@ class Transactions:
         tail = nl.HEADER.pack(edge, _BATCH_END, nl.NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
         last = next(self._sequence) & 0x7FFFFFFF
         length, kind, flags, _, _ = nl.HEADER.unpack_from(parts[-1])
-        # The last message requests an acknowledgement, because kernels before 6.10 acknowledge no end of a batch.
+        # The last message requests an acknowledgement, because kernels before 6.10 do not acknowledge the end of a
+        # batch.
         final = nl.HEADER.pack(length, kind, flags | nl.NLM_F_ACK, last, 0) + parts[-1][nl.HEADER.size :]
         self._send(b"".join((head, *parts[:-1], final, tail)))
         try:
@@ -224,7 +225,8 @@ def _rule(data: bytes) -> Rule:
 
 
 def created(made: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield the kind and name of each object with a handle that these messages create; for a rule the chain's name."""
+    """Yield kind and name of each object that these messages create and that gets a handle; a rule has its chain's
+    name."""
     for one in made:
         kind = nl.HEADER.unpack_from(one)[1]
         if kind in _NAMES and (place := nl.find(one, nl.HEADER.size + GENERIC.size, len(one), _NAMES[kind])):

@@ -47,8 +47,8 @@ class SetForm(NamedTuple):
 
 
 class SetSpec(NamedTuple):
-    """A declared set or map. Keys and data are tuples of names in fields.FIELDS, or VERDICT; the rest as in SetForm.
-    The flags MAP and CONCATENATION are derived from the fields. `merges`: nft merges adjacent ranges."""
+    """A declared set or map. `key` and `data` are names in fields.FIELDS; `data` may be VERDICT. Other fields are as in
+    SetForm. The flags MAP and CONCATENATION are derived from the fields. `merges`: nft merges adjacent ranges."""
 
     name: str
     key: tuple[str, ...]

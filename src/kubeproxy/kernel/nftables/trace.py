@@ -34,8 +34,8 @@ _BEFORE_ALL: Final = -350  # before the priority of raw, -300
 _TRACKED: Final = -190  # after the priority of connection tracking, -200
 _TCP: Final = 6
 
-# The first packet of a connection passes all rules, so few packets after the first need a trace.
-_FIRST_PACKETS: Final = 20  # the maximum number of traced packets per second
+# Only the first packet of a connection passes all rules, so few of the later packets of TCP are traced.
+_FIRST_PACKETS: Final = 20  # the maximum number of packets per second that a rule marks
 _OTHER_PACKETS: Final = 2
 
 _META_NFTRACE: Final = 12  # enum nft_meta_keys
@@ -44,8 +44,8 @@ _REGISTER: Final = 1
 
 class TracedFlow(NamedTuple):
     """Selects the packets to trace: from a packed address (b'' for any) to an address, protocol and port. `hooks` are
-    the hooks at which the rules mark the packets: PREROUTING, OUTPUT. `clients` are the packed addresses whose
-    connections get the marked replies; empty for all addresses."""
+    the hooks at which the rules mark the packets: PREROUTING, OUTPUT. `clients` are packed addresses: only replies in
+    connections of these clients are marked; if `clients` is empty, all replies are marked."""
 
     source: bytes
     destination: bytes

@@ -43,7 +43,7 @@ def kernel_version(release: str) -> tuple[int, int]:
 
 
 def ipvs_modules(release: str) -> list[str]:
-    """Return the modules that ipvs mode needs on a kernel of this release with any scheduler."""
+    """Return the modules that ipvs mode needs on a kernel of this release, independent of the scheduler."""
     conntrack = "nf_conntrack_ipv4" if kernel_version(release) < _MERGED_CONNTRACK else "nf_conntrack"
     return [*_IPVS, conntrack]
 
@@ -95,7 +95,7 @@ def require(names: Sequence[str], purpose: str, files: ModuleFiles = _FILES, mod
     missing. `purpose` names the feature that needs the modules, such as 'ipvs mode'."""
     missing = [name for name in names if name not in present(names, files)]
     failed = load(missing, modprobe)
-    # A module that modprobe loaded is present, even if /proc/modules cannot be read.
+    # Modules that modprobe has loaded are not looked up again, because /proc/modules may be unreadable.
     still = [name for name in failed if name not in present(list(failed), files)]
     if not still:
         return

@@ -118,8 +118,9 @@ def _serve(address: bytes, channel: socket.socket) -> None:
 
 
 def _enter(address: bytes) -> None:
-    """Move this process into the namespace with the address. The search, which enters all namespaces, is in a thread:
-    a program that ends all processes of a namespace (found by /proc/PID/ns/net) does not end this process."""
+    """Move this process into the namespace with the address. A thread searches, and enters each namespace. During the
+    search /proc/PID/ns/net still shows the first namespace, so a program that ends all processes of a searched
+    namespace does not end this process."""
     if _has(address):
         return
     with ThreadPoolExecutor(1) as pool:
@@ -134,7 +135,7 @@ def _holder(address: bytes) -> int:
     holders: list[tuple[int, bool]] = []
     seen = denied = 0
     with nl.Netlink.open(nl.NETLINK_ROUTE) as here:
-        socket.if_nameindex()  # to list interfaces, the kernel numbers the namespaces of their peers
+        socket.if_nameindex()  # makes the kernel assign numbers to the namespaces of peers, for _is_linked
         for path in _files():
             seen += 1
             try:

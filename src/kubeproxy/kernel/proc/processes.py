@@ -39,7 +39,7 @@ class Descriptors(NamedTuple):
 
 
 def proxies(proc: Path = PROC) -> list[ProxyProcess]:
-    """Return the kube-proxy processes in the caller's network namespace, without subcommands (`kube-proxy why`)."""
+    """Return the kube-proxy processes in the caller's network namespace, except commands such as `kube-proxy why`."""
     here = _namespace(proc / "self")
     found = []
     for pid in _pids(proc):
@@ -241,7 +241,7 @@ def _endpoint(text: str) -> Listening:
 
 _RESERVED: Final = 512
 _MOST_CLIENTS: Final = 1024
-_MOST_RELAYED: Final = 1 << 18  # a bound where the system sets none: each connection also uses memory
+_MOST_RELAYED: Final = 1 << 18  # an upper bound, because each connection also uses memory
 
 
 class Shares(NamedTuple):

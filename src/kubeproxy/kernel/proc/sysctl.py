@@ -59,10 +59,10 @@ def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
 def apply_settings(settings: Sequence[tuple[str, int]], root: Path = ROOT, hashsize: Path = _HASHSIZE) -> list[str]:
     """Write the settings whose value differs; return the written keys. Raises the errors of `write_sysctl`.
 
-    Unlike the Go kube-proxy of 1.36, this function only increases nf_conntrack_max: an operator's larger value remains,
-    and in a network namespace with a read-only parameter a sufficient value is no error. The hash table is enlarged to
-    a quarter of nf_conntrack_max, as in the Go kube-proxy. A failure to enlarge the hash table, for example in a
-    container, is no error, because a smaller table is only slower."""
+    Unlike the Go kube-proxy of 1.36, this function only increases nf_conntrack_max. An operator's larger value remains.
+    If the parameter is read-only in this network namespace, but large enough, this is no error. The hash table is
+    enlarged to a quarter of nf_conntrack_max, as in the Go kube-proxy. A failure to enlarge the hash table, for example
+    in a container, is no error, because a smaller table is only slower."""
     written = []
     for key, value in settings:
         enough = key == NF_CONNTRACK_MAX and int(read_sysctl(key, root)) > value

@@ -70,7 +70,7 @@ class SavedTable(NamedTuple):
 
 class Commands(NamedTuple):
     """The commands of one variant for one family. `name` is, for example, iptables-nft, ip6tables-legacy or iptables.
-    `uses_nft` is the variant if `name` does not contain the variant. `version` is, for example, (1, 8, 9)."""
+    `uses_nft` tells the variant, even if `name` does not contain it. `version` is, for example, (1, 8, 9)."""
 
     name: str
     family: Family
@@ -125,7 +125,8 @@ class Commands(NamedTuple):
 
 
 def installed() -> list[str]:
-    """Return the names of the installed commands: of both variants, else plain 'iptables' and 'ip6tables'."""
+    """Return the installed commands that are named by variant; if there are none, plain 'iptables' and 'ip6tables', if
+    installed."""
     found = [variant for variant in VARIANTS if shutil.which(f"{variant}-save")]
     return found or [name for name in NAMES.values() if shutil.which(f"{name}-save")]
 

@@ -208,8 +208,8 @@ class Lock:
         return Waited(time.monotonic() - began, holder) if holder else NOT_WAITED
 
     def _taken(self) -> bool:
-        """Acquire the lock if it is free or granted by the queue, or has no file; return whether it is held. Raises
-        ApplyError."""
+        """Acquire the lock if it is free, or if the kernel has granted it to this process's place in the queue; return
+        whether it is held. Without a lock file, the result is True. Raises ApplyError."""
         if not self._is_current():
             self._reopen()
         if self._file < 0:
@@ -355,5 +355,5 @@ _watch_of: Final = cache(LockWatch.open)
 
 def lock_watch() -> LockWatch:
     """Return the watch of the lock file that the commands use."""
-    lock()  # opens the file, which must not be reported
+    lock()  # opens the file before the watch begins, so that the watch does not count this
     return _watch_of(path())
