@@ -110,8 +110,9 @@ class Explanation(Struct, frozen=True):
         """The answer in one line."""
         if overruled := self._overruled():
             return self.why.heading_with(overruled)
-        is_planned = self.why.forwarded and not self.why.direct and self._leaves_open("proxy")
-        heading = self.why.heading_with("kube-proxy would forward it") if is_planned else self.why.heading
+        planned = "kube-proxy would forward it" * self.why.forwarded
+        is_planned = not self.why.direct and self._leaves_open("proxy")
+        heading = self.why.heading_with(planned, is_planned=True) if is_planned else self.why.heading
         return heading + "".join(self._reservations())
 
     def _overruled(self) -> str:

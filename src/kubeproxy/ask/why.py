@@ -115,10 +115,12 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         by = "the endpoint is the client itself: no packet leaves its network namespace" if self.is_inside else by
         return self.heading_with(by if self.forwarded else "")
 
-    def heading_with(self, decision: str) -> str:
-        """Return the answer in one line; a non-empty `decision` replaces the decision of this node."""
+    def heading_with(self, decision: str, *, is_planned: bool = False) -> str:
+        """Return the answer in one line; a non-empty `decision` replaces the decision of this node. `is_planned` means
+        that no kube-proxy was asked."""
         asked = f"{self.source} -> {self.destination}"
-        seen = "kube-proxy does not handle it" if self.outcome == Outcome.NOT_OURS.value else self.outcome
+        seen = "with a kube-proxy it would be " * is_planned + self.outcome
+        seen = "kube-proxy does not handle it" if self.outcome == Outcome.NOT_OURS.value else seen
         seen += f", the client sees {self.client_sees}" * (not self.forwarded)
         if self.elsewhere is not None:
             node = self.elsewhere.node or "another node"

@@ -258,13 +258,19 @@ def test_the_first_line_names_the_cause_of_lost_first_packets_and_outdated_objec
 
 
 @pytest.mark.parametrize(
-    ("outcome", "decision"),
-    [("refused", "refused"), ("not ours", "kube-proxy does not handle it")],
+    ("outcome", "decision", "planned"),
+    [
+        ("refused", "refused", "with a kube-proxy it would be refused"),
+        ("not ours", "kube-proxy does not handle it", "kube-proxy does not handle it"),
+    ],
 )
-def test_the_first_line_of_a_refused_connection_has_the_reason(outcome, decision):
+def test_the_first_line_of_a_refused_connection_has_the_reason(outcome, decision, planned):
     steps = AnswerStep(True, "it is the cluster IP"), AnswerStep(False, "no endpoint takes new connections")
     told = Explanation(replace(why(outcome), steps=steps, client_sees="a reset"))
-    assert told.heading.endswith(f": {decision}, the client sees a reset: no endpoint takes new connections (x)")
+    cause = ", the client sees a reset: no endpoint takes new connections (x)"
+    assert told.heading.endswith(f": {decision}{cause}")
+    stopped = replace(told, findings=(Diagnosis(Severity.UNKNOWN, "proxy", "no kube-proxy runs here"),))
+    assert f": {planned}{cause}" in stopped.heading
 
 
 def test_the_first_line_names_the_table_of_rules_that_may_come_first():
