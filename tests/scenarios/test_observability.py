@@ -206,7 +206,7 @@ async def test_feature_gates_turn_pages_and_streamed_lists_off(bare: Live) -> No
         assert (await bare.page(path, METRICS_PORT))[0] == 404
     log = proxy.tail()
     assert f"Starting version={build().name} mode=nftables " in log
-    assert "Using paged lists, not streamed ones: the feature gate WatchListClient is off" in log
+    assert "Using paged lists instead of streamed lists: the feature gate WatchListClient is off" in log
     assert "Setting GA feature gate NFTablesProxyMode=true. It will be removed in a future release." in log
     _, metrics = await bare.page("/metrics", METRICS_PORT)
     assert '\nkubernetes_feature_enabled{name="ComponentFlagz",stage="BETA"} 0\n' in metrics

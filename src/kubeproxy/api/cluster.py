@@ -1,5 +1,6 @@
 """The address, TLS settings and credentials of an API server, from a kubeconfig or a service account. Also reads the
-validity periods of certificates and tokens; Python's ssl module does not return the period of a client certificate."""
+validity periods in certificates and tokens, because Python's ssl module does not return the period of a client
+certificate."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ class Trust(Struct, frozen=True, kw_only=True):
         return self.certificate_file
 
     def signature(self) -> tuple[tuple[str, int, int], ...]:
-        """Return the path, mtime (ns) and size of each file, which differ after a file is replaced."""
+        """Return the path, mtime (ns) and size of each file: a value that differs after a file is replaced."""
         return tuple(_file_state(path) for path in (self.ca_file, self.certificate_file, self.key_file) if path)
 
     def context(self, pair: KeyPair | None) -> ssl.SSLContext:
@@ -218,8 +219,8 @@ class Cluster:
         expiries(self.expiries)
 
     async def tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS context for a new connection; None for http. A rotation of certificates makes a new context.
-        client-go's gate ClientsAllowCARotation also uses new files, within five minutes."""
+        """Return the TLS context for a new connection; None for http. After a rotation of certificates the context is
+        new. (With its gate ClientsAllowCARotation client-go, too, reads new files, within five minutes.)"""
         if self.server.scheme != "https":
             return None
         pair = await self.credentials.key_pair()

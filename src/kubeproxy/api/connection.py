@@ -19,16 +19,17 @@ from msgspec import Struct, field
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, os_reason
 
 MAX_OVERHEAD: Final = 64 << 10
-"""Limit of consecutive bytes of headers, chunk framing or trailers without body; the API's headers have under 2 KiB."""
+"""Limit in bytes of headers, chunk framing or trailers without body bytes in between; the API's headers have under 2
+KiB."""
 
 OBJECT: Final = 4 << 20
 """Limit in bytes of an error, or of an answer with one object; the API server accepts objects of up to 3 MB."""
 
 LIST: Final = 500 * 3 << 19
-"""Limit of a list in bytes: a page of 500 objects of 1.5 MB. An unpaged list of slices has 4 KB per slice."""
+"""Limit in bytes of a list: a page of 500 objects of 1.5 MB each, or an unpaged list of 190,000 slices of 4 KB each."""
 
 LEAST_PROGRESS: Final = 16 << 10
-"""Bytes of an answer that must arrive within `timeout` seconds, except for a watch: 0.5 KB/s with http.py's value."""
+"""Bytes of an answer that must arrive in each period of AnswerProgress: 0.5 KB/s with http.REQUEST_TIMEOUT."""
 
 _LOST: Final = 30.0
 """Seconds without a packet from the peer after which the kernel closes a connection (_SOCKET_OPTIONS)."""
@@ -190,7 +191,7 @@ class ApiConnection(asyncio.Protocol):
             why += "; must the server's URL begin with https?" * plain
             silent = _LOST if isinstance(exc, OSError) and exc.errno in _SILENT else 0.0
             self._end(ConnectionFailed(f"{self._peer}: the connection was closed {what}{why}", silent))
-        self._parser = None  # the exchange refers to this connection
+        self._parser = None  # breaks the reference cycle of parser and connection
         self._on_lost(self)
         if not self.lost.done():
             self.lost.set_result(None)
@@ -201,7 +202,7 @@ class ApiConnection(asyncio.Protocol):
             self._exchange.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Store the status; an interim answer (1xx) precedes the final answer."""
+        """Store the status; after an interim answer (1xx), wait for the final answer."""
         exchange, parser = self._exchange, self._parser
         if exchange is None or parser is None:
             return

@@ -143,8 +143,8 @@ class _ExecCredential(Struct, rename="camel"):
 
 class ExecPlugin(Credentials):
     """A program that prints an ExecCredential (client.authentication.k8s.io/v1 or v1beta1), which is used until it
-    expires or the server refuses it. At most one process of the program runs at a time, without a terminal. `config`
-    contains the command's path, `field` is its own path, and `cluster` is None without provideClusterInfo."""
+    expires or the server refuses it. At most one process of the program runs at a time, without a terminal. `config` is
+    the entry in the kubeconfig, and `field` is the entry's path. `cluster` is None without provideClusterInfo."""
 
     def __init__(
         self, config: ExecConfig, field: str, cluster: dict[str, Any] | None = None, *, headers: Headers = ()
@@ -265,7 +265,7 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _end(process: Process, transport: asyncio.SubprocessTransport) -> None:
-    """Kill a plugin and its children; close our end of the output, which other processes may keep open."""
+    """Kill a plugin and its children, and stop reading its output, which other processes may keep open."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(PermissionError):

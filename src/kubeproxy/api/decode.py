@@ -294,8 +294,8 @@ def service_of(found: Object) -> ServiceName | None:
 def kept_identities(
     objects: Iterable[Object | PackedSlice], rejected: Iterable[Rejected]
 ) -> frozenset[tuple[str, str]] | None:
-    """Return (namespace, name) of the objects in `rejected` that are not among `objects`; None if one of them has no
-    readable name, because it may be any missing object."""
+    """Return (namespace, name) of the objects in `rejected` that are not among `objects`; None if a rejected object has
+    no readable name, because it may be any object that is missing."""
     named = {(problem.namespace, problem.name, problem.resource) for problem in rejected}
     if not all(name and (namespace or resource not in NAMESPACED) for namespace, name, resource in named):
         return None

@@ -92,7 +92,7 @@ class Contact:
             self._answers.set()
 
     async def pause(self, delay: float) -> None:
-        """Wait `delay` seconds after a failure, but not longer than until another request gets an answer."""
+        """Wait `delay` seconds after a failure, or until another request gets an answer."""
         await wait_briefly(self._answers, delay)
 
 
@@ -261,7 +261,7 @@ class HttpClient:
 
     def _encode(self, method: str, path: str, headers: Headers, body: bytes, content_type: str) -> bytes:
         server, proxy = self.cluster.server, self.cluster.proxy
-        forwarded = proxy is not None and server.scheme == "http"  # requests to such a proxy contain the full URL
+        forwarded = proxy is not None and server.scheme == "http"  # without a tunnel, requests contain the full URL
         lines = [
             f"{method} {server.url if forwarded else server.prefix}{path} HTTP/1.1",
             f"Host: {server.authority}",

@@ -106,7 +106,7 @@ async def pod_names(client: HttpClient, service: ServiceName | None) -> Mapping[
 async def node_names(client: HttpClient) -> Mapping[bytes, str]:
     """Return the names of all Nodes by packed address. Raises SourceError."""
     names: dict[bytes, str] = {}
-    async for node in _items(client, "/api/v1/nodes", {"limit": "100"}, Node):  # a Node has 15 KB or more
+    async for node in _items(client, "/api/v1/nodes", {"limit": "100"}, Node):  # small pages: a Node has 15 KB or more
         names |= dict.fromkeys(node_addresses(node), node.metadata.name)
     return names
 

@@ -43,7 +43,7 @@ POLL = 1.0  # seconds between two scans without inotify
 GRACE = 0.1
 """Seconds for which the objects of a missing or empty file are kept: editors save by renaming or truncating."""
 
-SETTLE = 0.005  # seconds between the first event of inotify and the scan: saving a file causes several
+SETTLE = 0.005  # seconds between the first event of inotify and the scan: saving a file causes several events
 
 MAX_FILE = 256 << 20
 
@@ -63,7 +63,7 @@ _EVENTS: Final = (
 
 
 class _DirectoryWatch:
-    """Sets `changed` after each change in a directory, until it is closed; `alive` is False if inotify fails."""
+    """Sets `changed` after each change in a directory, until `close`; `alive` is False if inotify fails."""
 
     def __init__(self, changed: asyncio.Event) -> None:
         self.alive = False
@@ -109,8 +109,9 @@ class _File(NamedTuple):
 
 
 class ManifestSource:
-    """Keeps `sink` up to date with the manifests in `folder`. Only the Node `node_name` is delivered ('' for all). Of
-    two files with an object, the first by name is used. Raises ConfigError if `folder` is not a directory."""
+    """Keeps `sink` up to date with the manifests in `folder`. Only the Node `node_name` is delivered ('' for all). If
+    several files contain an object, the first of these files by name is used. Raises ConfigError if `folder` is not a
+    directory."""
 
     def __init__(
         self,
@@ -303,7 +304,7 @@ class FileContent(NamedTuple):
     """The content of a file."""
 
     found: dict[Key, Object]
-    rejected: list[Rejected]  # problems whose fields name file and document
+    rejected: list[Rejected]  # problems; the field of each names file and document
     whole: bool  # False if a document or object is missing from `found` because it is invalid
     ignored: frozenset[str]  # the kinds of objects that no proxy uses
 

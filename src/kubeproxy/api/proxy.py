@@ -29,9 +29,9 @@ Variables = Mapping[str, str]
 
 
 def proxy_of(server: Server, proxy_url: str, field: str, environ: Variables) -> Proxy | None:
-    """Return the HTTP proxy for a server: the proxy at `proxy_url`, the value of the configuration's `field`, else the
-    proxy of the environment. Raises ConfigError for an invalid field, Unsupported for schemes other than http and
-    https."""
+    """Return the HTTP proxy for a server: the proxy at `proxy_url`, which is the value of `field` in the kubeconfig; if
+    `proxy_url` is empty, the proxy that the environment variables select. Raises ConfigError for an invalid field, and
+    Unsupported for schemes other than http and https."""
     if proxy_url:
         return _supported(_parse(proxy_url, field), field, server)
     names = (f"{server.scheme}_proxy".upper(), f"{server.scheme}_proxy")

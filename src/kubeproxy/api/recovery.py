@@ -1,5 +1,5 @@
 """Reactions to failed lists and watches of one resource: the next request, its delay, and limits for streams without
-data. Reactions follow client-go's reflector where it has them. watch.py sends the requests."""
+data. If client-go's reflector reacts to a failure, the reaction is the same here. watch.py sends the requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kubeproxy.errors import SourceError
 log = logging.getLogger("kubeproxy.api")
 
 _BAD_REQUEST: Final = frozenset((400, 422))
-_RESUMES: Final = 3  # consecutive failures before a list is requested; one less for malformed answers
+_RESUMES: Final = 3  # consecutive failures after which a list is requested; of malformed answers, one fewer
 
 
 class WatchListSupport:
@@ -33,7 +33,7 @@ class WatchListSupport:
     def refused(self, reason: str) -> None:
         """Use paged lists."""
         if self.supported:
-            log.info("Using paged lists, not streamed ones: %s", reason)
+            log.info("Using paged lists instead of streamed lists: %s", reason)
         self.supported = False
 
 
@@ -64,8 +64,8 @@ class Recovery:
         self._pace = pace
         self._absent = absent
         self._listing = pace.backoff(pace.first)
-        # The backoffs, one per kind of failure, because lists can succeed between malformed watches, and the first
-        # connection after an outage should be fast.
+        # Each kind of failure has its own backoff, because lists can succeed between malformed watches, and because the
+        # first connection after an outage should be fast.
         self._watching = pace.backoff(pace.first)
         self._connecting = pace.backoff(pace.first_connect)
         self._listed_at = float("-inf")
@@ -100,7 +100,8 @@ class Recovery:
         self._status.trouble = ""
 
     async def pause(self, delay: float) -> None:
-        """Wait before the next attempt; after a lost connection, at most until another request gets an answer."""
+        """Wait `delay` seconds before the next attempt; after a lost connection, only until another request gets an
+        answer."""
         if self._unreachable:
             self._unreachable = False
             await self._contact.pause(delay)
@@ -177,7 +178,8 @@ class Recovery:
         self.list_from = ""
 
     def _expired(self, backoff: Backoff, *, listing: bool) -> float:
-        """Request a list next: soon, unless a list was requested recently."""
+        """Make the next request a list; return the seconds to wait: few, unless a list failed or was delivered
+        recently."""
         recent = time.monotonic() - self._listed_at < self._pace.healthy
         self.list_needed = True
         if listing:
@@ -277,7 +279,7 @@ class StreamClock:
         if listing:
             self._progress.received(count, now)
             self.deadline.reschedule(min(now + self._quiet, self._progress.until))
-        elif changes.events or self._silent_since is None:  # the list is complete now, or was complete before
+        elif changes.events or self._silent_since is None:  # an event of a watch, or the end of the list
             self._silence.broken()
             self._watch_on()
         elif changes.version:

@@ -17,8 +17,8 @@ from kubeproxy.model.objects import PROXY_LABEL, Resource
 STALE: Final = 300.0  # seconds without an answer about a resource after which the proxy is not ready
 
 BOOKMARKED: Final = 75.0
-"""Seconds of silence after which an open watch counts as dead since its last bytes: an API server sends a bookmark each
-minute, but a device in between may keep the connection open."""
+"""Seconds of silence after which the state of an open watch is as old as its last bytes. An API server sends a bookmark
+each minute; without a bookmark, the connection may be dead, although a device in between keeps it open."""
 
 REPEAT: Final = 60.0
 """Seconds after which a continuing failure is logged again, so that it is visible at the end of a log."""
@@ -112,7 +112,7 @@ class ResourceStatus(Struct):
     connected: bool = False  # changes are arriving as they happen
     absent: bool = False  # the resource does not exist or must not be listed; an empty list was delivered
     bookmarked: bool = False  # the server sends bookmarks, so an open watch is not silent for long
-    last_contact: float = field(default_factory=time.monotonic)  # the last bytes of the server; initially creation
+    last_contact: float = field(default_factory=time.monotonic)  # time of the last bytes; at first, of the start
     resource_version: str = ""
     trouble: str = ""  # the reason why lists and watches fail; '' if they work or the server is unreachable
 
@@ -122,7 +122,7 @@ class ResourceStatus(Struct):
         return 0.0 if self.absent or (self.connected and not (self.bookmarked and age > BOOKMARKED)) else age
 
     def standing(self, now: float) -> WatchStanding:
-        """Return the state at `now`, of time.monotonic()."""
+        """Return the state at `now`, a time of time.monotonic()."""
         return WatchStanding(
             resource=self.resource,
             synced=self.synced,
@@ -139,7 +139,7 @@ class Reach(Struct, frozen=True, kw_only=True):
     server: str  # its URL
     trouble: str  # the reason why the server cannot be reached; '' for a reachable server
     watched: tuple[WatchStanding, ...]
-    certificates: Mapping[str, Validity]  # expiries in use, by the names of cluster.Trust.validities
+    certificates: Mapping[str, Validity]  # in use, by the names of cluster.Trust.validities
 
     @property
     def nodes_listed(self) -> bool:
@@ -148,7 +148,7 @@ class Reach(Struct, frozen=True, kw_only=True):
 
     @property
     def silent(self) -> float:
-        """The seconds since the server's last bytes. Watches of an idle cluster are silent for a minute."""
+        """The seconds since the server's last bytes. Watches of an idle cluster are silent for up to a minute."""
         return min((one.silent for one in self.watched), default=0.0)
 
     def unanswered(self, trouble: str) -> Reach:
@@ -185,12 +185,14 @@ class ListPace(Struct, frozen=True, kw_only=True):
     trickle: float = 30.0  # time in which at least connection.LEAST_PROGRESS bytes of a list must arrive
     silence: float = 240.0
     longest_silence: float = 3600.0
-    """Silence of an open watch after which the resource is listed again; recovery.Silence may extend it."""
+    """Silence of an open watch after which the resource is listed again: first and longest value (see
+    recovery.Silence)."""
     absent: float = 300.0  # time between lists of a resource that the server does not have
     first: float = 0.8
     first_connect: float = 0.05
     cap: float = 30.0
-    """First and maximum delay of doubling backoffs, as in client-go; a shorter first delay for connections at boot."""
+    """First and maximum delay of doubling backoffs, as in client-go. `first_connect` is shorter, for the boot of a
+    node."""
     healthy: float = 60.0  # time without a failure after which the backoff starts again with its first delay
     relist: float = 0.5
     """Maximum random delay of a list after 410 Gone, because all nodes receive that answer at the same time."""

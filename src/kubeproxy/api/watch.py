@@ -123,7 +123,7 @@ class Reflector:
         while True:
             delay = await self._step()
             if self.status.connected:
-                # TCP keepalive detects a dead connection; changes arrived until the connection's last packet.
+                # Changes arrived until the connection's last packet, because TCP keepalive detects a dead connection.
                 self.status.connected = False
                 now, last = time.monotonic(), self.status.last_contact
                 if self._silent or now - last < BOOKMARKED or not self._failed:
@@ -292,13 +292,14 @@ def _goes_back(known: str, seen: str) -> bool:
     return numbers and (len(seen), seen) < (len(known), known)
 
 
-TOGETHER: Final = 50  # maximum number of Services in one request, which selects slices by label: at most 3 kB of a URL
+TOGETHER: Final = 50  # maximum number of Services in one request: the URL contains their names, 3 kB at most
 
 BURST: Final = 20
 """The number of requests at the start that are not delayed. Later, at most one request a second is sent."""
 
 TIMEOUT: Final = 5.0
-"""Maximum seconds for which the first list of Services waits for zones, without which drained zones get connections."""
+"""Maximum seconds for which the first list of Services waits for zones. Without zones, drained zones get connections.
+"""
 
 
 class Zones:
@@ -323,7 +324,7 @@ class Zones:
         self._wake = asyncio.Event()
 
     def take_services(self, events: Sequence[Event]) -> None:
-        """Pass on events of Services. The first list waits for zones, because the proxy then writes rules."""
+        """Pass on events of Services. The first list waits for zones, because rules are written after this list."""
         for event in events:
             self._note(event)
         if self._unread and not self._begun:
@@ -392,7 +393,8 @@ class Zones:
                 self._timer.cancel()
 
     async def _try(self, status: ResourceStatus) -> None:
-        """Try once; except at the start, after a random time, because all nodes receive a Service at the same time."""
+        """Request zones once, after a random time (except at the start), because all nodes receive a Service at the
+        same time."""
         wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - randomness only to spread load
         await asyncio.sleep(self._bucket.reserve() + wait)
         names = [*self._unread][:TOGETHER]
