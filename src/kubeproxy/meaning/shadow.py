@@ -57,8 +57,8 @@ class Shadow:
         return any(not each.lasts and now - each.first > self._grace for each in self._open.values())
 
     def compared(self, now: float, found: Iterable[FamilyDifference]) -> list[Episode]:
-        """Add all differences of a comparison at `now`; return lasting episodes that were just decided or have just
-        ended."""
+        """Add all differences of a comparison at `now`; return the episodes that became lasting, and the lasting
+        episodes that ended."""
         present = {each.identity: each for each in found}
         news = []
         for identity in [each for each in self._open if each not in present]:
