@@ -267,7 +267,7 @@ class _ChainWalk(Walk):
 
     def translating(self, packet: PassingPacket, where: str, *, shared: bool) -> Iterator[ForeignTranslation]:
         """Yield the chains of type nat that may translate a packet's destination. A chain that always translates is the
-        last one, because the kernel runs no further chain."""
+        last chain, because the kernel runs no further chain."""
         for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)
             moved, width = [each for each, _ in ended if each.translated], len(packet.destination)
@@ -287,7 +287,7 @@ class _ChainWalk(Walk):
     ) -> Iterator[tuple[ChainRules, frozenset[bytes | None], bool]]:
         """Yield each chain of type nat that may translate a packet's source, with the new addresses, and whether the
         chain does so in every case. With `shared`, a rule that accepts the packet before the running proxy's rules
-        decides, too."""
+        counts, too: it prevents the proxy's translation."""
         for chain, hook in self._passed(packet, ends=True, nat=True):
             back, ended = self._ends(chain, packet, NEW)
             moved = [each for each, _ in ended if each.masquerade]

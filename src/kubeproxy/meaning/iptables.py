@@ -77,7 +77,7 @@ def compiled(text: str, place: NodePlace, purpose: CompiledFor = CompiledFor.EVE
 
 def of_kube_proxy(text: str) -> str:
     """Remove the rules of other programs from the output of iptables-save: keep the chains of kube-proxy and the rules
-    that jump to them; set the policies of an empty table."""
+    that jump to them; change the policy DROP to ACCEPT."""
     kept = []
     for line in text.splitlines():
         if line.startswith(":"):
@@ -145,7 +145,7 @@ class _Reader:
             negated = False
 
     def _option(self, word: str, words: Iterator[str], negated: bool) -> Operation | None:
-        """Return the test of an option, whose arguments are the next `words`, or None for an option that selects no
+        """Return the test of an option, whose arguments are the next `words`, or None for an option that restricts no
         packets."""
         if self._purpose is not CompiledFor.EVERYTHING and word in _CHANGING:
             raise _Unknown(f"option {word}")

@@ -31,9 +31,9 @@ class Op(IntEnum):
     INTERFACE = 4  # patterns, negated, outgoing
     VALUE = 5  # field, mask, xor, low, high, negated
     CHANCE = 6  # probability
-    KNOWN = 7  # the name of a list of clients, which contains the client
+    KNOWN = 7  # the name of a list of clients: whether the list contains the client
     FIND = 8  # table, for a verdict
-    MISSES = 9  # table, which lacks the key
+    MISSES = 9  # table: whether the table lacks the key
     MARK = 10  # mask, xor
     # Field (SOURCE, DESTINATION or PORT), and value: (offset, length) in the found data, bytes, or None for the
     # original.

@@ -15,7 +15,8 @@ from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, 
 from kubeproxy.model.plan import NODEPORT_KEY, ServicePlan
 
 MOST_CLIENTS: Final = 1 << 16
-"""Maximum number of clients of all service ports with a separate count; all other clients share one count."""
+"""Maximum number of clients that are counted separately, for all service ports together; the other clients share a
+count."""
 
 OTHERS: Final = "others"
 """Stands for the address of the clients that share a count."""

@@ -120,7 +120,7 @@ class NftablesExaminer(Examiner):
             if name not in (*layout.ENDPOINT_MAPS, SetId.SESSION_OWN, *layout.INTERVALS) and shape.fields[-1] == "port":
                 keys[name].update(self._fitting(name, fronts))
         restricted = keys.pop(SetId.FIREWALL_ALLOW, None) is not None
-        for name in (*layout.SESSION_SETS, *layout.OF_RANGES):  # read below: their numbers, or their ranges, may differ
+        for name in (*layout.SESSION_SETS, *layout.OF_RANGES):  # read below, because numbers or ranges may differ
             keys.pop(name, None)
         found: Elements = {name: {} for name in self._layout.shapes}
         found |= {name: dict(self._view.lookup(name, asked)) for name, asked in keys.items()}

@@ -217,7 +217,7 @@ class FoundElements:
             frontends = self._frontends[endpoint_map].items()
             self._read_slots(endpoint_map, [(key, *slots) for key, slots in frontends])
         for of_pools in _OF_POOLS:
-            # If another program wrote a number twice, the same elements are read twice.
+            # If another program wrote the number of a pool twice, the same elements are read twice.
             self.left[of_pools] = {}
         unsure = [name for name, count in self._taken.items() if count + len(self.left[name]) != self._count(name)]
         # The value is the number of used slots if the key is a frontend or pool, and 1 if the key is an endpoint's

@@ -1,5 +1,5 @@
-"""Sockets in another network namespace of this node, which is found by one of its addresses. A child process enters the
-namespace, drops all capabilities, and opens the sockets. Sources: setns(2), network_namespaces(7), and
+"""Opens sockets in another network namespace of this node; an address identifies the namespace. A child process enters
+the namespace, drops all capabilities, and opens the sockets. Sources: setns(2), network_namespaces(7), and
 net/core/net_namespace.c of Linux 6.18."""
 
 from __future__ import annotations
