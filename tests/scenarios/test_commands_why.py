@@ -420,7 +420,8 @@ async def test_an_address_that_only_the_other_iptables_variant_has_is_reported(l
         await each(*made, f"-A {stale} -p tcp -j DNAT --to-destination 10.244.0.9:3000", f"-D {jump}", f"-I {jump}")
         status, text = await live.ask("why", "node", f"{unknown}:80")
         named = "x  both variants of iptables have a kube-proxy's IPv4 chains" in text
-        first = text.splitlines()[0].count(", unless another kube-proxy's rules take it first") == 1
+        begin = ", unless another kube-proxy's rules take it first, to 10.244.0.9:3000 (x)"
+        first = text.splitlines()[0].count(begin) == 1
         return "" if (status, named, first) == (1, True, True) else text
 
     try:

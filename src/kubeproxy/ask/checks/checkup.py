@@ -425,8 +425,7 @@ def rules_left(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Itera
         place = place_text(packet.destination, packet.port) if packet is not None else ""
         if left and node.running and node.first is not None:
             found = (one for each in rules.others for one in each.translations(node.first))
-            ends = dict.fromkeys(end for one in found if one.unordered for end in one.ends)
-            place += f"{strangers.LEADING}{strangers.destinations(list(ends))}" * bool(ends)
+            place += strangers.leading(end for one in found if one.unordered for end in one.ends)
         resets = "; this ends the connections of all Services of this node"
         resets *= node.running and node.mode.flows_end is FlowsEnd.PROXY
         for one in strangers.left_over(left, node.mode.name if node.running else "", place):
@@ -436,6 +435,11 @@ def rules_left(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Itera
         asked = _as_sent(packet)
         there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(asked, forwarded)]
         twice = twice if len(there) > node.served else []
+        if twice and node.first is not None:
+            every, _ = all_translations(node, rules)
+            ends = (end for one in every if one.where.startswith("ip") for end in one.ends if end not in node.targets)
+            place = strangers.with_rules(place_text(packet.destination, packet.port) + strangers.leading(ends))
+            twice = [replace(one, what=one.what + place) for one in twice]
     yield from twice
 
 

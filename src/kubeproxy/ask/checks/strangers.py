@@ -108,6 +108,14 @@ def of_tables_left(found: Iterable[Diagnosis], left: Mapping[str, str]) -> Itera
 
 
 LEADING: Final = ", to "  # before the destinations of leftover rules
+
+
+def leading(ends: Iterable[End]) -> str:
+    """Return a text about the destinations of leftover rules; '' without destinations."""
+    found = list(dict.fromkeys(ends))
+    return f"{LEADING}{destinations(found)}" * bool(found)
+
+
 LEFT: Final = "left by another kube-proxy"
 _REMOVAL: Final = "make sure that no other kube-proxy runs, then restart this one: it removes the other's rules"
 
