@@ -10,7 +10,8 @@ from kubeproxy.model.answer import Outcome
 from kubeproxy.model.balancing import WEIGHTS
 from kubeproxy.model.ejection import EJECT
 
-REPAIR = "the proxy repairs differences within its sync period; `kube-proxy verify` again shows it"
+_REPAIR = "the proxy repairs differences within its sync period; `{} verify` again shows it"
+REPAIR, REPAIR_OF_NODES = map(_REPAIR.format, ("kube-proxy", "kubectl kubeproxy"))
 
 _SHOWN = 10  # endpoints in the text
 Marked = tuple[Severity, str]  # A line below a heading, printed after the mark of its severity

@@ -18,7 +18,7 @@ from kubeproxy.ask.kernel.journeys import Journey
 from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
 from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.state import pools
-from kubeproxy.ask.why import Why
+from kubeproxy.ask.why import THIS_NODE, Why
 from kubeproxy.commands import exit_code
 from kubeproxy.errors import NoAnswerError
 from kubeproxy.model.addresses import place_of_text
@@ -64,9 +64,10 @@ class _Probe(Struct):
     unanswered: bool = False  # over UDP
 
 
-class WhyAnswer(_Answer):
-    """An answer of `why`."""
+class WhyAnswer(_Answer, kw_only=True):
+    """An answer of `why`. `node` is the name of the node that gave the answer, in place of the words `this node`."""
 
+    node: str = ""
     heading: str
     answer: Literal["yes", "no", "unknown"]
     why: Why
@@ -85,6 +86,20 @@ class WhyAnswer(_Answer):
         """The severity of the outcome."""
         return {"yes": Severity.FINE, "no": Severity.BROKEN, "unknown": Severity.UNKNOWN}[self.answer]
 
+    def named(self, text: str) -> str:
+        """Return a text of the answer with the node's name."""
+        return text.replace(THIS_NODE, self.node)
+
+    @property
+    def connection(self) -> str:
+        """The client and the destination."""
+        return self.named(self.heading.partition(": ")[0])
+
+    @property
+    def decision(self) -> str:
+        """The heading without the connection."""
+        return self.named(self.heading.partition(": ")[2])
+
     def add(self, finding: Diagnosis) -> None:
         """Add a finding of this plugin. An error makes the answer no; any other finding makes the answer unknown."""
         self.findings.insert(0, finding.row())
@@ -98,7 +113,7 @@ class WhyAnswer(_Answer):
         finding. `probes` includes the findings of probes."""
         found = [one for one in self.diagnoses if one.severity <= Severity.UNKNOWN]
         kept = [one for one in found if probes or one.about != "endpoints"]
-        return min(kept, key=lambda one: (one.severity, one.about == "endpoints")).what if kept else ""
+        return self.named(min(kept, key=lambda one: (one.severity, one.about == "endpoints")).what) if kept else ""
 
     @property
     def avoided(self) -> bool:

@@ -34,7 +34,7 @@ class Delivery(Struct):
     @property
     def cause(self) -> str:
         """The reason why the node does not deliver the packets; '' if the node delivers them."""
-        return self.answer.cause(probes=True).replace("this node", self.reply.node) if self.answer is not None else ""
+        return self.answer.cause(probes=True) if self.answer is not None else ""
 
     @property
     def judged(self) -> WhyAnswer | None:
@@ -60,8 +60,7 @@ class Delivery(Struct):
         if self.judged is not None:
             probes = {one.fix for one in self.judged.diagnoses if one.about == "endpoints"}
             return [
-                fix.replace("this node", self.reply.node) if fix in probes else f"on {self.reply.node}: {fix}"
-                for fix in self.judged.fixes
+                self.judged.named(fix) if fix in probes else f"on {self.reply.node}: {fix}" for fix in self.judged.fixes
             ]
         return [_api_fix(self.reply.node)] if self.answer is not None and self.listed else []
 
@@ -200,7 +199,7 @@ def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> No
     before = unreached(problems, near.diagnoses)
     for row in near.findings:
         if _is_doubt(row) and _probed(row["what"], [far.end.address]):
-            cause = probe.cause(probes=False).replace("this node", far.reply.node)
+            cause = probe.cause(probes=False)
             why = f"{far.reply.node} drops packets of {reply.node} itself ({cause}), and none of this client"
             row |= {"severity": "note", "why": why, "fix": ""}
     doubts = [one["fix"] for one in near.findings if _is_doubt(one)]
@@ -228,16 +227,10 @@ def question(end: Target, destination: str) -> tuple[str, str]:
 
 def heading(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> str:
     """Return the first line: the connection, and the node that drops or delivers it."""
-    decision = answer.heading.partition(": ")[2]
     lost = {one.end.address for one in deliveries if one.severity is Severity.BROKEN}
     is_lost = bool(lost) and lost.union(_lost_here(answer, deliveries)) >= {one.address for one in answer.why.endpoints}
     none = "no endpoint gets it: " * (is_lost and len(answer.why.endpoints) > 1)
-    return f"{connection(node, answer)}: {none}{'; '.join(_parts(node, answer, decision, deliveries))}"
-
-
-def connection(node: str, answer: WhyAnswer) -> str:
-    """Return the connection of an answer, with the name of the node for the client `this node`."""
-    return answer.heading.partition(": ")[0].replace("this node", node)
+    return f"{answer.connection}: {none}{'; '.join(_parts(node, answer, deliveries))}"
 
 
 def drops_elsewhere(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> bool:
@@ -255,19 +248,19 @@ def _lost_here(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> list[str]:
     return [one for one in own if any(_probed(what, [one]) for what in wrong)]
 
 
-def _parts(node: str, answer: WhyAnswer, decision: str, deliveries: Sequence[Delivery]) -> Iterator[str]:
+def _parts(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> Iterator[str]:
     doubtful = {one.reply.node for one in deliveries if one.severity < Severity.NOTE}
     fine = sorted({one.reply.node for one in deliveries if one.severity is Severity.FINE} - doubtful)
     carried = f"{', '.join(fine)} deliver{'s' * (len(fine) == 1)} it"
     if not any(one.answer is not None and one.answer.probes for one in deliveries):
         carried = f"nothing on {', '.join(fine)} stops it"
-    here = decision.replace("this node", node)
+    here = answer.decision
     is_open = answer.answer == "yes" and all(one.severity is not Severity.BROKEN for one in deliveries)
     if is_open or not drops_elsewhere(answer, deliveries):
         if answer.answer == "yes" or not deliveries:
             yield f"{here}, and {carried}" if fine else here
         else:
-            yield f"on {node}, " * (node not in decision) + here
+            yield f"on {node}, " * (node not in answer.heading) + here
             if fine and not answer.cause(probes=False):
                 routes = (one for one in answer.diagnoses if one.about == "routes" and one.severity is Severity.NOTE)
                 lost = {one.address for one in answer.probes if one.problem}

@@ -184,6 +184,8 @@ def _reply(
         reply.problem = str(error)
         return reply, None, ()
     reply.status = printed.status if printed.status in {YES, NO, UNKNOWN} else UNKNOWN
+    if isinstance(answer, WhyAnswer):
+        answer.node = place.node
     reply.dead = isinstance(answer, DoctorAnswer) and not answer.pid
     if not reply.dead:  # if no proxy ran, the version and the mode would be the command's own
         reply.version, reply.mode = answer.version, answer.mode

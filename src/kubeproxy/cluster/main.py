@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.question import NODE
@@ -181,7 +182,7 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
     answer = next(iter(near.answers.values()), None)
     client, destination = first.arguments
     if near.replies[0].hangs:  # the node's command follows packets to an address without the proxy
-        answer = _undecided(client, destination)
+        answer = _undecided(decider, client, destination)
     if not isinstance(answer, WhyAnswer):
         return _answer(given, near, names)
     sending = [] if client == NODE else ["--send"]
@@ -203,14 +204,13 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
 
     followed = follow(traced, node, client, answer.why, decider)
     why = answer.why
-    causes = [step.text for step in why.steps if not step.passes] if why.elsewhere is None else []
-    causes = [text.replace("this node", decider) for text in causes]
-    fixes = [text.replace("this node", decider) for text in answer.fixes] if causes else []
+    causes = [answer.named(step.text) for step in why.steps if not step.passes] if why.elsewhere is None else []
+    fixes = list(map(answer.named, answer.fixes)) if causes else []
     gone = ends.outdated(answer, names.listed(why), decider)
     if gone is not None:
         causes.append(gone.what)
         fixes.append(gone.fix)
-    heading = ": ".join((ends.connection(node, answer), *causes, followed.text))
+    heading = ": ".join((answer.connection, *causes, followed.text))
     if given.output == "json":
         output.json(show.fields(followed.fleet) | {"heading": heading})
     else:
@@ -219,14 +219,13 @@ def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Na
     return NO if gone is not None else followed.status
 
 
-def _undecided(client: str, destination: str) -> WhyAnswer:
+def _undecided(node: str, client: str, destination: str) -> WhyAnswer:
     """Return the answer for a connection on a node with a proxy that hangs."""
-    steps = (AnswerStep(False, "the proxy of this node hangs"),)
+    steps = (AnswerStep(False, f"the proxy of {node} hangs"),)
     source = THIS_NODE if client == NODE else client
     why = Why(source=source, destination=destination, outcome="unknown", client_sees="unknown", steps=steps)
-    return WhyAnswer(
-        schema_version=1, heading=why.heading, answer="unknown", why=why, findings=[], probes=[], fixes=[], next=""
-    )
+    nothing: dict[str, Any] = {"findings": [], "probes": [], "fixes": [], "next": ""}
+    return WhyAnswer(schema_version=1, node=node, heading=why.heading, answer="unknown", why=why, **nothing)
 
 
 def _deliveries(

@@ -46,7 +46,7 @@ def one(
         output.marked(output.UNSEEN, named(f"{text}at most {ends.MOST} endpoints are checked", known))
     output.more(len(others) - _ENDS)
     elsewhere = ends.drops_elsewhere(answer, deliveries)
-    near = [] if elsewhere else [fix.replace("this node", reply.node) for fix in answer.fixes]
+    near = [] if elsewhere else list(map(answer.named, answer.fixes))
     fixes = [*near, *(fix for each in deliveries for fix in each.fixes)]
     for fix in dict.fromkeys(fixes):
         output.say(f"Fix: {fix}")
@@ -86,7 +86,7 @@ def many(fleet: Fleet, known: Mapping[str, str]) -> None:
     if isinstance(next(iter(fleet.answers.values()), None), FlowsAnswer):
         _print_flows(fleet)
     if fleet.command == "verify" and any(each.fact.severity is Severity.BROKEN for each in differences):
-        output.say(f"Fix: {lines.REPAIR.replace('kube-proxy', 'kubectl kubeproxy')}")
+        output.say(f"Fix: {lines.REPAIR_OF_NODES}")
     for reason, nodes in fleet.silent().items():
         output.marked(output.UNSEEN, named(f"no answer of {_nodes(nodes)}: {reason}", known))
 
