@@ -1,1 +1,2 @@
-"""The configuration: reads, completes, checks, writes and watches command line and KubeProxyConfiguration file."""
+"""The configuration: reads, completes and checks the command line and the KubeProxyConfiguration file; writes and
+watches the file."""

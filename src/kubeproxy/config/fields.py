@@ -57,7 +57,8 @@ def value_at(struct: Struct, path: str) -> Any:
 
 
 class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
-    """Settings of the connection to the API server. A qps or burst of 0 is the default; a negative qps is no limit."""
+    """Settings of the connection to the API server. If qps or burst is 0, its default applies; a negative qps means no
+    limit."""
 
     kubeconfig: str = ""
     accept_content_types: str = ""

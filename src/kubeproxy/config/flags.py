@@ -46,8 +46,8 @@ FLAGS = (
     Flag("config", "string", "", GENERAL, "", "The configuration file. The file replaces the flags, see below."),
     Flag("write-config-to", "string", "", GENERAL, "", "Write the configuration to this file and exit."),
     Flag("manifests", "string", "", GENERAL, "",
-         "Read Services, EndpointSlices and Nodes from the YAML and JSON files of this folder, watched live, instead of"
-         " from an API server. (Not in the Go kube-proxy.)"),
+         "Read Services, EndpointSlices and Nodes from the YAML and JSON files of this folder instead of an API server;"
+         " changed files are read again. (Not in the Go kube-proxy.)"),
     Flag("control-socket", "string", "/run/kube-proxy/control.sock", GENERAL, "",
          "The unix socket by which commands such as `kube-proxy why` query the running proxy; only root and "
          "its owner can open it. Empty for none. (Not in the Go kube-proxy.)"),
@@ -68,7 +68,7 @@ FLAGS = (
     Flag("help", "bool", "false", GENERAL, "", "Print this help and exit."),
 
     Flag("kubeconfig", "string", "", CLIENT, "clientConnection.kubeconfig",
-         "The kubeconfig file; without it and --master the service account of the pod is used."),
+         "The kubeconfig file. Without --kubeconfig and --master, the service account of the pod is used."),
     Flag("master", "string", "", CLIENT, "", "The API server's address; it takes precedence over the kubeconfig."),
     Flag("kube-api-content-type", "string", "application/vnd.kubernetes.protobuf", CLIENT,
          "clientConnection.contentType", "Accepted for compatibility; requests use JSON."),
@@ -87,8 +87,8 @@ FLAGS = (
          "The clients, as CIDRs, that may open the page /ui/ of the metrics server; empty for none. kubectl "
          "port-forward and ssh -L connect from loopback. (Not in the Go kube-proxy.)"),
     Flag("page-hosts", "strings", "", SERVERS, "",
-         "Names and addresses, in addition to localhost, by which a browser may request the page, without a "
-         "port, such as the name of a reverse proxy. (Not in the Go kube-proxy.)"),
+         "Names and addresses without a port by which, in addition to localhost, a browser may request the page, "
+         "such as the name of a reverse proxy. (Not in the Go kube-proxy.)"),
     Flag("bind-address-hard-fail", "bool", "false", SERVERS, "bindAddressHardFail",
          "Exit when one of these servers cannot be started, instead of trying again."),
     Flag("profiling", "bool", "false", SERVERS, "enableProfiling", "Serve /debug/pprof on the metrics server."),
@@ -97,7 +97,7 @@ FLAGS = (
          "nftables (the default; the Go kube-proxy's is iptables), iptables, ipvs or userspace."),
     Flag("strict", "bool", "false", BACKEND, "strict",
          "Treat packets as the Go kube-proxy 1.36 does, except for refused addresses and other fixes that"
-         " docs/migrate.md lists: an empty mode is iptables, all features of this program are off, and values that"
+         " docs/migrate.md lists. An empty mode means iptables, all features of this program are off, and values that"
          " the Go kube-proxy does not have are errors. (Not in the Go kube-proxy.)"),
     Flag("masquerade-all", "bool", "false", BACKEND, "", "Masquerade all traffic to cluster IPs."),
     *_features(BACKEND, *(each for each in FEATURES.values() if each is not STARTUP_TAINT)),

@@ -150,7 +150,7 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "NFTablesNetlink": (True, "rules are always read over netlink"),
     "UnlockWhileProcessingFIFO": (True, _QUEUES),
 }
-"""More gates that change the Go kube-proxy: the setting in this proxy, and why the opposite has no effect."""
+"""More gates that change the Go kube-proxy. This proxy always behaves as with this setting, for the given reason."""
 
 _ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
@@ -179,7 +179,7 @@ def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
 
 
 def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
-    """Return whether a gate is on, given valid settings; AllAlpha and AllBeta set gates that are not listed."""
+    """Return whether a gate is on, given valid settings; AllAlpha and AllBeta set the gates that `gates` lacks."""
     gate = GATES[name]
     together = _ALL_OF.get(gate.stage)
     usual = gate.default if together is None or gate.locked or name == together else gates.get(together, gate.default)

@@ -26,7 +26,7 @@ LoopbackNodePorts = Literal["never", "ipv4", "relayed"]
 EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
 PRIMARY_ADDRESS = ("primary",)
 NODEPORT_WORDS = {"primary": PRIMARY_ADDRESS, "localhost": ("127.0.0.0/8", "::1/128"), "all": EVERY_ADDRESS}
-"""More words that nodePortAddresses accepts, as in Kubernetes 1.37 (KEP-6032); 1.36 accepts only `primary`."""
+"""The networks that words in nodePortAddresses mean, as in Kubernetes 1.37 (KEP-6032); 1.36 accepts only `primary`."""
 
 _GATE: Final = "KubeProxyNFTablesLocalhostNodePorts"
 LOOPBACK_SWITCHES: Final = "iptables.localhostNodePorts", f"featureGates.{_GATE}"  # of iptables and of nftables mode
@@ -120,11 +120,12 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
         return replace(config, nftables=replace(config.nftables, **values, masquerade_all=everything))
 
     def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
-        """Return "relayed" if Kubernetes 1.37's gate is on: no rules of this mode translate packets from loopback."""
+        """Return "relayed" if Kubernetes 1.37's gate is on, because no rules of this mode translate packets from
+        loopback."""
         return "relayed" if gate_enabled(config.feature_gates, _GATE) else "never"
 
     def loopback_switch(self, config: ConfigurationFields) -> str:
-        """Return the path of the gate that disables NodePorts on loopback; '' if it is on."""
+        """Return the path of the gate if it is off and so disables NodePorts on loopback; '' if the gate is on."""
         return "" if gate_enabled(config.feature_gates, _GATE) else LOOPBACK_SWITCHES[1]
 
 

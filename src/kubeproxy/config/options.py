@@ -56,8 +56,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def build_options(line: CommandLine) -> Options:
-    """Return the options of a command line. Raises ConfigError: for a file with the text of load_file, else with one
-    line per mistake, which starts with the flag."""
+    """Return the options of a command line. Raises ConfigError: for mistakes in the file with the text of load_file,
+    and for mistakes in flags with one line each, which starts with the flag."""
     given = line.given
     host = _hostname(given)
     file = given.get("config", "")
@@ -117,7 +117,7 @@ def _page_host(text: str, mistakes: list[str]) -> str:
         return unpack(address)
     if not _NAME.fullmatch(bare) or len(bare) > 253:
         mistakes.append(
-            f"--page-hosts: {quote(text)} is no name or IP address; expected node-a.example, say, no scheme and port"
+            f"--page-hosts: {quote(text)} is no name or IP address; give one without scheme and port, as node-a.example"
         )
         return ""
     return bare.rstrip(".").lower()

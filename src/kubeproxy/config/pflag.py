@@ -137,7 +137,7 @@ class ValueKind(NamedTuple):
 
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
-    joined: Callable[[Any, Any], Any] | None = None  # merges two values of the flag; None: the last counts
+    joined: Callable[[Any, Any], Any] | None = None  # merges two values of the flag; None: the last value is used
 
 
 class CommandLine(NamedTuple):

@@ -94,8 +94,8 @@ def with_port(text: str, port: int) -> str:
 
 
 def made_strict(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    """Set the field `strict`: an empty `mode`, and a nftables.minSyncPeriod of 0 (unset), get the Go kube-proxy's
-    defaults. validate() refuses other values that the Go kube-proxy lacks."""
+    """Set the field `strict`, and replace an empty `mode` and an unset nftables.minSyncPeriod (0) by the Go
+    kube-proxy's defaults. validate() refuses other values that the Go kube-proxy lacks."""
     nftables = replace(config.nftables, min_sync_period=config.nftables.min_sync_period or Duration(1))
     return replace(config, strict=True, mode=config.mode or FALLBACK.name, nftables=nftables)
 

@@ -19,7 +19,7 @@ from kubeproxy.model.world import LocalMode
 
 LOCAL_MODES: tuple[LocalMode, ...] = get_args(LocalMode)
 HIDDEN_METRICS_VERSION = "1.35"
-"""The only release whose hidden metrics can be shown: the minor release before 1.36."""
+"""The only release of which hidden metrics can be shown: the minor release before 1.36."""
 
 _MAX_VERBOSITY = (1 << 31) - 1
 _ALPHA_LOGGING = tuple(
@@ -49,8 +49,8 @@ def validate(config: KubeProxyConfiguration) -> list[Mistake]:
 
 
 def notices(config: KubeProxyConfiguration) -> Iterator[str]:
-    """Yield a sentence for each valid value that has no effect here, or whose meaning changes in a later release. Since
-    1.37 the Go kube-proxy warns about an unset mode, because the default will be nftables in 1.40 (KEP-5343)."""
+    """Yield a sentence for each valid value that has no effect here, or another meaning in a later release. Since 1.37
+    the Go kube-proxy warns about an unset mode, because the default will be nftables in 1.40 (KEP-5343)."""
     yield from gate_warnings(config.feature_gates)
     if not config.mode:
         yield (

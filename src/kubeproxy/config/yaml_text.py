@@ -17,7 +17,7 @@ DEPTH: Final = 64
 """The maximum nesting, as in api/salvage.py; fields that the proxy reads are nested at most 8 deep."""
 
 VALUES: Final = 2_000_000
-"""The maximum number of values in a document after expansion of aliases: some 10,000 Services with endpoints, 1 GB."""
+"""The maximum number of values in a document after expansion of aliases: some 10,000 Services with endpoints (1 GB)."""
 
 _LONG: Final = 64  # every 64 characters of a text count as one more value
 _TAG: Final = "tag:yaml.org,2002:"
@@ -126,7 +126,7 @@ def _check_bounds(events: Iterable[yaml.Event], depth: int, values: int) -> None
     open_nodes: list[tuple[str | None, int]] = []
     for event in events:
         if isinstance(event, scalar):
-            size = 1 + len(event.value) // _LONG  # expanding an alias repeats its text
+            size = 1 + len(event.value) // _LONG  # an alias repeats the text when it is expanded
             seen += size
             if event.anchor:
                 sizes[event.anchor] = size

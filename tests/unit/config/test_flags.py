@@ -70,7 +70,7 @@ ROWS = [
      "10.0.0.1", '--{}: "10.0.0.1" is no CIDR such as 10.0.0.0/8; for this address alone write 10.0.0.1/32'),
     ("page-hosts", "strings", "[]", "", "Node-A.example.,[FD00::1]", ".page",
      page_access(["127.0.0.0/8", "::1/128"], ["node-a.example", "fd00::1"]), "http://node-a",
-     '--{}: "http://node-a" is no name or IP address; expected node-a.example, say, no scheme and port'),
+     '--{}: "http://node-a" is no name or IP address; give one without scheme and port, as node-a.example'),
     ("bind-address-hard-fail", "bool", "false", "", "true", "bindAddressHardFail", True, *BOOL),
     ("profiling", "bool", "false", "", "true", "enableProfiling", True, *BOOL),
     ("proxy-mode", "ProxyMode", "", "", "iptables", "mode", "iptables", "ipsv",

@@ -117,6 +117,6 @@ def test_all_errors_in_flags_are_reported_together() -> None:
     assert str(caught.value).splitlines() == [
         '--page-from: "10.0.0.0/33" is no CIDR such as 10.0.0.0/8',
         '--page-from: "x" is no CIDR such as 10.0.0.0/8',
-        '--page-hosts: "a b" is no name or IP address; expected node-a.example, say, no scheme and port',
-        '--page-hosts: "node:80" is no name or IP address; expected node-a.example, say, no scheme and port',
+        '--page-hosts: "a b" is no name or IP address; give one without scheme and port, as node-a.example',
+        '--page-hosts: "node:80" is no name or IP address; give one without scheme and port, as node-a.example',
     ]
