@@ -392,6 +392,9 @@ async def test_the_rules_of_a_stopped_proxy_are_compared_with_the_objects(bare: 
         status, text = await bare.ask("services", *asked[2:-2], "--proxy-mode", "nftables")
         assert (status, f"no rules of nftables mode, but of {bare.mode.config['mode']} mode" in text) == (2, True), text
         assert "Fix: give the --config of the stopped proxy" in text
+        status, text = await bare.ask("verify", *asked[2:-2], "--proxy-mode", "nftables")
+        uncompared = f"but of {bare.mode.config['mode']} mode; nothing was compared. Fix: give the --config"
+        assert (status, uncompared in text) == (2, True), text
     bare.endpoints("web", "a1 a3")
     bare.service("late", "a1")
     status, text = await bare.ask(*asked)

@@ -208,6 +208,7 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
     fix = _REFUSED if any(one.refusal for one in facts.standings) else REPAIR
     if not asked.running:
         from kubeproxy.ask.checks import checkup, strangers, whereabouts  # noqa: PLC0415 - a running proxy is on its node
+        from kubeproxy.ask.kernel.stopped import of_another_mode  # noqa: PLC0415 - a running proxy has its mode
 
         node = checkup.checked(asked, facts)
         whereabouts.must_be_here(node, " ".join(("kubectl kubeproxy verify", *map("/".join, names))))
@@ -215,6 +216,8 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         unasked = strangers.unasked(proxies, node.control)
         fix = unasked.text if proxies else _START
         troubles += [unasked.text] * unasked.hangs
+        if other := of_another_mode(node, unasked.text, checkup.NodeRules(node).sight):
+            raise NoAnswerError(f"{other.what}; nothing was compared. Fix: {other.fix}")
     with examiners(facts, facts.world.families) as kernel:
         seen = look_at(asked.services, kernel, names)
     if names and not (seen.services or seen.on_their_way):

@@ -7,12 +7,13 @@ from math import inf
 from msgspec.structs import replace
 
 from kubeproxy.ask.checks import checkup, packets, strangers, whereabouts
+from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel.looks import examiners, look
 from kubeproxy.ask.lines import difference
-from kubeproxy.backends.mode import FlowsEnd
+from kubeproxy.backends.mode import FlowsEnd, Sight
 from kubeproxy.backends.state import Kind
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel import chains
@@ -56,18 +57,24 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosi
         sight = checkup.NodeRules(node).sight
         if any(True for _ in node.mode.traces(sight)):
             return _compared(asked, facts, name, node.mode.flows_end, begin if proxies else "")
+        if other := of_another_mode(node, begin, sight):
+            return replace(other, what=f"{other.what}; {_FROM_OBJECTS}")
         what = f"{begin}, and the kernel has no rules of {node.mode.name} mode"
-        others = [mode.name for mode in modes.every() if any(True for _ in mode.traces(sight))]
-        if others:
-            what, fix = (
-                f"{what}, but of {others[0]} mode",
-                f"give the --config of the {'running' if proxies else 'stopped'} proxy",
-            )
-            return Diagnosis(Severity.UNKNOWN, "proxy", f"{what}; {_FROM_OBJECTS}", fix=fix)
         return Diagnosis(unread, "proxy", f"{what}; {_FROM_OBJECTS}")
     except (KubeProxyError, OSError) as error:
         what = f"{begin}, and the rules in the kernel cannot be read ({error}); {_FROM_OBJECTS}"
         return Diagnosis(unread, "proxy", what)
+
+
+def of_another_mode(node: CheckedNode, begin: str, sight: Sight) -> Diagnosis | None:
+    """Return the finding that the kernel has no rules of the node's mode, but of another mode; None for any other
+    state. `begin` is the text about the proxies of this node."""
+    found = [mode.name for mode in modes.every() if any(True for _ in mode.traces(sight))]
+    if not found or node.mode.name in found:
+        return None
+    what = f"{begin}, and the kernel has no rules of {node.mode.name} mode, but of {found[0]} mode"
+    fix = f"give the --config of the {'running' if node.proxies else 'stopped'} proxy"
+    return Diagnosis(Severity.UNKNOWN, "proxy", what, fix=fix)
 
 
 def _compared(asked: Desk, facts: Facts, name: ServiceName | None, flows_end: FlowsEnd, unasked: str) -> Diagnosis:
