@@ -72,7 +72,7 @@ def test_a_wrong_server_gets_its_fix(trouble, fix, useless):
     assert contact.hopeless(found) is useless
 
 
-@pytest.mark.parametrize(("ends", "fix"), [(0.0, "read in the kubelet's log why"), (9e9, "the API server does not")])
+@pytest.mark.parametrize(("ends", "fix"), [(0.0, "in a pod, read in the kubelet"), (9e9, "the API server does not")])
 def test_refused_credentials_that_have_expired_are_renewed(ends, fix):
     refused = watched(connected=False, stale=90, trouble=NOT_ACCEPTED)
     found = replace(reach(refused), certificates={"token": Validity(0.0, ends)})
@@ -488,6 +488,12 @@ def test_the_worst_comes_first():
     ]
     assert [one.about for one in worst_first(rows)] == ["2", "4", "3", "1"]
     assert [one.is_wrong for one in worst_first(rows)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("client", "certificate"), ("token", "token")])
+def test_an_expired_token_is_not_called_a_certificate(name, kind):
+    (found,) = contact.expiring(left(name, -60.0, 3600), 1000.0)
+    assert found.why.startswith(f"without a valid {kind} no changes arrive")
 
 
 @pytest.mark.parametrize(("used", "order"), [(96, ["conntrack", "api"]), (90, ["api", "conntrack"])])

@@ -46,7 +46,8 @@ _RENEWALS: Final = {
     "authority": "rotate the cluster's authority, and add the new authority to the kubeconfig in addition to the "
     "old authority",
     "server": "renew the API server's certificate (kubeadm certs renew apiserver)",
-    "token": "read in the kubelet's log why the kubelet does not renew the token of this pod, or restart the pod",
+    "token": "in a pod, read in the kubelet's log why the kubelet does not renew the token, or restart the pod; "
+    "outside a pod, write a valid token into the kubeconfig's tokenFile",
 }
 
 
@@ -202,7 +203,8 @@ def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagn
         if left > _SOON[name]:
             continue
         when = f"expired {duration(-left)} ago" if left <= 0 else f"expires in {duration(left)}"
-        why = "without a valid certificate no changes arrive from the API server after the connection ends"
+        kind = "token" if name == "token" else "certificate"
+        why = f"without a valid {kind} no changes arrive from the API server after the connection ends"
         severity = Severity.BROKEN if left <= 0 else Severity.DEGRADED
         if left > _LAST_PART * (end - begins):
             if name == "token":
