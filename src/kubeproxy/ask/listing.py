@@ -38,12 +38,13 @@ def nodeport_hosts(family: str, here: Globals | None) -> list[str]:
 
 
 def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> EndpointCount:
-    """Count the endpoints of a Service's slices. An endpoint in two slices, for example while it moves, counts once. A
-    dual-stack pod has an address in each family, so only the family with more ready endpoints is counted. Drained
-    endpoints (weight 0), ejected endpoints, and endpoints of a slice without ports (no container has the named
-    targetPort) are never ready."""
-    pieces = list(slices)
+    """Count the endpoints of a Service's slices, in the families of its plans if it has plans. An endpoint in two
+    slices, for example while it moves, counts once. A dual-stack pod has an address in each family, so only the family
+    with more ready endpoints is counted. Drained endpoints (weight 0), ejected endpoints, and endpoints of a slice
+    without ports (no container has the named targetPort) are never ready."""
     every = list(plans)
+    served = {plan.key.family for plan in every}
+    pieces = [piece for piece in slices if not served or piece.family in served]
     drained = {one for plan in every if plan.balance is not None for one in plan.balance.drained}
     drained.update(one for plan in every for one in plan.ejected or ())
     if len(pieces) == 1 and len(pieces[0].destinations) == 1 and not drained:  # nearly always

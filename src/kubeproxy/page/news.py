@@ -135,14 +135,15 @@ def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | No
     service = planner.services.get(name)
     slices = planner.slices.get(name, {}).values()
     plans = planner.compiled.get(name, NOTHING).plans
-    count = endpoints(slices, plans)
+    count, letters, usable = endpoints(slices, plans), flags(plans, slices), any(plan.usable for plan in plans)
+    ready = count.ready if usable or "P" not in letters else 0  # ready endpoints with other ports do not count
     return (
         f"{name[0]}/{name[1]}",
         _LEAVING.get(verdict[0], verdict[0]),
-        count.ready,
+        ready,
         count.total,
         (service.spec.type or "ClusterIP") if service is not None else "",
-        flags(plans, slices) + "T" * (not count.ready and any(plan.usable for plan in plans)),
+        letters + "T" * (not ready and usable),
         list(addresses(plans, planner.world)),
         max(seen, changed_at(service, slices)),
         list(unserved(plans)),

@@ -255,6 +255,18 @@ def test_a_service_with_a_ready_endpoint_of_one_family_is_not_served_by_terminat
     assert (row[2:4], row[5], row[8]) == ((1, 1), "", ["80/TCP (IPv4)"])
 
 
+@pytest.mark.parametrize(
+    ("address", "protocol", "counts", "letters"),
+    [("10.244.1.1", "UDP", (0, 1), "P"), ("fd00:10:244:1::1", "TCP", (0, 0), "")],
+)
+def test_ready_endpoints_with_another_port_or_family_do_not_count(address, protocol, counts, letters):
+    web = kubernetes.service("web", "10.96.0.10", ports=[ServicePort(port=80)])
+    ports, family = [EndpointPort(port=8080, protocol=protocol)], "IPv6" if ":" in address else "IPv4"
+    piece = kubernetes.endpoint_slice(kubernetes.endpoint(address), ports=ports, family=family)
+    row = row_of(snapshot(planner_of(kubernetes.world(), web, piece)), ("default", "web"))
+    assert (row[2:4], row[5], row[8]) == (counts, letters, ["80/TCP"])
+
+
 def test_hints_that_exclude_endpoints_are_reported(node):
     near, far = (EndpointHints([NameHint(zone)]) for zone in ("zone-a", "zone-b"))
     node.hears(
