@@ -19,6 +19,7 @@ from kubeproxy.ask.why import Target, Why
 from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.routing_policy import RoutedPacket
+from kubeproxy.meaning.firewall import Marking, PassingPacket, SourceTranslation
 from kubeproxy.model.answer import Packet
 
 FRONT, CLIENT, END = b"\n\x60\0\1", b"\n\xf4\0\7", b"\n\xf4\1\7"
@@ -50,6 +51,31 @@ def test_a_route_that_drops_first_packets_has_the_effect_of_a_chain_that_drops_t
     (found,) = routes.refused(node)
     assert found.harm == Harm(effect, frozenset({(END, 3000)}))
     assert (found.why == PICKED_AGAIN) is again
+
+
+def test_equal_findings_on_sources_and_marks_are_one_line(monkeypatch):
+    monkeypatch.setattr(routes, "local_addresses", lambda _: [])
+    ends = [(bytes((10, 244, 1, end)), 3000) for end in range(1, 5)]
+    leaving = [
+        PassingPacket("postrouting", 0, 1, CLIENT, *(end[0], 6, end[1]), (FRONT, 80), ("", ""), translated=True)
+        for end in ends
+    ]
+    node = CheckedNode(
+        *(None, 0, MODE, KubeProxyConfiguration()),
+        packet=Packet(CLIENT, FRONT, 6, 80),
+        targets=frozenset(ends),
+        ends=[CLIENT],
+        passing=leaving,
+    )
+    alone = frozenset({b"\xc0\0\2\1"})
+    firewall = SimpleNamespace(
+        sources=lambda found: [SourceTranslation("table ip x", "c", one, alone, sure=True) for one in found],
+        marking=lambda found: [Marking("table ip x", "c", one, frozenset({0x4000}), sure=True) for one in found],
+    )
+    (moved,), (marked,) = routes.moved_sources(node, [firewall]), routes.remarked(node, [firewall])
+    shown = "packets to 10.244.1.1:3000, 10.244.1.2:3000 and 2 more"
+    assert moved.what.startswith(f"table ip x, chain c: gives {shown} the source 192.0.2.1")
+    assert marked.what == f"table ip x, chain c: sets the proxy's mark 0x4000 in {shown} at the hook postrouting"
 
 
 @pytest.mark.parametrize(("routed", "answer"), [(True, "yes"), (False, "no")])

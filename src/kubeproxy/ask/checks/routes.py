@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from math import inf
+from typing import Final
 
 from msgspec.structs import replace
 
 from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
-from kubeproxy.ask.checks.settings import FORWARDING_OF, Setting, changed_back, filtered_ways
+from kubeproxy.ask.checks.settings import FORWARDING_OF, Setting, changed_back, few, filtered_ways
 from kubeproxy.ask.finding import NOTHING, PICKED_AGAIN, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import default_gateway, local_addresses, silent_neighbour, way_out
@@ -140,9 +141,27 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
         )
 
 
+_End = tuple[Diagnosis, PassingPacket]
+_ENDS: Final = "\0"
+"""Stands for the endpoints in the text of a finding."""
+
+
+def _by_finding(found: Iterable[_End]) -> Iterator[Diagnosis]:
+    """Yield each finding once, with the endpoints of all its packets."""
+    ends: dict[Diagnosis, dict[str, None]] = {}
+    for one, packet in found:
+        ends.setdefault(one, {})[place_text(packet.destination, packet.port)] = None
+    for one, several in ends.items():
+        yield replace(one, what=one.what.replace(_ENDS, few([*several])))
+
+
 def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
     """Report chains of other programs that give packets of the checked connection another source. If the source is no
     address of this node, their answers may not return to this node. Raises NetlinkError."""
+    return _by_finding(_moved_sources(node, others))
+
+
+def _moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_End]:
     leaving = [one for one in node.passing if one.hook == "postrouting" and one.purpose is CompiledFor.REQUEST]
     # If the proxy masquerades first, no other chain translates the source.
     requests = [one if node.end_of(one) in node.masqueraded else one._replace(before=inf) for one in leaving]
@@ -151,16 +170,15 @@ def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Dia
         is_own, is_masqueraded = one.sources <= {*own, MASQUERADED}, node.end_of(one.packet) in node.masqueraded
         if one.sources <= {one.packet.source} - {None}:
             if is_masqueraded and (one.packet.source is not None or is_loopback(one.packet.original[0])):
-                yield _accepted(one)
+                yield _accepted(one), one.packet
             continue
         if is_own and (one.packet.source is None or is_masqueraded):
             continue
         known = [unpack(address) if address else "of this node" for address in one.sources if address is not None]
-        end = place_text(one.packet.destination, one.packet.port)
-        yield Diagnosis(
+        finding = Diagnosis(
             severity=Severity.NOTE if is_own else Severity.UNKNOWN,
             about="source",
-            what=f"{one.where}, chain {one.chain}: {'gives' if one.sure else 'may give'} packets to {end} the source "
+            what=f"{one.where}, chain {one.chain}: {'gives' if one.sure else 'may give'} packets to {_ENDS} the source "
             f"{' or '.join(sorted(known)) or 'of a map or range'} at the hook postrouting",
             why="the endpoint, and network policies, see this address as the client"
             if is_own
@@ -168,20 +186,24 @@ def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Dia
             fix=f"have {one.where} {one.chain} use an address of this node, or leave packets to endpoints out of it",
             table=one.where,
         )
+        yield finding, one.packet
 
 
 def remarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
     """Report chains of other programs that clear the mark of packets that the proxy is about to masquerade, or set this
     mark in other packets of a client elsewhere."""
+    return _by_finding(_remarked(node, others))
+
+
+def _remarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_End]:
     requests = [one for one in node.passing if one.purpose is CompiledFor.REQUEST]
     for one in (each for firewall in others for each in firewall.marking(requests)):
         bit, end = node.mark, node.end_of(one.packet)
-        packets = f"the proxy's mark {bit:#x} in packets to {place_text(one.packet.destination, one.packet.port)}"
-        packets += f" at the hook {one.packet.hook}"
+        packets = f"the proxy's mark {bit:#x} in packets to {_ENDS} at the hook {one.packet.hook}"
         fix = f"have {one.where} {one.chain} set its own bits only, with a mask, and keep this bit"
         if one.packet.marks[1]:
             if any(not mark & bit for mark in one.marks):
-                yield _unmasqueraded(one, f"{'clears' if one.sure else 'may clear'} {packets}", fix)
+                yield _unmasqueraded(one, f"{'clears' if one.sure else 'may clear'} {packets}", fix), one.packet
             continue
         kept = (node.targets if end is None else {end}) - node.masqueraded
         if kept and one.packet.source in node.ends and any(mark & bit for mark in one.marks):
@@ -189,15 +211,15 @@ def remarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosi
             why = (
                 "the proxy masquerades them: the endpoint, and network policies, see this node's address as the client"
             )
-            yield Diagnosis(Severity.NOTE, "source", what, why, fix, table=one.where)
+            yield Diagnosis(Severity.NOTE, "source", what, why, fix, table=one.where), one.packet
 
 
 def _accepted(one: SourceTranslation) -> Diagnosis:
     """Return the finding for a chain that accepts packets before the proxy's chain could masquerade them."""
-    end = place_text(one.packet.destination, one.packet.port)
     return _unmasqueraded(
         one,
-        f"{'accepts' if one.sure else 'may accept'} packets to {end} before the proxy's chain, which masquerades them",
+        f"{'accepts' if one.sure else 'may accept'} packets to {_ENDS} before the proxy's chain, which "
+        "masquerades them",
         f"leave packets to endpoints out of that rule of {one.where} {one.chain}, or have it apply after the "
         "proxy's chain",
     )

@@ -54,7 +54,7 @@ def forwarding(family: Family, harm: Harm = NOTHING) -> Diagnosis:
 
 def _unforwarded(harm: Harm) -> str:
     """Return the effect of lost packets on a checked connection, or '' if the effect is unknown."""
-    ends = _few([place_text(*end) for end in sorted(harm.ends)])
+    ends = few([place_text(*end) for end in sorted(harm.ends)])
     return {
         Effect.DELAYS: PICKED_AGAIN,
         Effect.LOSES: f"packets of connections to {ends} are not forwarded: they time out",
@@ -62,7 +62,8 @@ def _unforwarded(harm: Harm) -> str:
     }.get(harm.effect, "")
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """Return the first names, and the number of further names."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
@@ -81,7 +82,7 @@ def entrances(
 
 def _should_be_on(keys: Sequence[str], severity: Severity, why: str, harm: Harm) -> Diagnosis:
     names = list(map(_dotted, keys))
-    what = f"{_few(names)} {'are' if len(names) > 1 else 'is'} 0"
+    what = f"{few(names)} {'are' if len(names) > 1 else 'is'} 0"
     return Diagnosis(severity, "sysctl", what, why, f"sysctl -w {' '.join(f'{n}=1' for n in names)}, {_PERSIST}", harm)
 
 
@@ -156,7 +157,7 @@ def hairpin(bridge: str, ports: Mapping[str, bool], share: float, harm: Harm = N
     yield Diagnosis(
         severity=Severity.NOTE if not sure else Severity.BROKEN if share else Severity.DEGRADED,
         about="hairpin",
-        what=f"hairpin mode is off for {'all ports' if sure and len(off) > 1 else _few(off)} of the bridge {bridge}",
+        what=f"hairpin mode is off for {'all ports' if sure and len(off) > 1 else few(off)} of the bridge {bridge}",
         why=(f"{share:.1%} of the connections" if share else "connections of a pod to a Service that leads to itself")
         + " return to the pod that opens the connections, and time out"
         + ("" if sure else " if that is the port of the pod"),
