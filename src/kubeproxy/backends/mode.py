@@ -66,9 +66,9 @@ class Abilities(Struct, frozen=True, kw_only=True):
     """Returns whether another program has changed committed state. The result remains True until a repair, or until an
     inspection finds no difference. Safe on any thread except the event loop's."""
     suspects: Callable[[], Collection[bytes]] | None = None
-    """Returns the endpoints (keys as in model.ejection) that did not answer a client within the last seconds, as the
-    kernel reports them if the globals request it. Raises ApplyError; safe on any thread, but only one call at a time.
-    """
+    """Returns the endpoints (keys as in model.ejection) that did not answer a client within the last seconds. The
+    kernel records such endpoints only if the globals request it. Raises ApplyError; safe on any thread, but only one
+    call at a time. """
 
 
 class Backend(Protocol):

@@ -34,7 +34,7 @@ FEW: Final = 20
 most this number of objects' problems get an entry."""
 LARGE: Final = 400  # the maximum number of endpoints to compare
 _ARRIVALS: Final = 2048  # the maximum number of stored arrivals
-_NOTICED: Final = 2.0  # seconds after which a text contains the delay
+_NOTICED: Final = 2.0  # if a problem began more seconds ago, its text contains the time
 _LONGEST: Final = 500  # characters of a text
 _FIXED: Final = 250  # bytes of an entry without its texts
 

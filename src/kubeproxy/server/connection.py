@@ -189,7 +189,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def on_message_complete(self) -> None:
         parser = self._parser
         if self._closing or parser is None or self._transport is None or self._transport.is_closing():
-            return  # or the client has disconnected after it sent several requests
+            return  # the connection is closing, possibly because the client sent several requests and disconnected
         self._received = 0
         if len(self._waiting) >= PIPELINED:
             self._refuse(429)

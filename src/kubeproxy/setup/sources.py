@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kubeproxy.sources")
 
-NODE_TIMEOUT = 30.0  # as in the Go kube-proxy, which then uses loopback in place of the Node's address
-NODE_CIDR_TIMEOUT = 300.0  # also as in the Go kube-proxy
+NODE_TIMEOUT = 30.0  # seconds, as in the Go kube-proxy, which then uses loopback as the Node's address
+NODE_CIDR_TIMEOUT = 300.0  # seconds, as in the Go kube-proxy
 
 Patch = Callable[[str, bytes], Awaitable[int]]
 """A function that sends a JSON patch to a path, and returns the HTTP status. Raises SourceError or OSError."""

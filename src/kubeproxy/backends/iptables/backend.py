@@ -193,7 +193,8 @@ class IptablesBackend:
         used = frozenset(chains).intersection(target_of(line.rstrip()) for line in lines)
         for name in sorted(used - self._used):
             log.warning(
-                "Leaving an empty chain of no Service, because rules of another program jump to it chain=%s family=%s",
+                "Leaving an empty chain that belongs to no Service, because rules of another program jump to it "
+                "chain=%s family=%s",
                 name,
                 self.family.label,
             )
