@@ -64,6 +64,8 @@ def stage(limit: int | None = None, ports: range = range(0), udp_idle: float = 0
 
 def destination(sock: socket.socket) -> bytes:
     """Return the packed address and port of a socket."""
+    address: str
+    port: int
     address, port = sock.getsockname()[:2]
     return (pack(address) or b"") + port.to_bytes(2, "big")
 
@@ -106,7 +108,7 @@ def reset(sock: socket.socket) -> None:
 
 def received(sock: socket.socket, most: int = 1 << 16) -> tuple[bytes, bool]:
     """Return all bytes until the stream ends, and whether it ended with a reset."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         try:
             part = sock.recv(most)

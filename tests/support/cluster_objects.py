@@ -4,9 +4,9 @@ of the model."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
 from kubeproxy.features import BALANCING, ENTRIES, Features
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, Family, pack
@@ -34,7 +34,7 @@ from kubeproxy.model.objects import (
     ServiceStatus,
     SliceEndpoint,
 )
-from kubeproxy.model.plan import Detector, FamilyGlobals, FrontendKind, Globals
+from kubeproxy.model.plan import Detector, FamilyGlobals, FrontendKind, Globals, ServicePlan
 
 HERE = "node-a"
 THERE = "node-b"
@@ -64,7 +64,7 @@ def key(text: str, protocol: str = "TCP") -> bytes:
     return (address(host.strip("[]")) if host else b"") + bytes((PROTOCOLS[protocol],)) + PORT_BYTES[int(port)]
 
 
-def frontend_keys(plan, kind: FrontendKind) -> set[bytes]:
+def frontend_keys(plan: ServicePlan, kind: FrontendKind) -> set[bytes]:
     return {f.key for f in plan.frontends if f.kind is kind}
 
 
@@ -96,7 +96,7 @@ def world(
     )
 
 
-def meta(name: str, namespace: str = "default", created: str | None = None, **more) -> ObjectMeta:
+def meta(name: str, namespace: str = "default", created: str | None = None, **more: Any) -> ObjectMeta:
     return ObjectMeta(name=name, namespace=namespace, creation_timestamp=created, **more)
 
 
@@ -108,7 +108,7 @@ def service(
     created: str | None = None,
     namespace: str = "default",
     annotations: Annotations | None = None,
-    **spec,
+    **spec: Any,
 ) -> Service:
     entries = [i if isinstance(i, LoadBalancerIngress) else LoadBalancerIngress(ip=i) for i in ingress]
     addresses = list(cluster_ips) or ["10.96.0.1"]
@@ -141,7 +141,7 @@ def endpoint(
     return SliceEndpoint([text], conditions if conditions != EndpointConditions() else None, node, hints)
 
 
-def draining(text: str, node: str | None = THERE, **more) -> SliceEndpoint:
+def draining(text: str, node: str | None = THERE, **more: Any) -> SliceEndpoint:
     """Return an endpoint that is terminating and still serving."""
     return endpoint(text, node, ready=False, serving=True, terminating=True, **more)
 
@@ -160,10 +160,10 @@ def endpoint_slice(
     version: str | None = None,
 ) -> EndpointSlice:
     """Return a slice; if the zones of addresses are given, it has the form of a slice that was decoded with zones."""
-    entries: list[SliceEndpoint] = list(endpoints)
+    entries: list[Any] = list(endpoints)
     annotations = Annotations(triggered, weight, cilium_weight=cilium_weight)
     if placed is not None:
-        entries = [PlacedEndpoint(*astuple(e), placed.get((e.addresses or [""])[0])) for e in endpoints]
+        entries = [PlacedEndpoint(**asdict(e), zone=placed.get((e.addresses or [""])[0])) for e in endpoints]
     return (EndpointSlice if placed is None else PlacedSlice)(
         metadata=meta(
             name,
@@ -179,7 +179,7 @@ def endpoint_slice(
     )
 
 
-def parsed(*endpoints: SliceEndpoint, **more) -> Slice:
+def parsed(*endpoints: SliceEndpoint, **more: Any) -> Slice:
     piece = parse_slice(endpoint_slice(*endpoints, **more))
     assert piece is not None
     return piece

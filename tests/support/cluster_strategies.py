@@ -3,6 +3,9 @@ invalid."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
 from hypothesis import strategies as st
 
 from kubeproxy.model.addresses import Family
@@ -13,13 +16,19 @@ from kubeproxy.model.objects import (
     EndpointConditions,
     EndpointHints,
     EndpointPort,
+    EndpointSlice,
     LoadBalancerIngress,
     NameHint,
+    Object,
+    Resource,
+    Service,
     ServicePort,
     SessionAffinityConfig,
     SliceEndpoint,
 )
 from support.cluster_objects import HERE, THERE, endpoint_slice, service, world
+
+T = TypeVar("T")
 
 NAMESPACES = ("default", "default", "")
 SERVICES = ("a", "b", "c", "")
@@ -30,16 +39,16 @@ absurd_text = st.sampled_from(["", " ", "None", "Local ", "é", "\0", "\udc80", 
 absurd_number = st.sampled_from([-(2**31), -1, 0, 65536, 2**31 - 1, 10**40])
 
 
-def seldom(absurd, *values):
+def seldom(absurd: st.SearchStrategy[Any], *values: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for these values, and sometimes an invalid value."""
     return st.integers(0, 15).flatmap(lambda n: absurd if n == 15 else st.sampled_from(values))
 
 
-def pick(*values):
+def pick(*values: Any) -> st.SearchStrategy[Any]:
     return seldom(absurd_text, *values)
 
 
-def number(*values):
+def number(*values: Any) -> st.SearchStrategy[Any]:
     return seldom(absurd_number, *values)
 
 
@@ -70,13 +79,13 @@ service_annotations = st.none() | st.builds(
 )
 
 
-def lists(elements, size=3):
+def lists(elements: st.SearchStrategy[T], size: int = 3) -> st.SearchStrategy[list[T] | None]:
     some = st.lists(elements, min_size=1, max_size=size)
     return st.integers(0, 7).flatmap(lambda n: st.none() if n == 7 else st.just([]) if n == 6 else some)
 
 
 @st.composite
-def services(draw, names=SERVICES):
+def services(draw: st.DrawFn, names: Sequence[str] = SERVICES) -> Service:
     return service(
         draw(st.sampled_from(names)),
         *draw(st.lists(pick("10.96.0.1", "10.96.0.2", "10.96.0.3", "fd00::1"), min_size=1, max_size=3)),
@@ -96,7 +105,7 @@ def services(draw, names=SERVICES):
     )
 
 
-def endpoints_in(*texts):
+def endpoints_in(*texts: str) -> st.SearchStrategy[SliceEndpoint]:
     return st.builds(
         SliceEndpoint,
         addresses=st.lists(pick(*texts), min_size=1, max_size=2)
@@ -126,7 +135,7 @@ slice_ports = st.builds(
 
 
 @st.composite
-def slices(draw):
+def slices(draw: st.DrawFn) -> EndpointSlice:
     family = draw(pick("IPv4", "IPv4", "IPv6", "FQDN"))
     return endpoint_slice(
         *draw(st.lists(endpoints.get(family, endpoints["IPv4"]), max_size=4)),
@@ -155,7 +164,7 @@ names = st.tuples(st.sampled_from(NAMESPACES), st.sampled_from(SERVICES + SLICES
 
 
 @st.composite
-def replacements(draw, resource, objects):
+def replacements(draw: st.DrawFn, resource: Resource, objects: st.SearchStrategy[Object]) -> Replaced:
     kept = draw(st.frozensets(names, max_size=3))
     return Replaced(resource, draw(st.lists(objects, max_size=5)), kept)
 
@@ -168,7 +177,7 @@ events = (
     | st.builds(lambda n: Deleted("endpointslices", *n), names)
     | replacements("services", services())
     | replacements("endpointslices", slices())
-    | st.builds(lambda n: Rejected("services", *n, "uid", "spec", "no object"), names)
+    | st.builds(lambda n: Rejected("services", n[0], n[1], "uid", "spec", "no object"), names)
 )
 
 BOTH = (Family.IPV4, Family.IPV6)

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -47,7 +48,7 @@ class Crowd:
     def __enter__(self) -> Self:
         for place, front in self._ways:
             namespace = self._live.cluster.namespace_of(place)
-            for sock in run_in(namespace, lambda front=front: [_client(front) for _ in range(self._count)]):
+            for sock in run_in(namespace, partial(_clients, front, self._count)):
                 self._sockets[sock.fileno()] = sock
                 self._fronts[sock.fileno()] = front
                 self._who[sock.fileno()] = f"{place} port {sock.getsockname()[1]} to {front.address}:{front.port}"
@@ -119,6 +120,10 @@ class Crowd:
     def _note(self, fd: int, error: OSError) -> None:
         if error.errno == errno.ECONNREFUSED:
             self._seen[fd] = Seen("refused", time.monotonic())
+
+
+def _clients(front: Front, count: int) -> list[socket.socket]:
+    return [_client(front) for _ in range(count)]
 
 
 def _client(front: Front) -> socket.socket:

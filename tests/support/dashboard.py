@@ -24,7 +24,8 @@ class Question(NamedTuple):
 
 def dashboard() -> Json:
     """Return the decoded file."""
-    return json.loads((ROOT / "deploy/dashboards/kube-proxy.json").read_text(encoding="utf-8"))
+    found: Json = json.loads((ROOT / "deploy/dashboards/kube-proxy.json").read_text(encoding="utf-8"))
+    return found
 
 
 def questions() -> Iterator[Question]:

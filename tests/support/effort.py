@@ -7,14 +7,14 @@ Profiles of Hypothesis: `thorough` draws all examples, `quick`, the default, a t
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 # A test must not depend on the speed and load of the machine.
-_ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+_ANY_MACHINE: Mapping[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 THOROUGH = 100
 QUICK = 10
 FEWEST = 5
@@ -29,13 +29,13 @@ def register_profiles() -> None:
 
 def examples(count: int, **more: Any) -> settings:
     """Return the settings of a test that draws `count` examples in the thorough profile, a tenth in the quick one."""
-    drawn = count * settings.default.max_examples // THOROUGH
+    drawn = count * settings().max_examples // THOROUGH
     return settings(max_examples=max(drawn, min(count, FEWEST)), **more)
 
 
 def stride(step: int) -> int:
     """Return the step of a loop over points of failure: ten times larger in the quick profile."""
-    return step * THOROUGH // settings.default.max_examples
+    return step * THOROUGH // settings().max_examples
 
 
 def mark_others_slow(items: Iterable[pytest.Item]) -> None:
@@ -47,6 +47,7 @@ def mark_others_slow(items: Iterable[pytest.Item]) -> None:
         mark = item.get_closest_marker("quick")
         if mark is None:
             continue
+        assert isinstance(item, pytest.Function)
         named = any(f"-{name}-" in f"-{item.callspec.id}-" for name in mark.args)
         drawn = not mark.args and zlib.crc32(item.nodeid.encode()) % 3 == 0
         if not (named or drawn):

@@ -2,62 +2,66 @@
 
 from __future__ import annotations
 
-from kubeproxy.backends.ipvs.desired import ActualServer, Verb
-from kubeproxy.backends.ipvs.layout import Addresses, IpsetId
+from collections.abc import Iterable, Mapping, Sequence
+
+from kubeproxy.backends.ipvs.desired import ActualServer, ServerStep
+from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Rules
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipset import SetCounts
+from kubeproxy.kernel.ipvs import Verb
 from kubeproxy.model.addresses import Family
 
 NODE = bytes((192, 0, 2, 1))
+Picture = tuple[dict[bytes, tuple[int, frozenset[bytes]]], dict[IpsetId, frozenset[bytes]], frozenset[bytes]]
 
 
-def names(set_id):
+def names(set_id: IpsetId) -> list[str]:
     return [f"--match-set {set_id.named(family)} " for family in Family]
 
 
 class FakeKernel:
     family = Family.IPV4
 
-    def __init__(self, own=frozenset({NODE})):
-        self.virtual = {}  # key: [affinity, {destination: weight}]
-        self.sets = {}
-        self.bound = set()
+    def __init__(self, own: frozenset[bytes] = frozenset({NODE})) -> None:
+        self.virtual: dict[bytes, tuple[int, dict[bytes, int]]] = {}  # key: affinity, {destination: weight}
+        self.sets: dict[IpsetId, set[bytes]] = {}
+        self.bound: set[bytes] = set()
         self.own = own
         self.news = False
-        self.tables = {}
-        self.busy = {}  # (key, destination): connections
-        self.operations = []
+        self.tables: dict[str, dict[str, Sequence[str]]] = {}
+        self.busy: dict[tuple[bytes, bytes], int] = {}  # (key, destination): connections
+        self.operations: list[ServerStep] = []
         self.closed = False
 
-    def prepare(self):
+    def prepare(self) -> None:
         for set_id in IpsetId:
             self.sets.setdefault(set_id, set())
 
-    def servers(self):
+    def servers(self) -> dict[bytes, ActualServer]:
         return self.survey(self.virtual)[1]
 
-    def survey(self, keys):
+    def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], dict[bytes, ActualServer]]:
         found = {k: ActualServer(self.virtual[k][0], True, dict(self.virtual[k][1])) for k in keys if k in self.virtual}
         return set(self.virtual), found
 
-    def connections(self, keys):
+    def connections(self, keys: Iterable[bytes]) -> dict[bytes, dict[bytes, int]]:
         return {k: {d: self.busy.get((k, d), 0) for d in self.virtual[k][1]} for k in keys if k in self.virtual}
 
-    def operate(self, operations):
+    def operate(self, operations: Iterable[ServerStep]) -> None:
         for operation in operations:
             self.operations.append(operation)
             self._one(operation)
 
-    def _one(self, o):
+    def _one(self, o: ServerStep) -> None:
         known = o.key in self.virtual
         if o.verb is Verb.ADD_SERVICE:
             self._check(not known, o)
-            self.virtual[o.key] = [o.affinity, {}]
+            self.virtual[o.key] = o.affinity, {}
             return
         self._check(known, o)
         servers = self.virtual[o.key][1]
         if o.verb is Verb.SET_SERVICE:
-            self.virtual[o.key][0] = o.affinity
+            self.virtual[o.key] = o.affinity, servers
         elif o.verb is Verb.DELETE_SERVICE:
             del self.virtual[o.key]
         elif o.verb is Verb.DELETE_SERVER:
@@ -67,56 +71,56 @@ class FakeKernel:
             self._check((o.destination in servers) == (o.verb is Verb.SET_SERVER), o)
             servers[o.destination] = o.weight
 
-    def _check(self, fine, operation):
+    def _check(self, fine: bool, operation: ServerStep) -> None:
         if not fine:
             raise ApplyError(f"refused: {operation}")
 
-    def entries(self, set_id):
+    def entries(self, set_id: IpsetId) -> set[bytes]:
         return set(self.sets[set_id])
 
-    def counts(self):
+    def counts(self) -> dict[IpsetId, SetCounts]:
         rules = [rule for chains in self.tables.values() for rules in chains.values() for rule in rules]
         return {
             set_id: SetCounts(len(entries), 0, sum(any(name in r for name in names(set_id)) for r in rules))
             for set_id, entries in self.sets.items()
         }
 
-    def add_entries(self, entries):
+    def add_entries(self, entries: Mapping[IpsetId, Iterable[bytes]]) -> None:
         for set_id, items in entries.items():
             self.sets[set_id].update(items)
 
-    def remove_entries(self, entries):
+    def remove_entries(self, entries: Mapping[IpsetId, Iterable[bytes]]) -> None:
         for set_id, items in entries.items():
             self.sets[set_id].difference_update(items)
 
-    def addresses(self):
+    def addresses(self) -> Addresses:
         return Addresses(frozenset(self.bound), self.own)
 
-    def addresses_changed(self):
+    def addresses_changed(self) -> bool:
         news, self.news = self.news, False
         return news
 
-    def bind(self, addresses):
+    def bind(self, addresses: Iterable[bytes]) -> None:
         self.bound.update(addresses)
 
-    def unbind(self, addresses):
+    def unbind(self, addresses: Iterable[bytes]) -> None:
         self.bound.difference_update(addresses)
 
-    def missing_jumps(self):
+    def missing_jumps(self) -> tuple[()]:
         return ()
 
-    def write_rules(self, rules, tables, missing):
+    def write_rules(self, rules: Rules, tables: Iterable[str], missing: object) -> None:
         for table in tables:
             self.tables[table] = dict(rules.tables[table])
 
-    def rules(self, rules):
+    def rules(self, rules: Rules) -> list[str]:
         placed = ((table, chain, lines) for table, chains in self.tables.items() for chain, lines in chains.items())
         return [f"{table} -A {chain} {rule}" for table, chain, lines in placed for rule in lines]
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
-    def picture(self):
+    def picture(self) -> Picture:
         """Return the destinations of a packet: draining real servers are left out."""
         virtual = {
             key: (affinity, frozenset(d for d, weight in servers.items() if weight))

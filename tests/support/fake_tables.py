@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import lru_cache, partial
+from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise
+from typing import Self
 
 from kubeproxy.backends.iptables.backend import IptablesBackend
 from kubeproxy.backends.iptables.found import FoundTable, as_saved
+from kubeproxy.backends.iptables.metrics import Metrics
 from kubeproxy.backends.iptables.skeleton import StartOptions
+from kubeproxy.backends.iptables.watch import NftWatch
+from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.kernel.xtables.xtables import Commands, SavedTable
 from kubeproxy.kernel.xtables.xtables_lock import Waited
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
+from kubeproxy.registry import MetricRegistry
 from support.random_plans import Plans
 
 BUILT_IN = {
@@ -23,6 +28,7 @@ BUILT_IN = {
     "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
 }
 Chains = dict[tuple[str, str], list[str]]
+Normalised = dict[tuple[str, str], list[tuple[tuple[str, ...], ...]]]
 
 
 class FakeTables:
@@ -72,27 +78,20 @@ def target_of(rule: str) -> str:
     return rule.rpartition(" -j ")[2].split(" ")[0] if " -j " in rule else ""
 
 
-class FakeCommands:
+class FakeCommands(Commands):
     """Commands that change fake tables."""
 
-    chains_at_once = 1000
+    tables: FakeTables
 
-    def __init__(self, family: Family, uses_nft: bool) -> None:
-        self.name = "iptables-fake"
-        self.family = family
-        self.uses_nft = uses_nft
-        self.version = (1, 8, 9)
-
-        self.tables = FakeTables()
+    @classmethod
+    def of(cls, family: Family, *, uses_nft: bool) -> Self:
+        made = cls("iptables-fake", family, uses_nft, (1, 8, 9))
+        made.tables = FakeTables()
+        return made
 
     def restore(self, pieces: Iterable[str]) -> Waited:
         self.tables.restore("".join(pieces))
         return Waited(0.0, "")
-
-    def prepared(self, text: str):
-        return partial(self.restore, [text])
-
-    def close(self) -> None: ...
 
     def table(self, name: str) -> SavedTable | None:
         chains = {chain: rules for (table, chain), rules in self.tables.chains.items() if table == name}
@@ -112,10 +111,11 @@ class FakeCommands:
         return None if found is None else tuple(self.printed(f"{rule}\n")[:-1] for rule in found)
 
 
-class Told:
+class Told(Metrics):
     """Metrics of iptables mode that record their values."""
 
     def __init__(self) -> None:
+        super().__init__(MetricRegistry(), ())
         self.counted: dict[str, tuple[int, int]] = {}
         self.failed: list[bool] = []
         self.waits: list[float] = []
@@ -129,17 +129,15 @@ class Told:
     def waited(self, family: Family, seconds: float) -> None:
         self.waits.append(seconds)
 
-    def follow_packets(self, *readers) -> None: ...
 
-
-class FakeWatch:
+class FakeWatch(NftWatch):
     """A Watch of fake tables; tests make it report changes by another program."""
 
     rest = 0.0
     places = None
 
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
+    def __init__(self, commands: FakeCommands) -> None:
+        self._fake = commands
         self.foreign = False
 
     def touched(self) -> bool:
@@ -148,36 +146,46 @@ class FakeWatch:
     def inspect(self) -> None:
         self.foreign = False
 
-    def present(self, table):
-        chains = {chain: rules for (t, chain), rules in self._commands.tables.chains.items() if t == table}
+    def present(self, table: str) -> FoundTable:
+        chains = {chain: rules for (t, chain), rules in self._fake.tables.chains.items() if t == table}
         kept = {chain: [f"{rule}\n" for rule in rules] for chain, rules in chains.items()}
-        return FoundTable(self._commands.family, frozenset(chains), {}, kept)
+        return FoundTable(self._fake.family, frozenset(chains), {}, kept)
 
-    def reading(self):
+    @contextmanager
+    def reading(self) -> Iterator[None]:
         self.foreign = False
-        return nullcontext()
+        yield
 
-    def own_change(self, commits):
-        return nullcontext()
+    @contextmanager
+    def own_change(self, commits: int) -> Iterator[None]:
+        yield
 
     def close(self) -> None: ...
 
 
-def backend(world: Globals, family: Family, *, uses_nft: bool = False, options: StartOptions | None = None):
+class FakedBackend(IptablesBackend):
+    """A backend on fake tables."""
+
+    tables: FakeTables
+
+
+def backend(
+    world: Globals, family: Family, *, uses_nft: bool = False, options: StartOptions | None = None
+) -> FakedBackend:
     """A backend on fake tables; `tables` are its tables."""
-    commands = FakeCommands(family, uses_nft)
+    commands = FakeCommands.of(family, uses_nft=uses_nft)
     options = options or StartOptions(True, False, True)
-    made = IptablesBackend(commands, world, options, Told(), FakeWatch(commands), commands)
+    made = FakedBackend(commands, world, options, Told(), FakeWatch(commands), RuleWriter(commands, None))
     made.tables = commands.tables
     return made
 
 
-def played(world: Globals, states: Sequence[Plans], *, uses_nft: bool):
+def played(world: Globals, states: Sequence[Plans], *, uses_nft: bool) -> FakedBackend:
     """Return a backend on fake tables that has synced these states of all Services one after the other."""
     made = backend(world, world.families[0], uses_nft=uses_nft)
     list(made.resync(states[0]))
     for before, after in pairwise(states):
-        gone = {name: () for name in before if name not in after}
+        gone: Plans = {name: () for name in before if name not in after}
         list(made.sync(list((after | gone).items())))
     return made
 
@@ -196,12 +204,12 @@ def parsed(lines: Iterable[str]) -> Chains:
     return found
 
 
-def normalised(chains: Chains, family: Family, shared: frozenset[str] = frozenset()) -> dict:
+def normalised(chains: Chains, family: Family, shared: frozenset[str] = frozenset()) -> Normalised:
     """Return chains with their rules in a form that does not depend on the notation.
 
     The order of rules matters, except in `shared` chains, in which the order of Services is arbitrary.
     """
-    found = {}
+    found: Normalised = {}
     for place, rules in chains.items():
         words = [rule_words(rule, family) for rule in rules]
         found[place] = sorted(words) if place[1] in shared else words
@@ -241,6 +249,6 @@ def _completed(options: list[list[str]], family: Family) -> Iterable[list[str]]:
             yield option
 
 
-def named(made) -> list[str]:
+def named(made: FakedBackend) -> list[str]:
     """Return the chains that the last inputs name."""
     return sorted(line[1:].split()[0] for text in made.tables.inputs for line in text.splitlines() if line[0] == ":")

@@ -94,7 +94,7 @@ async def fork(
     If it begins with the name of the plugin for kubectl, the plugin runs in the namespace of this process.
     """
     read, write = os.pipe2(os.O_CLOEXEC)
-    request = {"words": list(words), "namespace": namespace, "folder": str(Path.cwd())}
+    request: dict[str, Any] = {"words": list(words), "namespace": namespace, "folder": str(Path.cwd())}
     request["environment"] = {**os.environ, **environment}
     try:
         socket.send_fds(_server(), [json.dumps(request).encode()], [output, errors, write])
@@ -141,8 +141,9 @@ def main() -> int:
     gc.freeze()  # Otherwise a collection in a child copies every page of the imported modules.
     running: dict[int, int] = {}
     wake, woken = wake_for_children()
+    waited: list[socket.socket | int] = [requests, clients, wake]
     while True:
-        ready, _, _ = select.select([requests, clients, wake], [], [])
+        ready, _, _ = select.select(waited, [], [])
         if wake in ready:
             os.read(wake, 4096)
             for pid, status in ended_children():

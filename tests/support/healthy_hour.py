@@ -14,7 +14,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -97,7 +97,7 @@ async def record(seconds: float) -> None:
     FILE.write_text(written(scrapes), encoding="utf-8")
 
 
-async def _scrapes(live: Live, seconds: float):
+async def _scrapes(live: Live, seconds: float) -> AsyncIterator[Scrape]:
     start = time.monotonic()
     for number in range(int(seconds) // INTERVAL + 1):
         await asyncio.sleep(max(0.0, start + number * INTERVAL - time.monotonic()))

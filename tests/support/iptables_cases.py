@@ -6,15 +6,21 @@ The objects are those of the conformance cases; the rules are recorded for the f
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from socket import inet_pton
+from typing import Any
 
 from kubeproxy.api.decode import decode_object
 from kubeproxy.config.load import load_text
-from kubeproxy.model.addresses import Family, pack
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
+from kubeproxy.model.objects import Object, Resource
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Surroundings, build
 from kubeproxy.setup import host
 from support.places import CASES, RECORDINGS
+
+Json = dict[str, Any]
 
 SAVED = RECORDINGS / "iptables-save"
 NUMBERS = sorted({path.name.partition("-")[0] for path in SAVED.iterdir()})
@@ -22,9 +28,10 @@ LOCAL = ("127.0.0.1", "192.168.100.2", "172.31.0.2", "192.168.102.1", "::1", "fd
 HIDDEN = {"services": "service.kubernetes.io/service-proxy-name", "endpointslices": "service.kubernetes.io/headless"}
 
 
-def case(number: str) -> dict:
+def case(number: str) -> Json:
     """A conformance case: its configuration, and its steps with their objects."""
-    return json.loads((CASES / f"{number}.json").read_text())
+    found: Json = json.loads((CASES / f"{number}.json").read_text())
+    return found
 
 
 def saved(number: str, step: int, family: Family) -> list[str]:
@@ -40,7 +47,7 @@ def go_rules(family: Family) -> str:
     return "".join(f"{line}\n" for line in saved("0006", 0, family) if "nfacct" not in line)
 
 
-def planner_of(config: dict, objects: dict) -> Planner:
+def planner_of(config: Json, objects: Mapping[Resource, list[Json]]) -> Planner:
     """Return the plans of a case's objects, for a proxy with the case's configuration."""
     node = "node-a"
     config = {
@@ -52,8 +59,12 @@ def planner_of(config: dict, objects: dict) -> Planner:
         **config,
     }
     settings = host.settings(load_text(json.dumps(config)))
-    local = {family: [pack(a) for a in LOCAL if (":" in a) == (family is Family.IPV6)] for family in Family}
-    found = {kind: [_object(kind, body) for body in bodies if _seen(kind, body)] for kind, bodies in objects.items()}
+    local = {
+        family: [inet_pton(family, a) for a in LOCAL if (":" in a) == (family is Family.IPV6)] for family in Family
+    }
+    found: dict[Resource, list[Any]] = {
+        kind: [_object(kind, body) for body in bodies if _seen(kind, body)] for kind, bodies in objects.items()
+    }
     cidrs = [cidr for each in found["servicecidrs"] for cidr in each.spec.cidrs]
     planner = Planner(build(settings, Surroundings(found["nodes"][0], cidrs, local)))
     planner.apply([Replaced(kind, bodies) for kind, bodies in found.items()])
@@ -61,11 +72,11 @@ def planner_of(config: dict, objects: dict) -> Planner:
     return planner
 
 
-def _seen(kind: str, body: dict) -> bool:
+def _seen(kind: Resource, body: Json) -> bool:
     return HIDDEN.get(kind) not in (body["metadata"].get("labels") or {})
 
 
-def _object(kind: str, body: dict):
+def _object(kind: Resource, body: Json) -> Object:
     decoded, rejected = decode_object(kind, json.dumps(body).encode())
     assert decoded is not None, rejected
     return decoded

@@ -1,7 +1,11 @@
 """Changes that other programs make to the elements of the proxy's table, and a table with elements of all kinds."""
 
+from __future__ import annotations
+
+from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import Layout
-from support.nftables_ground import resync
+from kubeproxy.model.plan import ServiceName, ServicePlan
+from support.nftables_ground import Ground, resync
 from support.nftables_plans import V4, cluster, plans_of, sticky
 
 DISTURBANCES = {
@@ -67,9 +71,9 @@ DISTURBANCES = {
 }
 
 
-def disturbed(ground):
+def disturbed(ground: Ground) -> tuple[NftablesBackend, dict[ServiceName, tuple[ServicePlan, ...]]]:
     """Return a table with elements of all kinds, and the plans from which it was made."""
-    more = {"ingress": ["198.51.100.1"], "load_balancer_source_ranges": ["172.16.0.0/24"]}
+    more: dict[str, list[str]] = {"ingress": ["198.51.100.1"], "load_balancer_source_ranges": ["172.16.0.0/24"]}
     plans = {**cluster("a", **more), ("default", "b"): plans_of("b", 2), ("default", "c"): plans_of("c", 3, 0)}
     plans["default", "d"] = sticky("d", 4, 2)
     backend = ground.start()

@@ -13,13 +13,15 @@ import re
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
-from kubeproxy.backends.mode import Depth, ForeignChange
+from kubeproxy.backends.mode import Backend, Depth, ForeignChange
 from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import CLIENTS, NUMBER_MAPS, RANGE_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable
+from kubeproxy.backends.state import NamedPlans, Plans
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.changes import monitor_table
 from kubeproxy.kernel.nftables.elements import Element
@@ -35,12 +37,12 @@ Contents = dict[str, set[str]]
 """Elements by set or map, as nft writes them: 'a . b', or 'a . b : c'; ranges as 'a-b'."""
 
 
-def resync(backend, plans):
+def resync(backend: Backend, plans: Plans) -> int:
     """Resync; return the number of changed elements."""
     return sum(backend.resync(plans))
 
 
-def sync(backend, *changes):
+def sync(backend: Backend, *changes: NamedPlans) -> int:
     """Sync; return the number of changed elements."""
     return sum(backend.sync(changes))
 
@@ -70,7 +72,7 @@ class Ground(ABC):
         """Return a backend for a family (default: the only family of the world)."""
         if family is None:
             (family,) = world.families
-        under = Interposed(self.table(family), self)
+        under: Any = Interposed(self.table(family), self)
         backend = self._open.enter_context(closing(NftablesBackend(under, world)))
         self._under[backend] = under
         return backend
@@ -133,7 +135,7 @@ class Ground(ABC):
         with closing(self.table(family)) as table:
             return list(table.elements(name))
 
-    def is_clean(self, backend: NftablesBackend, plans) -> None:
+    def is_clean(self, backend: NftablesBackend, plans: Plans) -> None:
         """Check that no other program has changed anything, and that a second inspection changes nothing."""
         assert not self.is_touched(backend)
         assert self.difference(backend) is None
@@ -162,13 +164,13 @@ class Interposed:
         self._table = table
         self._ground = ground
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         self._ground.calls.append(name)
         if name not in ("close", "room"):
             self._ground.before_read()
         return getattr(self._table, name)
 
-    def commit(self, messages):
+    def commit(self, messages: Sequence[bytes]) -> list[int]:
         self._ground.before_commit()
         reported = self._table.commit(messages)
         self._ground.after_commit()
@@ -282,11 +284,11 @@ def ground_with_ways_out(family: Family) -> Iterator[KernelGround]:
         yield ground
 
 
-def _element(element) -> str:
+def _element(element: Any) -> str:
     return " : ".join(map(_words, element)) if isinstance(element, list) else _words(element)
 
 
-def _words(value) -> str:
+def _words(value: Any) -> str:
     match value:
         case {"goto": {"target": target}}:
             return f"goto {target}"

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from kubeproxy.backends.mode import Depth
 from kubeproxy.errors import ApplyError
 from kubeproxy.model.addresses import Family
+from kubeproxy.model.events import Event
 from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
 from support.nftables_ground import Ground
@@ -28,7 +29,7 @@ class History:
         self.refused: ApplyError | None = None
         self._full = True
 
-    def go(self, step: object) -> None:
+    def go(self, step: Globals | Event | str) -> None:
         """Do one step; `refused` is called with the kernel's refusal."""
         self.refused = None
         if isinstance(step, Globals):
@@ -43,6 +44,7 @@ class History:
             if not self._full:
                 self._inspect()
         else:
+            assert not isinstance(step, str), step
             self.planner.apply([step])
 
     def recover(self) -> None:

@@ -1,8 +1,14 @@
 """Plans for tests of nftables mode: each Service has a word and a number, which determines its addresses."""
 
-from kubeproxy.backends.nftables.render import Numbers, place_all
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kubeproxy.backends.nftables.render import Numbers, Placed, place_all
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.objects import ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
+from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
 from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.compiled import compile_service
 
@@ -19,16 +25,24 @@ EVERYTHING = {
 }
 
 
-def placed(plans, numbers=None):
+def placed(plans: Iterable[ServicePlan], numbers: Numbers | None = None) -> list[Placed]:
     """Plans as placed in an empty table, or in a table with the `numbers` of other plans."""
     numbers = numbers or Numbers()
-    services = {}
+    services: dict[tuple[str, str, Family], list[ServicePlan]] = {}
     for plan in plans:
         services.setdefault((plan.key.namespace, plan.key.name, plan.key.family), []).append(plan)
     return [item for its in services.values() for item in place_all(its, (), numbers)]
 
 
-def plans_of(name, number, endpoints=3, globals_=WORLD, ports=None, local=HERE, **spec):
+def plans_of(
+    name: str,
+    number: int,
+    endpoints: int = 3,
+    globals_: Globals = WORLD,
+    ports: Sequence[ServicePort] | None = None,
+    local: str = HERE,
+    **spec: Any,
+) -> tuple[ServicePlan, ...]:
     """Return a Service with a cluster IP and endpoints of its number."""
     (family,) = globals_.families
     cluster, pod = ("10.96.{}.{}", "10.244.{}.{}") if family is V4 else ("fd00:96::{:x}{:02x}", "fd00:244::{:x}{:02x}")
@@ -39,12 +53,12 @@ def plans_of(name, number, endpoints=3, globals_=WORLD, ports=None, local=HERE, 
     return compile_service(subject, [parsed(*members, family=family.label, ports=slice_ports)], globals_).plans
 
 
-def cluster(*names, **more):
+def cluster(*names: str, **more: Any) -> dict[ServiceName, tuple[ServicePlan, ...]]:
     """Return Services of these names, numbered from 1."""
     return {("default", name): plans_of(name, number, **more) for number, name in enumerate(names, 1)}
 
 
-def sticky(name, number, endpoints, seconds=30, **more):
+def sticky(name: str, number: int, endpoints: int, seconds: int = 30, **more: Any) -> tuple[ServicePlan, ...]:
     """Return a Service with session affinity."""
     config = SessionAffinityConfig(ClientIPConfig(seconds))
     return plans_of(name, number, endpoints, session_affinity="ClientIP", session_affinity_config=config, **more)

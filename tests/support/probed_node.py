@@ -149,7 +149,7 @@ def datagram(packet: FirstPacket, number: int, first: int) -> bytes:
 
 def checksum(data: bytes) -> bytes:
     """Return the Internet checksum (RFC 1071)."""
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return (~total & 0xFFFF).to_bytes(2, "big")

@@ -37,7 +37,7 @@ seconds, and a waiting change takes seconds."""
 
 def hastened(rules: str) -> Json:
     """Return the rules of a file, with durations divided by 100. Raises KeyError for an unknown limit."""
-    made = yaml.safe_load(rules)
+    made: Json = yaml.safe_load(rules)
     found = set()
     for rule in (rule for group in made["groups"] for rule in group["rules"]):
         expression = re.sub(r"\[(\w+)\]", lambda match: f"[{_shorter(match[1])}]", rule["expr"])
@@ -107,7 +107,8 @@ class Prometheus:
     async def query(self, expression: str) -> list[Json]:
         """Return the present series of an expression. Raises AssertionError for an invalid expression."""
         found = await self._ask(f"/api/v1/query?query={urllib.parse.quote(expression)}")
-        return found["result"]
+        series: list[Json] = found["result"]
+        return series
 
     async def firing(self) -> set[tuple[str, str]]:
         """Return the firing alerts, each with its instance, '' for none; no alerts until Prometheus answers."""
@@ -122,7 +123,8 @@ class Prometheus:
         _, body = await run_in_async(self._namespace, lambda: http_get("127.0.0.1", _PORT, path, 10.0))
         answer = json.loads(body)
         assert answer["status"] == "success", answer
-        return answer["data"]
+        found: Json = answer["data"]
+        return found
 
     def said(self) -> str:
         """Return the end of the log."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hypothesis import strategies as st
 
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.objects import Annotations, ClientIPConfig, EndpointPort, ServicePort, SessionAffinityConfig
+from kubeproxy.model.objects import (
+    Annotations,
+    ClientIPConfig,
+    EndpointPort,
+    Service,
+    ServicePort,
+    SessionAffinityConfig,
+    SliceEndpoint,
+)
 from kubeproxy.model.plan import Detector, Globals, ServicePlan
 from support.cluster_objects import HERE, THERE, draining, endpoint, parsed, service, world
 from support.compiled import compile_service
@@ -51,23 +59,24 @@ ADDRESSES = {
     ),
 }
 
+DetectorKind = Literal["none", "network", "bridge", "prefix"]
 detectors = st.sampled_from(["network", "none", "bridge", "prefix"])
 
 
-def globals_of(family: Family, detector: str, masquerade_all: bool) -> Globals:
+def globals_of(family: Family, detector: DetectorKind, masquerade_all: bool) -> Globals:
     where = ADDRESSES[family]
     found = Detector(detector, where.pods if detector == "network" else "cni0") if detector != "none" else Detector()
     return world(detector=found, masquerade_all=masquerade_all, families=[family])
 
 
-def worlds(family: Family):
+def worlds(family: Family) -> st.SearchStrategy[Globals]:
     return st.builds(globals_of, st.just(family), detectors, st.booleans())
 
 
 @st.composite
-def endpoints(draw, family: Family):
+def endpoints(draw: st.DrawFn, family: Family) -> list[SliceEndpoint]:
     few = st.lists(st.integers(1, 9), max_size=6, unique=True)
-    none = st.just([])
+    none = st.just(list[int]())
     many = st.integers(15, 18).map(lambda count: list(range(1, count + 1)))  # numbers at the boundary of a size class
     numbers = draw(st.one_of(none, few, few, many))
     found = []
@@ -85,7 +94,7 @@ WEIGHTS = (None, None, None, f"{HERE}=0", f"{THERE}=50", f"{HERE}=50,{THERE}=25"
 
 
 @st.composite
-def subjects(draw, family: Family, number: int):
+def subjects(draw: st.DrawFn, family: Family, number: int) -> Service:
     """Return a Service."""
     where = ADDRESSES[family]
     affinity = draw(st.sampled_from([None, None, 30, 10800]))
@@ -120,27 +129,31 @@ def subjects(draw, family: Family, number: int):
 
 
 @st.composite
-def service_plans(draw, family: Family, globals_: Globals, number: int):
+def service_plans(draw: st.DrawFn, family: Family, globals_: Globals, number: int) -> tuple[ServicePlan, ...]:
     subject = draw(subjects(family, number))
     return draw(plans_with_endpoints(subject, family, globals_))
 
 
 @st.composite
-def plans_with_endpoints(draw, subject, family: Family, globals_: Globals):
+def plans_with_endpoints(
+    draw: st.DrawFn, subject: Service, family: Family, globals_: Globals
+) -> tuple[ServicePlan, ...]:
     """Return a Service's plans, with any endpoints."""
-    ports = [EndpointPort(port=8080 + i, name=p.name, protocol=p.protocol) for i, p in enumerate(subject.spec.ports)]
+    ports = [
+        EndpointPort(port=8080 + i, name=p.name, protocol=p.protocol) for i, p in enumerate(subject.spec.ports or ())
+    ]
     piece = parsed(*draw(endpoints(family)), family=family.label, ports=ports)
     return compile_service(subject, [piece], globals_).plans
 
 
 @st.composite
-def clusters(draw, family: Family, globals_: Globals) -> Plans:
+def clusters(draw: st.DrawFn, family: Family, globals_: Globals) -> Plans:
     numbers = draw(st.lists(st.integers(1, 4), max_size=4, unique=True))
     return {("default", f"s{n}"): draw(service_plans(family, globals_, n)) for n in numbers}
 
 
 @st.composite
-def histories(draw, min_size=1, max_size=4) -> tuple[Globals, list[Plans]]:
+def histories(draw: st.DrawFn, min_size: int = 1, max_size: int = 4) -> tuple[Globals, list[Plans]]:
     """Return a world, and successive states of a cluster."""
     family = draw(st.sampled_from(list(Family)))
     globals_ = draw(worlds(family))
@@ -148,7 +161,7 @@ def histories(draw, min_size=1, max_size=4) -> tuple[Globals, list[Plans]]:
 
 
 @st.composite
-def cycling(draw) -> tuple[Globals, list[Plans]]:
+def cycling(draw: st.DrawFn) -> tuple[Globals, list[Plans]]:
     """Return a world, and successive states of a cluster with constant Services and changing endpoints."""
     family = draw(st.sampled_from(list(Family)))
     globals_ = draw(worlds(family))

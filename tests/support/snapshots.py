@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from kubeproxy.ask.snapshot import Planned, Snapshot
 from kubeproxy.config.options import build_options
 from kubeproxy.config.pflag import parse
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Replaced
-from kubeproxy.model.objects import Service
+from kubeproxy.model.objects import EndpointSlice, Service
 from kubeproxy.model.plan import Globals, Habits
 from kubeproxy.model.planner import Planner
 
 
-def planner_of(globals_: Globals, *objects) -> Planner:
+def planner_of(globals_: Globals, *objects: Service | EndpointSlice) -> Planner:
     """Return a planner that has compiled these Services and EndpointSlices."""
     made = Planner(globals_)
     made.apply(
@@ -26,7 +29,9 @@ def planner_of(globals_: Globals, *objects) -> Planner:
     return made
 
 
-def snapshot(planner, local=None, mode=None, **more) -> Snapshot:
+def snapshot(
+    planner: Planner, local: Mapping[Family, Sequence[bytes]] | None = None, mode: Any = None, **more: Any
+) -> Snapshot:
     """Return a Snapshot of this planner, on a node with these packed addresses by family."""
     planned = Planned(planner, local or {})
     mode = mode or SimpleNamespace(name="nftables", habits=Habits())

@@ -10,6 +10,7 @@ import asyncio
 import copy
 import itertools
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from lab.netns import run_in_async
@@ -82,7 +83,7 @@ class Stage:
     async def ready(self, *names: str) -> None:
         """Wait until pods are ready, and store their addresses."""
         for name in names:
-            await self.live.until(lambda name=name: self.has_condition(name, "Ready", "True"), f"pod {name} is ready")
+            await self.live.until(partial(self.has_condition, name, "Ready", "True"), f"pod {name} is ready")
             self.live.note_addresses(f"{self.namespace}/{name}", self.cluster.get("pods", name, self.namespace))
 
     def has_condition(self, name: str, condition: str, status: str) -> bool:

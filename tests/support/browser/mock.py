@@ -75,8 +75,9 @@ class MockProxy:
     async def stop(self) -> None:
         """End like a killed process: streams break off, and nothing listens."""
         for page in list(self._pages):
-            with contextlib.suppress(Exception):
-                page._payload_writer.transport.abort()
+            writer = page._payload_writer
+            if writer is not None and writer.transport is not None:
+                writer.transport.abort()
         if self._runner is not None:
             await self._runner.cleanup()
         self._runner = None

@@ -87,7 +87,7 @@ def steps(text: str) -> tuple[Step, ...]:
 class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.left = _TOKENS.findall(text)
+        self.left: list[str] = _TOKENS.findall(text)
 
     def step(self) -> Step:
         """Parse one match or statement."""

@@ -10,6 +10,7 @@ from itertools import count
 from typing import TypeVar
 
 from kubeproxy.backends.nftables.layout import TABLE
+from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import compiling, nfnetlink
@@ -106,8 +107,8 @@ class FakeKernel:
             raise RefusedError(code, "as the test wants it")
 
 
-class FakeTable:
-    """Replaces kubeproxy.backends.nftables.table.KernelTable."""
+class FakeTable(KernelTable):
+    """The table `kube-proxy` of one family in a FakeKernel, without sockets."""
 
     def __init__(self, kernel: FakeKernel, family: Family) -> None:
         self.family = family
@@ -143,16 +144,16 @@ class FakeTable:
         return nullcontext()
 
     def header(self) -> nfnetlink.TableHeader | None:
-        table = self._table(TABLE)
+        table = self._here()
         return nfnetlink.TableHeader(table.handle, table.comment, table.dormant) if table is not None else None
 
     def rules(self) -> list[nfnetlink.Rule]:
-        table = self._table(TABLE)
+        table = self._here()
         chains = table.chains.values() if table is not None else ()
         return [rule.listed for chain in chains for rule in chain.rules]
 
     def chains(self) -> dict[str, ListedChain]:
-        found = self._table(TABLE)
+        found = self._here()
         chains = found.chains.values() if found is not None else ()
         hooks = {chain.name: netlink.hook_of(chain.hook) for chain in chains}
         return {
@@ -160,7 +161,7 @@ class FakeTable:
         }
 
     def contents(self) -> TableContents:
-        found = self._table(TABLE)
+        found = self._here()
         if found is None:
             return TableContents({}, {})
         word = WORDS[self.family]
@@ -171,7 +172,7 @@ class FakeTable:
         return TableContents({each.name: each.form for each in found.sets.values()}, chains, frozenset(found.counters))
 
     def sets(self) -> list[str]:
-        found = self._table(TABLE)
+        found = self._here()
         return list(found.sets) if found is not None else []
 
     def count(self, name: str) -> int | None:
@@ -190,7 +191,7 @@ class FakeTable:
 
     def _set(self, name: str) -> Set:
         try:
-            table = self._table(TABLE)
+            table = self._here()
             target = table.set(name) if table is not None else None
         except RefusedError as error:
             raise NetlinkError(error.code, f"cannot read elements of {name}") from error
@@ -211,8 +212,8 @@ class FakeTable:
             listed.append(KernelElement(key, element.value, element.timeout, expires))
         return listed
 
-    def _table(self, name: str) -> Table | None:
-        return self.kernel.tables.get((WORDS[self.family], name))
+    def _here(self) -> Table | None:
+        return self.kernel.tables.get((WORDS[self.family], TABLE))
 
 
 def _state(table: Table | None) -> tuple[object, dict[str, dict[bytes, Element]]]:

@@ -139,8 +139,8 @@ def _add_set(transaction: Transaction, table: Table, parts: Parts) -> None:
     """Create a set, or begin an anonymous set of a rule."""
     name, flags = _text(parts[2]), _number(parts[3])
     if name.startswith("__"):
-        new = x.Inline(_number(parts[4]), _number(parts[5]), _number(parts.get(6, b"")), frozenset())
-        transaction.add_inline(_number(parts[10]), new)
+        inline = x.Inline(_number(parts[4]), _number(parts[5]), _number(parts.get(6, b"")), frozenset())
+        transaction.add_inline(_number(parts[10]), inline)
         return
     data = _number(parts.get(6, b""))
     new = Set(name, _type(_number(parts[4])), verdicts=data == VERDICTS)
@@ -194,10 +194,12 @@ def hook_of(text: str) -> tables.Hook | None:
 
 def _fill(transaction: Transaction, parts: Parts) -> None:
     number = _number(parts[4])
-    elements = set()
+    elements: set[tuple[bytes, bytes | x.RuleVerdict]] = set()
     for _, start, end in attributes(parts[3], 0, len(parts[3])):
         body = _parts(parts[3][start:end])
-        elements.add((x.parse_value(body[1]), x.parse_value(body[2]) if 2 in body else b""))
+        key = x.parse_value(body[1])
+        assert isinstance(key, bytes), "a key is no verdict"
+        elements.add((key, x.parse_value(body[2]) if 2 in body else b""))
     transaction.inline[number] = transaction.inline[number]._replace(elements=frozenset(elements))
 
 

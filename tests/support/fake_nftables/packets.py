@@ -158,7 +158,7 @@ def _base_chains(kernel: FakeKernel, chains: list[tuple[Chain, Table]], state: S
     (chain, table), *others = chains
     for after, verdict in _chain(kernel, table, chain, state):
         if verdict.kind in {"drop", "reject"}:
-            yield Way(verdict.kind, after)
+            yield Way("drop" if verdict.kind == "drop" else "reject", after)
         else:
             yield from _base_chains(kernel, others, after)
 

@@ -114,7 +114,7 @@ def _read(packed: list[bytes]) -> int:
         planner.apply([Upserted(resource, found), *rejected])
         resource = "endpointslices"
     plans = [plan for change in planner.take() for plan in change.after.plans]
-    return sum(map(len, render(placed(plans)).values()))
+    return sum(len(elements) for elements in render(placed(plans)).values())
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from kubeproxy.errors import KubeProxyError
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.events import Deleted, Replaced, Upserted
 from kubeproxy.model.objects import Resource
+from kubeproxy.model.plan import ServiceName, ServicePlan
 from kubeproxy.model.planner import Planner
 from support.cluster_objects import world
 from support.fuzz.transports import Deaf, deliver
@@ -90,7 +91,7 @@ def cluster(data: bytes) -> None:
         _render(family, plans)
 
 
-def _render(family: Family, plans: dict) -> None:
+def _render(family: Family, plans: dict[ServiceName, tuple[ServicePlan, ...]]) -> None:
     numbers = Numbers()
     for found in plans.values():
         render([place(plan, None, numbers) for plan in found])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from support.fuzz.transports import Deaf, deliver
 
 _LOOPBACK: Final = "127.0.0.1"
 _ACCESS: Final = page_access(["127.0.0.0/8", "::1/128"], ["proxy.example"])
-_kubeconfig: list[tempfile.TemporaryDirectory] = []
+_kubeconfig: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def kubeconfig(data: bytes) -> None:
@@ -76,7 +77,7 @@ def _answer(request: Request) -> Response:
     return Response(200, TEXT, b"x")
 
 
-async def _pieces(request: Request):
+async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
     yield b"a"
     yield request.body
 
@@ -115,7 +116,7 @@ def requests(data: bytes) -> None:
 
 async def _ask(how: int, data: bytes) -> None:
     transport = Deaf(sockname=(_LOOPBACK, 1), peername=(_LOOPBACK, 2))
-    lost = []
+    lost: list[ServerConnection] = []
     connection = ServerConnection(_HANDLER, lost.append)
     connection.connection_made(transport)
     deliver(connection, transport, data, 1 + (how & 63))

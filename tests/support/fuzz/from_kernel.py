@@ -229,7 +229,7 @@ def iptables_save(data: bytes) -> None:
             xtables.target_of(rule.strip())
 
 
-_folder: list[tempfile.TemporaryDirectory] = []
+_folder: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def proc(data: bytes) -> None:
@@ -245,7 +245,7 @@ def proc(data: bytes) -> None:
     present(["ip_vs"], ModuleFiles(root / "release", root / "modules", root, root, root))
 
 
-def _make_proc() -> tempfile.TemporaryDirectory:
+def _make_proc() -> tempfile.TemporaryDirectory[str]:
     made = tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     root = Path(made.name)
     for name in ("net", "7/fd", "7/net", "7/ns", "self/ns"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from kubeproxy.server.connection import ServerConnection
+
 
 class Deaf(asyncio.Transport):
     """A transport that accepts all bytes immediately; `written` counts them."""
@@ -39,7 +41,7 @@ class Deaf(asyncio.Transport):
         pass
 
 
-def deliver(protocol: asyncio.Protocol, transport: Deaf, data: bytes, step: int) -> None:
+def deliver(protocol: asyncio.Protocol | ServerConnection, transport: Deaf, data: bytes, step: int) -> None:
     """Pass bytes to a protocol until it closes the transport: 64 pieces of `step` bytes, and then the rest."""
     pieces = [data[at : at + step] for at in range(0, min(len(data), 64 * step), step)] + [data[64 * step :]]
     for piece in filter(None, pieces):

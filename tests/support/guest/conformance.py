@@ -72,7 +72,7 @@ def outside(folder: Path, mode: str, like: str, guests: int, cases: list[str]) -
     def one(name: str, dealt: list[str]) -> Judge:
         judge = Judge(folder / "cases")
         myself = [sys.executable, "-m", "support.guest.conformance"]
-        argv = [*myself, "--inside", str(logs), "--mode", mode, "--like", like, folder, *dealt]
+        argv = [*myself, "--inside", str(logs), "--mode", mode, "--like", like, str(folder), *dealt]
         try:
             run_in_guest(argv, 120 + SECONDS_A_CASE * len(dealt), writable=[logs], echo=Printer(judge, name))
         except GuestError as error:

@@ -100,7 +100,7 @@ class Partial(NamedTuple):
 def is_partial(expected: Any, saw: Any) -> bool:
     """Return whether only some of the expected endpoints answered, and saw the expected sources."""
     wanted, met = (each.get("endpoints") if isinstance(each, dict) else None for each in (expected, saw))
-    return bool(wanted and met) and all(wanted.get(endpoint) == sources for endpoint, sources in met.items())
+    return bool(wanted and met and all(wanted.get(endpoint) == sources for endpoint, sources in met.items()))
 
 
 def askers(case: Mapping[str, Any], step: int, front: tuple[str, str, int]) -> int:
@@ -190,4 +190,5 @@ def summary(judges: Sequence[Judge], mode: str, cases: int) -> tuple[str, bool]:
 
 @lru_cache
 def _load(path: Path) -> Mapping[str, Any]:
-    return json.loads(path.read_text())
+    found: Mapping[str, Any] = json.loads(path.read_text())
+    return found

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from typing import Any
 
 MODULES = Path("/usr/lib/uml/modules")
 READY = "guest: ready"
@@ -74,7 +75,7 @@ def plain_console() -> None:
     termios.tcsetattr(1, termios.TCSANOW, settings)
 
 
-def run(order: dict) -> int:
+def run(order: dict[str, Any]) -> int:
     os.environ.clear()
     os.environ.update({"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", **order["environment"]})
     if starter := order["starter"]:

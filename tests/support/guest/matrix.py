@@ -167,7 +167,7 @@ def _check(name: str, row: Row, system: System) -> tuple[bool, str]:
 
 def _run_here(command: Sequence[str], system: System) -> Done:
     """Run a command in a Debian's folder, with separate mounts and a separate network."""
-    entered = ["unshare", "--mount", "--net", "sh", "-euc", _ENTER, "sh", system.root, system.place, *command]
+    entered = ["unshare", "--mount", "--net", "sh", "-euc", _ENTER, "sh", str(system.root), str(system.place), *command]
     done = subprocess.run(entered, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return Done(done.returncode, done.stdout)
 
@@ -175,7 +175,7 @@ def _run_here(command: Sequence[str], system: System) -> Done:
 @cache
 def _unit(suite: str, folder: Path) -> tuple[bool, str]:
     """Run the unit tests under this machine's kernel."""
-    command = [ROOT / "tools/test-python", suite, folder, "-m", "not slow"]
+    command = [str(ROOT / "tools/test-python"), suite, str(folder), "-m", "not slow"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return done.returncode == 0, done.stdout
 
@@ -188,7 +188,7 @@ def _last(printed: str) -> str:
 
 def _record(row: Row, versions: list[str], name: str, verdict: Verdict) -> None:
     results = {(each.suite, each.kernel): each for each in read()}
-    git = ["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     checks = results[row].checks if row in results else {}
     results[row] = Result(*row, versions, commit, time.strftime("%Y-%m-%d"), {**checks, name: verdict})

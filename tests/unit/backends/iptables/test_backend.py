@@ -12,6 +12,7 @@ from msgspec import structs
 
 from kubeproxy.backends.iptables.skeleton import StartOptions, chain_hashes, comment, port_name
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.kernel.xtables.xtables import RestoreError
 from kubeproxy.model.objects import ServicePort
 from kubeproxy.model.plan import Detector, ServicePortKey
@@ -85,7 +86,7 @@ def test_large_clusters_leave_comments_of_endpoints_out():
 
 
 def test_a_large_sync_by_nft_is_a_row_of_restores_with_the_way_in_at_the_end(monkeypatch):
-    monkeypatch.setattr(FakeCommands, "chains_at_once", 10)
+    monkeypatch.setattr(RuleWriter, "chains_at_once", 10)
     state = {a(f"s{n}"): plans(f"s{n}", n, "10.244.0.1", "10.244.0.2") for n in range(1, 20)}
     made = backend(WORLD, V4, uses_nft=True)
     list(made.resync(state))

@@ -22,7 +22,7 @@ class Node:
     def __init__(self, wanted) -> None:
         self.wanted = wanted
         self.backend = opened(wanted)
-        self.commands = FakeCommands(V4, uses_nft=True)
+        self.commands = FakeCommands.of(V4, uses_nft=True)
         self.commands.tables = self.backend.tables
         self.chains = self.backend.tables.chains
 
