@@ -481,6 +481,11 @@ def test_the_findings_of_facts(case):
     assert all(one.why and one.fix and one.about for one in found)
 
 
+def test_missing_rules_of_one_family_concern_only_its_addresses():
+    (found,) = programming.there([Trace("table", V6)], (V4, V6), "nftables")
+    assert found.why == "no Service answers at its IPv4 addresses on this node"
+
+
 def test_the_worst_comes_first():
     rows = [
         Diagnosis(severity=severity, about=about, what="w", why="y", fix="f")

@@ -51,7 +51,7 @@ def there(
     for family in families:
         if family not in known and None not in known:
             what = f"nothing of {mode} mode is in the kernel for {family.label}"
-            why = "no Service answers on this node"
+            why = f"no Service answers at its {family.label} addresses on this node"
             fix = (
                 "the proxy restores the rules within seconds; if the rules remain missing, read the proxy's log. "
                 "Find the cause: "
