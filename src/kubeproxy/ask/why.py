@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.question import NODE, Elsewhere, counted_host, home, is_own_pod, nodes_of, stranger
 from kubeproxy.ask.snapshot import Snapshot
-from kubeproxy.config.modes import LOOPBACK_SWITCHES
+from kubeproxy.config.modes import LOOPBACK_SWITCHES, spelled_out
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.model.addresses import (
@@ -311,9 +311,7 @@ def _told(snapshot: Snapshot, packet: Packet, made: Answer, *, is_away: bool) ->
         endpoints=targets,
         missing=tuple(_missing(one) for one in made.absent),
         affinity=made.affinity,
-        fixes=tuple(
-            _name_fixes(snapshot, packet, plan) if lost and plan else _fixes(packet, made, snapshot.planner.world)
-        ),
+        fixes=tuple(_name_fixes(snapshot, packet, plan) if lost and plan else _fixes(snapshot, packet, made)),
     )
 
 
@@ -358,13 +356,13 @@ def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str
     return found
 
 
-def _fixes(packet: Packet, made: Answer, world: Globals) -> Iterator[str]:
+def _fixes(snapshot: Snapshot, packet: Packet, made: Answer) -> Iterator[str]:
     if made.outcome is Outcome.FORWARDED or made.outcome is Outcome.HEALTH:
         return
     blocking = {step.field for step in made.steps if not step.passes}
     if "spec.loadBalancerSourceRanges" in blocking:
-        yield from _range_fixes(packet, world.of(family_of(packet.destination)))
-    yield from _address_fixes(packet, blocking, world)
+        yield from _range_fixes(packet, snapshot.planner.world.of(family_of(packet.destination)))
+    yield from _address_fixes(snapshot, packet, blocking)
     if made.plan is None or made.frontend is None:
         return
     unplaced = [one for one in made.absent if one.field == UNPLACED]
@@ -397,7 +395,8 @@ def _range_fixes(packet: Packet, ours: FamilyGlobals | None) -> Iterator[str]:
         yield f"add {network_text((source, source))} to spec.loadBalancerSourceRanges"
 
 
-def _address_fixes(packet: Packet, blocking: set[str], world: Globals) -> Iterator[str]:
+def _address_fixes(snapshot: Snapshot, packet: Packet, blocking: set[str]) -> Iterator[str]:
+    world = snapshot.planner.world
     port = f"{packet.port}/{PROTOCOL_NAMES[packet.protocol]}"
     if "spec.ports" in blocking:
         yield f"use a port of the Service (with /udp or /sctp unless it is TCP), or add {port} to its spec.ports"
@@ -414,12 +413,15 @@ def _address_fixes(packet: Packet, blocking: set[str], world: Globals) -> Iterat
             yield use
             return
         # The given list replaces the present networks; in a family without a network, all addresses answer.
-        chosen = [*(one for part in world.parts.values() for one in part.nodeport_ips or ()), packet.destination]
+        others = [one for part in world.parts.values() for one in part.nodeport_ips or ()]
+        named = [one for one in spelled_out(snapshot.options.config.node_port_addresses) if one != PRIMARY]
+        others = [one for one in others if not within(one, parse_networks(named, family_of(one)))]
+        chosen = dict.fromkeys((*named, *_networks([*others, packet.destination])))
         yield (
             f"{use}, or add its network to nodePortAddresses in the proxy's configuration beside the present ones, "
             "which otherwise cease to have NodePorts; the list holds for all nodes that share the configuration, so it "
             "needs networks with an address of each; see first what it changes on this node: "
-            f"`kube-proxy plan --nodeport-addresses {','.join(_networks(chosen))}`"
+            f"`kube-proxy plan --nodeport-addresses {','.join(chosen)}`"
         )
 
 

@@ -12,6 +12,8 @@ from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.why import explain
 from kubeproxy.backends import iptables
+from kubeproxy.config.options import build_options
+from kubeproxy.config.pflag import parse
 from kubeproxy.kernel.route import Address
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Annotations, EndpointPort, NodeSpec, ServicePort, Taint
@@ -61,6 +63,15 @@ def test_a_fix_names_the_field(subject, target, fix, monkeypatch):
     here = [Address(pack(text) or b"", bits, "eth0", 0) for text, bits in (("192.0.2.1", 24), ("10.244.0.1", 16))]
     monkeypatch.setattr(why_module, "local_addresses", lambda family: here if family is Family.IPV4 else [])
     assert explain(subject, packet(subject, "node", target)).why.fixes == (fix,)
+
+
+def test_a_fix_keeps_the_configured_networks_of_nodeports(subject, monkeypatch):
+    """Other nodes that share the configuration have other addresses in these networks."""
+    monkeypatch.setattr(why_module, "local_addresses", lambda _: [])
+    options = build_options(parse(["--nodeport-addresses=192.0.2.0/24,2001:db8::/32"]))
+    configured = subject._replace(options=options)
+    (fix,) = explain(configured, packet(configured, "node", "10.244.0.1:30080")).why.fixes
+    assert fix.endswith("`kube-proxy plan --nodeport-addresses 192.0.2.0/24,2001:db8::/32,10.244.0.1/32`"), fix
 
 
 @pytest.mark.parametrize("policy", ["Local", "Cluster"])
