@@ -30,7 +30,7 @@ SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
 PART = 2000  # Services per step of `everything`: 2 ms
 LARGE = 10_000
-"""A change with more endpoints times frontends is large: it is committed alone, in parts."""
+"""A change with more endpoints times frontends is large, and is committed in parts."""
 PART_SIZE = 6000
 """The number of elements in a part of a large change (30 ms of CPU time), unless a single port has more elements."""
 PORT, FRONTEND = 8, 4  # the cost of comparing a port and a frontend, as a number of elements
@@ -157,7 +157,7 @@ class Backlog:
         standing.refusal = None
         if not self.stale:  # a stale backlog means that a difference was found during this sync
             standing.difference = None
-            if standing.sound_since is None:  # then this was a full sync
+            if standing.sound_since is None:  # None: this was a full sync
                 standing.sound_since = standing.inspected_at = self._clock()
         for change in changes:
             queued = self.changes.pop(change.name)
@@ -204,8 +204,8 @@ class Backlog:
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> Iterator[list[Change]]:
         """Yield, in parts, the changes since the last commit, and for each other Service a change without a difference.
         Services without UDP ports are omitted. A fresh change that was merged into an earlier change is also yielded
-        alone, because the kernel may have accepted the earlier change. A part covers a fixed number of Services (there
-        may be 100,000), so it may be empty."""
+        alone, because the kernel may have accepted the earlier change. A part stands for a fixed number of Services,
+        and is empty if none of them has UDP ports."""
         parts = (change for change in fresh if self.changes.get(change.name) is not change)
         same = (Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes)
         found = chain(parts, self.changes.values(), same)
@@ -230,7 +230,7 @@ def _plans(compiled: Compiled, family: Family) -> tuple[ServicePlan, ...]:
 
 
 def is_large(change: Change, family: Family) -> bool:
-    """Return whether a change has more than LARGE endpoints of frontends (before and after) and entries for weights."""
+    """Return whether endpoints times frontends, and entries for weights, exceed LARGE, before and after together."""
     total = 0
     for plan in chain(_plans(change.before, family), _plans(change.after, family)):
         total += len(plan.frontends) * (len(plan.cluster) + len(plan.local))
@@ -305,11 +305,12 @@ def note(known: dict[ServiceName, Change], change: Change) -> None:
 
 log = logging.getLogger("kubeproxy.engine")
 
-INTERVAL = 1.0  # seconds between inspections; each runs in a thread (70 us), because it may read all rules
+INTERVAL = 1.0  # seconds between inspections; each runs in a thread, because it may read all rules
 
 
 class RepairPolicy(Struct):
-    """Decides when to repair, and when an inspection is thorough: every `period` seconds, and if unsure."""
+    """Decides when to repair, and when an inspection is thorough: every `period` seconds, and after an uncertain
+    difference."""
 
     period: float
     thorough_at: float  # the time of the last thorough inspection, initially the present time

@@ -30,10 +30,11 @@ CONFIRMING: Final = (0.1, 0.1, 0.1)
 last pause has failed. There are several attempts, because packets may be lost."""
 RETURNING: Final = (0.5, 0.5)  # for an ejected endpoint: longer, so that a slow endpoint may return
 REMOVALS: Final = 1.0
-"""Seconds between removals of connections to the same endpoints: the kernel reads its whole table for a removal. If
-more than half of the endpoints fail, none is ejected, and a client's next SYN may reach an endpoint that answers."""
+"""Seconds between removals of connections to the same endpoints: the kernel reads its whole table for a removal. A
+removal is repeated if more than half of the endpoints fail: none is ejected then, but a client's next SYN may reach an
+endpoint that answers."""
 AT_ONCE: Final = 128  # maximum number of simultaneous attempts
-RATE: Final = 50  # further attempts per second, in random order, so that a flood of suspects costs little
+RATE: Final = 50  # attempts per second after the first AT_ONCE, in random order, so that many suspects cost little
 
 REFUSALS: Final = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EHOSTDOWN})
 """Errors of an attempt that show a failing endpoint. All others, such as a lack of ports, are errors of this node."""
@@ -92,7 +93,8 @@ class Ejector:
         return not any(planner.is_dirty(name) or name in queued for name in self._ejections.services(key))
 
     async def _try(self, key: bytes) -> None:
-        """Connect to an endpoint, and record the result. A suspect that meanwhile answered a client is no suspect."""
+        """Connect to an endpoint, and record the result. If a suspect has answered a client in the meantime, it has not
+        failed."""
         now = time.monotonic()  # the start, so that attempts do not prolong pauses
         reason = await attempt(key, RETURNING if key in self._ejections.failures else CONFIRMING)
         self._trying.discard(key)
@@ -108,10 +110,9 @@ class Ejector:
 
 
 async def attempt(key: bytes, pauses: Sequence[float]) -> str:
-    """Connect to an endpoint, again after each pause but the last; return the reason of a failure, or '' if the
-    endpoint did not fail. A UDP endpoint gets an empty datagram, and fails only if an ICMP error arrives, because it
-    need not answer. After the last pause the socket's state in the kernel decides, because this process may read the
-    event late."""
+    """Connect to an endpoint, once before each pause; return the reason of a failure, or '' if the endpoint did not
+    fail. A UDP endpoint gets an empty datagram, and fails only if an ICMP error arrives, because it need not answer.
+    After the last pause the socket's state in the kernel decides, because this process may read the event late."""
     address, is_udp = key[:-3], key[-3] == socket.IPPROTO_UDP
     family, loop, made = family_of(address), asyncio.get_running_loop(), list[socket.socket]()
     with ExitStack() as stack:

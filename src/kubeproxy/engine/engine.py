@@ -109,7 +109,7 @@ class Engine:
         policies = {family: RepairPolicy(pace.period, time.monotonic()) for family in self._families}
         self._inspector = Inspector(backends, self._backlogs, policies, self._kernel, self._repair)
         self._unsettled: dict[ServiceName, Change] = {}
-        self._uncommitted = Counts()  # Services in a sync that are not committed in all families
+        self._uncommitted = Counts()  # changed objects that are not committed in all families
         self._disturbances = 0  # syncs that were refused because of other programs, and not logged yet
         self._disturbance_logs = TokenBucket(1 / 60, 1)
         self._started = time.monotonic()
@@ -287,13 +287,13 @@ class Engine:
             )
         raise Unsupported(
             f"the first address of Node {name} is an {primary.label} address, but only {served} can be served here: "
-            f"turn {primary.label} on in this kernel, with iptables for it where the mode needs that, or have the "
-            "other address come first"
+            f"turn {primary.label} on in this kernel, and install iptables for it if the mode needs it, or list the "
+            "other address first"
         )
 
     async def _update_world(self) -> bool:
         began = self._world is not None and self._world.ejects
-        ejects = began or self.planner.ejections.in_use  # until the end of the proxy: each change is a full sync
+        ejects = began or self.planner.ejections.in_use  # stays True, because each change causes a full sync
         if not self._surroundings_changed and ejects is began:
             return False
         # set before the inputs are read, because they may change during the reading
@@ -408,8 +408,8 @@ class Engine:
         finally:
             self.progress = None
         seconds = time.monotonic() - began
-        # Before a partial sync the kernel had all earlier changes. New globals may contain a new NodePort address, and
-        # flows to this address may have begun before its rules existed.
+        # A partial sync reports only its changes, because the kernel had all earlier changes. New globals may contain a
+        # new NodePort address, to which flows of any Service may have begun before its rules existed.
         everything = full or world_changed
         changes, services = portion, 0
         if everything:
@@ -458,7 +458,7 @@ class Engine:
         self._wake.set()
 
     async def _settle(self, current: Sequence[Family]) -> None:
-        """Report settled changes: changes that every family in `current` has committed, except refused families."""
+        """Report the changes that every family in `current` has committed; refused families are not in `current`."""
         waiting = {name for family in current for name in self._backlogs[family].changes}
         changes = [change for name, change in self._unsettled.items() if name not in waiting]
         self._unsettled = {name: self._unsettled[name] for name in waiting if name in self._unsettled}

@@ -38,7 +38,7 @@ class ServiceProblem(NamedTuple):
 
 
 Notice = ServiceProblem | Rejected | ForeignChange
-"""A problem for an operator: an unusable field, object or entry, or a change by another program under repair."""
+"""A problem for an operator: an unusable field, object or entry, or another program's change that is being repaired."""
 
 
 class Observer(Protocol):

@@ -1,5 +1,5 @@
 """Limits rates (delays that double after failures, a token bucket), and runs long work without blocking the event loop:
-in turns of"""
+in turns of 10 ms, or in a thread."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def exhaust(transactions: Iterator[int]) -> None:
-    """Run an iterator of transactions in a thread, because another program may hold the kernel's locks for seconds. A
-    cancelled caller waits for the running transaction; a generator is then closed."""
+    """Run an iterator of transactions in a thread, because another program may hold the kernel's locks for seconds. If
+    the caller is cancelled, the running transaction ends, and no other begins. At the end a generator is closed."""
     stopped = threading.Event()
 
     def commit() -> None:
@@ -132,7 +132,7 @@ async def exhaust(transactions: Iterator[int]) -> None:
 
 async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in a thread; return its result. A cancelled caller waits for the end of the call, because a
-    thread cannot be stopped, and its sockets and other resources are closed when the caller ends."""
+    thread cannot be stopped, and because the caller closes the call's sockets afterwards."""
     return await _in_thread(partial(work, *args, **kwargs), lambda: None)
 
 
