@@ -1,7 +1,7 @@
 """Runs the program's tasks until the program ends, handles signals, postpones garbage collection, and drops
 capabilities. The program ends when a task fails, when it is stopped, or by a signal; a second signal ends the program
 immediately. The unneeded capabilities are dropped after the start; a table in docs/operating.md gives the reasons for
-the others."""
+the capabilities that are kept."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Lifetime:
         task = asyncio.get_running_loop().create_task(work, name=name)
 
         def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # the end is already set
+            if task.cancelled():  # without effect in cancel_parts, because the end is already set
                 self.fail(RuntimeError(f"{name} was cancelled"))
             elif (error := task.exception()) is not None:
                 self.fail(error)

@@ -104,7 +104,7 @@ def _profile_page() -> Handler:
 
 async def _profile(seconds: float, running: threading.Lock) -> AsyncGenerator[bytes, None]:
     stop = threading.Event()
-    if not running.acquire(blocking=False):  # requests at the same time
+    if not running.acquire(blocking=False):  # another profile has begun in the meantime
         yield _BUSY
         return
     try:

@@ -126,7 +126,7 @@ class Servers:
     def _serve_commands(self, path: str) -> None:
         warned: set[str] = set()
 
-        def failed(error: ApplyError) -> None:  # each attempt, every 5 s
+        def failed(error: ApplyError) -> None:  # at each failed attempt, every 5 s
             level = logging.DEBUG if str(error) in warned else logging.WARNING
             warned.add(str(error))
             log.log(level, "%s; commands such as `kube-proxy why` cannot ask this proxy", error)
