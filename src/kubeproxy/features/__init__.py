@@ -150,8 +150,8 @@ RESETS: Final = Feature[bool](
 
 
 class Forwarding(NamedTuple):
-    """The protocols of connections that bypass all rules (none: the feature is off), and after how many client packets.
-    See docs/beyond.md "Fast forwarding"."""
+    """The protocols of connections that bypass all rules (none: the feature is off), and the number of client packets
+    after which they bypass the rules. See docs/beyond.md "Fast forwarding"."""
 
     after: int = 0
     protocols: tuple[int, ...] = ()
@@ -182,8 +182,8 @@ REFUSAL_RESETS: Final = Feature[bool](
     flag="refuse-with-reset",
     kind="bool",
     default="true",
-    usage="Refuse IPv4 TCP connections to Services without endpoints by a reset, not by an ICMP error: the kernel"
-    " limits the rate of ICMP errors to a client; nftables mode only. (Not in the Go kube-proxy.)",
+    usage="Refuse IPv4 TCP connections to Services without endpoints by a reset, not by an ICMP error, because the"
+    " kernel limits the rate of ICMP errors to a client; nftables mode only. (Not in the Go kube-proxy.)",
     off=False,
     unset=True,
     modes=_NFTABLES,
@@ -192,13 +192,13 @@ REFUSAL_RESETS: Final = Feature[bool](
 # Weights, draining, slow start, Maglev: annotations decide how connections are shared (model/balancing.py).
 
 ENTRIES: Final = 1 << 20
-"""The default limit of entries in the kernel for weights and tables of Maglev, of all Services of a node."""
+"""The default limit of entries in the kernel for weights and Maglev tables, for all Services of a node together."""
 
 BALANCING: Final = Feature[int](
     flag="balancing-entries",
     kind="int32",
     default=str(ENTRIES),
-    usage="The limit of entries in the kernel for weights and consistent hashing, of all Services; one "
+    usage="The limit of entries in the kernel for weights and consistent hashing, for all Services together; one "
     "namespace gets at most a quarter of the limit. Older Services come first; connections of other Services are "
     "shared evenly. 0 ignores these annotations; nftables mode only. (Not in the Go kube-proxy.)",
     off=0,
@@ -249,15 +249,16 @@ CILIUM: Final = Feature[bool](
 # Ejection: endpoints that do not answer this node get no new connections (model/ejection.py).
 
 Ejecting = Literal["never", "requested", "always"]
-"""The Services whose failing endpoints are ejected: none, Services with the annotation `on`, or all without `off`."""
+"""The Services whose failing endpoints are ejected: none, those with the annotation `on`, or all except those with
+`off`."""
 
 EJECTION: Final = Feature[Ejecting](
     flag="eject-failing-endpoints",
     kind="bool",
     default="false",
     usage="Send no new connections to endpoints that do not answer this node, until they answer again; without the"
-    " flag only for Services with the annotation kube-proxy-py/eject: on; nftables mode only. (Not in the Go"
-    " kube-proxy.)",
+    " flag, this applies only to Services with the annotation kube-proxy-py/eject: on; nftables mode only. (Not in the"
+    " Go kube-proxy.)",
     off="never",
     unset="requested",
     modes=_NFTABLES,
