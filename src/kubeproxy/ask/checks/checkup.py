@@ -292,7 +292,7 @@ def _able(node: CheckedNode) -> Iterator[Diagnosis]:
     try:
         able = host.supported(node.families, primary, look)
     except Unsupported as error:
-        yield from programming.able(str(error), Severity.BROKEN, "the proxy does not start, or not again")
+        yield from programming.able(str(error), Severity.BROKEN, "the proxy cannot start or restart")
     else:
         only = f"Services are served by {able.families[0].label} alone"
         yield from programming.able(able.lack, Severity.DEGRADED, only)
