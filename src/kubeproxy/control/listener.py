@@ -1,5 +1,6 @@
 """The file of the control socket, and the framing of streams over the socket. Only the owner can access the file, from
-its creation on. It replaces the file of an ended process, and its path may exceed the kernel's limit for sockets."""
+its creation on. A new file replaces the file of an ended process. The path may be longer than the kernel's limit for
+sockets."""
 
 from __future__ import annotations
 

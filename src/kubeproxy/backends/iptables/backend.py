@@ -292,7 +292,7 @@ class IptablesBackend:
 
     def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have their own interval
         """See backends.mode.Backend. The inspection is one short request, unless another program changed our chains.
-        After such a change an audit reads the rules, at intervals."""
+        After such a change an audit reads the rules; between two audits there is a pause."""
         if self._watch.touched():
             if change := self._watch.inspect():
                 return change

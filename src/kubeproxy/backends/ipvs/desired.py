@@ -90,7 +90,8 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, object
     virtual = Virtual(nodeport, plan.affinity, pool_of(plan, traffic))
     keys = [address + frontend.key for address in node.nodeports] if nodeport else [frontend.key]
     for key in keys:
-        # The Service has a frontend with this address and port; that frontend takes precedence over the NodePort.
+        # If the Service has another frontend with this address and port, that frontend takes precedence over the
+        # NodePort.
         objects.servers.setdefault(key, virtual)
         if traffic.outside is Action.DROP:
             dropping = IpsetId.DROP if traffic.node is Action.DROP else IpsetId.DROP_OUTSIDE

@@ -202,8 +202,8 @@ CHAINS: Final = {
 class Rules:
     """The iptables rules of one family, by table and chain; the rules exist even if the sets are empty.
 
-    Source: kube-proxy v1.36 pkg/proxy/ipvs writeIptablesRules. Two differences: this node's own connections under
-    policy Local are masqueraded. Connections of this node that must be dropped are dropped in nat, because IPVS handles
+    Source: kube-proxy v1.36 pkg/proxy/ipvs writeIptablesRules. There are two differences. This node's own connections
+    under policy Local are masqueraded. Own connections that must be dropped are dropped in nat, because IPVS handles
     them before filter OUTPUT (ip_vs_local_request4 has priority NF_IP_PRI_NAT_DST + 2). All chains have the Go
     kube-proxy's names, so the Go kube-proxy replaces them at a take-over, and removes them with --cleanup."""
 
