@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -210,6 +211,8 @@ async def test_a_program_that_sets_the_mark_of_masquerading_is_named(live: Live)
             await live.expect(front, {"pod": "b1 masqueraded"}, "tcp")
             said = "-  table ip other, chain c: sets the proxy's mark 0x4000 in packets to "
             await answer(live, "pod", front, 0, said, f"at the hook {chain.split()[0]}: the proxy masquerades them: ")
+            _, text = await live.ask("why", pod, f"{front.address}:{front.port}", "--no-probe", "-o", "json")
+            assert [one["client"] for one in json.loads(text)["why"]["endpoints"]] == [""]
 
 
 async def test_a_rule_that_exempts_packets_from_masquerading_is_named(live: Live) -> None:

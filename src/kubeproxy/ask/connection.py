@@ -56,6 +56,8 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         why = replace(why, fixes=() if misnamed else why.fixes)
     else:
         findings += _without_proxy(asked, node, rules, why, explained)
+    if any(one.about == "source" for one in findings):  # another program decides which address endpoints see
+        why = replace(why, endpoints=tuple(replace(one, client="") for one in why.endpoints))
     lost = Explanation(why, tuple(findings)).surely_lost
     findings += probing.findings(way, rules, explained, why, probes, at_proxy=at_proxy, lost=lost)
     told = Explanation(why, tuple(findings), probes)
