@@ -148,7 +148,8 @@ class Explanation(Struct, frozen=True):
 
     def _reservations(self) -> Iterator[str]:
         """Yield the texts, for the heading, about causes that limit the proxy's decision."""
-        why, failing, left = self.why, self.lost(Effect.LOSES), self._wrong("leftovers")
+        why, failing = self.why, self.lost(Effect.LOSES)
+        left = next((one for one in self.findings if one.about == "leftovers" and one.is_wrong), None)
         is_partial = bool(failing) and why.passes
         cause = self._cause(Effect.LOSES) if is_partial else self._cause(*Effect)
         if is_partial:
@@ -162,7 +163,7 @@ class Explanation(Struct, frozen=True):
         if why.elsewhere is None and self.answer == "unknown":
             yield from (f", {doubt} (?)" for doubt in self._doubts())
         if left:
-            leads = "".join(left.partition(strangers.LEADING)[1:])
+            leads = strangers.leading(left.leads)
             yield f", unless another kube-proxy's rules take it first{leads} (x)"
         if self._is_left:
             now = (one.what for one in self.findings if one.about == strangers.PRESENT)

@@ -82,6 +82,8 @@ class Diagnosis(Struct, frozen=True):
     """The table of the chain in the finding, as in Firewall.where; '' without a chain."""
     left_mode: str = ""
     """The mode of the other kube-proxy that left this table; '' for other programs."""
+    leads: tuple[End, ...] = ()
+    """The destinations of leftover rules for the checked connection; () if unknown."""
 
     @property
     def is_wrong(self) -> bool:

@@ -423,12 +423,12 @@ def rules_left(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Itera
     if node.running or not node.proxies:
         left = _traces_left(node, sight, forwarded=forwarded)
         place = place_text(packet.destination, packet.port) if packet is not None else ""
-        if left and node.running and node.first is not None:
-            found = (one for each in rules.others for one in each.translations(node.first))
-            place += strangers.leading(end for one in found if one.unordered for end in one.ends)
+        first = node.first if left and node.running else None
+        found = [one for each in rules.others for one in each.translations(first)] if first is not None else []
+        ends = list(dict.fromkeys(end for one in found if one.unordered for end in one.ends))
         resets = "; this ends the connections of all Services of this node"
         resets *= node.running and node.mode.flows_end is FlowsEnd.PROXY
-        for one in strangers.left_over(left, node.mode.name if node.running else "", place):
+        for one in strangers.left_over(left, node.mode.name if node.running else "", place, ends):
             yield replace(one, fix=one.fix + resets)
     twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
     if twice and packet is not None:
@@ -437,9 +437,10 @@ def rules_left(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Itera
         twice = twice if len(there) > node.served else []
         if twice and node.first is not None:
             every, _ = all_translations(node, rules)
-            ends = (end for one in every if one.where.startswith("ip") for end in one.ends if end not in node.targets)
-            place = strangers.with_rules(place_text(packet.destination, packet.port) + strangers.leading(ends))
-            twice = [replace(one, what=one.what + place) for one in twice]
+            away = (end for one in every if one.where.startswith("ip") for end in one.ends if end not in node.targets)
+            leads = tuple(dict.fromkeys(away))
+            caught = strangers.with_rules(place_text(packet.destination, packet.port), leads)
+            twice = [replace(one, what=one.what + caught, leads=leads) for one in twice]
     yield from twice
 
 

@@ -70,20 +70,21 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str, caught: str = 
         yield Diagnosis(Severity.BROKEN, "leftovers" if caught else "proxies", what, why, fix, MISLEADS)
 
 
-def with_rules(place: str) -> str:
-    """Return a text about rules for the checked connection's destination; '' if no connection is checked."""
-    return f", with rules for {place}" * bool(place)
+def with_rules(place: str, ends: Sequence[End] = ()) -> str:
+    """Return a text about rules for the checked connection's destination, and the destinations `ends` of the rules; ''
+    if no connection is checked."""
+    return f", with rules for {place}{leading(ends)}" * bool(place)
 
 
-def left_over(traces: Iterable[Trace], mode: str, place: str = "") -> Iterator[Diagnosis]:
+def left_over(traces: Iterable[Trace], mode: str, place: str = "", ends: Sequence[End] = ()) -> Iterator[Diagnosis]:
     """Check for rules of modes that differ from the running `mode` ('' if none runs), for one `place` or for all places
-    ('')."""
-    caught = with_rules(place)
+    (''). `ends` are the destinations of the rules."""
+    caught = with_rules(place, ends)
     traces = list(traces)
     places = [trace.what for trace in traces]
     if places and mode:
         what, why = f"{LEFT}: {', '.join(places)}{caught}", "connections may still be sent to deleted endpoints"
-        yield Diagnosis(Severity.DEGRADED, "leftovers", what, why, _REMOVAL, MISLEADS)
+        yield Diagnosis(Severity.DEGRADED, "leftovers", what, why, _REMOVAL, MISLEADS, leads=tuple(ends))
     if places and not mode:
         yield Diagnosis(
             severity=Severity.DEGRADED,
@@ -107,13 +108,9 @@ def of_tables_left(found: Iterable[Diagnosis], left: Mapping[str, str]) -> Itera
             yield replace(one, what=f"{LEFT} in {mode} mode: {one.what}", fix=_REMOVAL, left_mode=mode)
 
 
-LEADING: Final = ", to "  # before the destinations of leftover rules
-
-
-def leading(ends: Iterable[End]) -> str:
+def leading(ends: Sequence[End]) -> str:
     """Return a text about the destinations of leftover rules; '' without destinations."""
-    found = list(dict.fromkeys(ends))
-    return f"{LEADING}{destinations(found)}" * bool(found)
+    return f", to {destinations(ends)}" * bool(ends)
 
 
 LEFT: Final = "left by another kube-proxy"
