@@ -358,14 +358,14 @@ def test_a_client_that_does_not_read_is_dropped_and_others_are_served() -> None:
             await asyncio.get_running_loop().sock_sendall(deaf, get("/large", headers="") * 3)
             for _ in range(3):
                 assert b"hello" in await exchange(port, get("/hello"))
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.3)
             received = 0
             with suppress(ConnectionError):
                 while data := await asyncio.get_running_loop().sock_recv(deaf, 1 << 20):
                     received += len(data)
             assert received < 9_000_000
 
-    with limits(REQUEST_SECONDS=0.1):
+    with limits(REQUEST_SECONDS=1.0):  # also the time of the others, on a machine under load
         serve(talk)
 
 
