@@ -365,7 +365,7 @@ def test_a_proxy_that_only_its_control_socket_shows_runs_here(
     with listen(path):
         run(["doctor", *asked])
         out = capfd.readouterr().out
-        assert f"?  a kube-proxy runs here (pid {os.getpid()}), and hangs: the proxy at " in out
+        assert f"x  a kube-proxy runs here (pid {os.getpid()}), and hangs: the proxy at " in out
         assert "rules without a proxy" not in out
         run(["why", "192.0.2.8", "192.0.2.9:80", "--no-probe", *asked])
         assert f"-  a kube-proxy runs here (pid {os.getpid()}), and hangs: " in capfd.readouterr().out

@@ -30,9 +30,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
         before = [error.finding] if isinstance(error, UnreadError) else []
         silence = "" if before else str(error)
         if isinstance(error.__cause__, TimeoutError):
-            why = "changes of Services and endpoints do not reach the kernel, whose last rules remain in effect"
-            fix = "if a signal stopped it, send SIGCONT; else see its log and end it: kubelet or systemd restarts it"
-            before, silence = [Diagnosis(Severity.BROKEN, "proxy", f"the proxy hangs: {silence}", why, fix)], ""
+            before, silence = [_hanging(f"the proxy hangs: {silence}")], ""
         config = KubeProxyConfiguration()
         try:
             named = ("config", given.config), ("proxy-mode", given.proxy_mode)
@@ -46,14 +44,23 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
     report = look_at(node)
     if node.running and node.facts is not None and node.facts.writes:
         report.look("ports of Services", lambda: ports.of_services(node, asked.listeners()))
+    unasked = strangers.unasked(node.proxies, node.control) if given.manifests or given.kubeconfig else None
+    if unasked is not None and unasked.hangs:
+        before.append(_hanging(unasked.text))
     report.findings = worst_first([*before, *report.findings])
     if silence:
         report.unknown.insert(0, silence)
-    if given.manifests or given.kubeconfig:
-        report.unknown.insert(0, strangers.unasked(node.proxies, node.control).text)
+    if unasked is not None and not unasked.hangs:
+        report.unknown.insert(0, unasked.text)
     if os.geteuid():
         report.unknown.append("not run as root, so other processes cannot be examined; use sudo")
     return node, report
+
+
+def _hanging(what: str) -> Diagnosis:
+    why = "changes of Services and endpoints do not reach the kernel, whose last rules remain in effect"
+    fix = "if a signal stopped it, send SIGCONT; else see its log and end it: kubelet or systemd restarts it"
+    return Diagnosis(Severity.BROKEN, "proxy", what, why, fix)
 
 
 def answer(node: CheckedNode, report: Checkup) -> dict[str, object]:
