@@ -111,7 +111,8 @@ def _of_running(
         around.look("port", lambda: ports.asked(way, asked, explained.packet, why.steps[0].field))
     kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
     if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
-        kernel = _untranslated(kernel, *checkup.all_translations(way, rules), way.targets)
+        ends = {end_of(one.address) for one in explained.why.endpoints}  # also those to which no client is bound
+        kernel = _untranslated(kernel, *checkup.all_translations(way, rules), ends)
     reached = {one.address for one in probes if not (one.failed or one.unanswered)}
     away = probing.away(why, explained)
     pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
@@ -157,15 +158,17 @@ def untranslated(asked: Source, explained: Explained) -> str:
 def _untranslated(
     kernel: tuple[Diagnosis, ...], found: Sequence[ForeignTranslation], is_all: bool, ends: Collection[End] = ()
 ) -> tuple[Diagnosis, ...]:
-    """Return the differences between plan and kernel, which stop the connection if no rule translates it. If all rules
-    lead to other addresses than `ends`, the first difference names these addresses."""
+    """Return the differences between plan and kernel, which stop the connection if no rule translates it. The first
+    difference names the addresses to which the rules lead, except `ends`."""
     first, *others = kernel
     if is_all and not found:
         return replace(first, harm=STOPS), *others
     there = dict.fromkeys(end for one in found for end in one.ends) if ends else {}
-    if not there or {*there} & {*ends} or not all(one.sure for one in found):
+    stray = [end for end in there if end not in ends]
+    if not stray or not all(one.sure for one in found):
         return kernel
-    return replace(first, what=f"{first.what}; its rules lead to {strangers.destinations(list(there))}"), *others
+    also = "also " * (len(stray) < len(there))
+    return replace(first, what=f"{first.what}; its rules {also}lead to {strangers.destinations(stray)}"), *others
 
 
 def _retried(told: Explanation) -> Explanation:

@@ -30,7 +30,7 @@ from kubeproxy.errors import SourceError
 from kubeproxy.kernel.conntrack.tracked import Tracked, target_of
 from kubeproxy.kernel.route import Address, Bridge, hairpin_ports
 from kubeproxy.kernel.routing_policy import RoutedPacket
-from kubeproxy.meaning.firewall import Drop, Filter, PassingPacket
+from kubeproxy.meaning.firewall import Drop, Filter, ForeignTranslation, PassingPacket
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family
 from kubeproxy.model.answer import AnswerStep, Packet
@@ -215,6 +215,19 @@ def test_a_difference_of_the_kernel_stops_a_connection_that_no_rule_translates(f
     told = Explanation(why(), connection._untranslated(lines, found, is_all))
     assert told.heading.endswith(heading)
     assert [one.what for one in told.findings] == [one.what for one in lines]
+
+
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [((2, 3), ""), ((2, 9), "; its rules also lead to 10.0.0.9:80"), ((8, 9), "; its rules lead to 10.0.0.8:80 or 10")],
+)
+def test_a_difference_of_the_kernel_names_where_its_rules_lead(old, said):
+    there = tuple((bytes((10, 0, 0, end)), 80) for end in old)
+    found = ForeignTranslation("table ip kube-proxy", "c", PACKETS[0], there, sure=True, unordered=False)
+    ends = {(bytes((10, 0, 0, end)), 80) for end in (2, 3)}
+    (told,) = connection._untranslated((Diagnosis(Severity.BROKEN, "kernel", "different"),), [found], True, ends)
+    assert told.what.startswith(f"different{said}")
+    assert (told.what == "different") is not bool(said)
 
 
 def test_endpoints_that_all_refuse_this_node_have_a_fix():
