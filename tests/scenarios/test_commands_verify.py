@@ -211,7 +211,7 @@ async def test_an_endpoint_that_another_program_removed(live: Live) -> None:
     heading = "it does not get through: the kernel's rules do not lead" if at_proxy else "but not all is well: "
     text = await differs(live, lambda: remove_endpoint(live, front, "a1"), heading, "(read now)", words=where)
     if live.mode.name != "userspace":
-        assert "x  1 of 2 endpoints is in the kernel (read now)" in text
+        assert "x  the kernel has 1 of 2 endpoints (read now)" in text
     assert "Fix: the proxy repairs differences" in text
     live.delete("robbed")
     await equal(live)  # in iptables mode other Services lose this endpoint as well
@@ -333,8 +333,7 @@ async def test_answers_from_objects_are_compared_with_the_rules_of_a_proxy_that_
         if bare.mode.name != "userspace":
             old = " or ".join(f"{bare.ips[one]['IPv4']}:3000" for one in ("a1", "a2"))
             assert (
-                f", but not all is well: 0 of 1 endpoints are in the kernel (read now); its rules lead to {old} (x)"
-                in text
+                f", but not all is well: the kernel has 0 of 1 endpoint (read now); its rules lead to {old} (x)" in text
             )
             status, text = await bare.ask("services", "web", *asked)
             assert (status, hangs in text, "its rules still serve 0 of 1 endpoint" in text) == (1, True, True), text

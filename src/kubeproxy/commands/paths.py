@@ -32,7 +32,7 @@ def show_packets(
     for one, *others in list(ways.values())[:_SHOWN]:
         is_silent = (one.direction, one.source) in unanswered
         why = ": ".join(filter(None, (one.refusal, one.reason, "no answer" * (is_silent and not one.lost))))
-        alike = f", and {counted(len(others), 'more packet')} the same way" if others else ""
+        alike = f", and {counted(len(others), 'more packet')} through the same rules" if others else ""
         what = f"{one.direction} {one.source} -> {one.destination}{f' ({why})' if why else ''}{alike}"
         output.marked(output.BAD if one.lost or one.refusal else output.NOTE if is_silent else output.OK, what)
         for line in _lines_by_chain(one):

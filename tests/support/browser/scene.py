@@ -216,7 +216,7 @@ class Scene:
                 {
                     "severity": "fine",
                     "about": "kernel",
-                    "what": f"{len(ends)} of {len(ends)} ready endpoints are in the kernel (read now)",
+                    "what": f"the kernel has {len(ends)} of {len(ends)} endpoints (read now)",
                     "why": "",
                     "fix": "",
                 }

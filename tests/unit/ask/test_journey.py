@@ -278,6 +278,9 @@ def test_others_traces_are_left_out():
 def test_the_answering_endpoint_is_reported():
     made = told(marked(1), picked(1), served=[("10.244.0.1:8080", True)])[1]
     assert (made.text, made.passed) == ("nothing here dropped it, and 10.244.0.1:8080 answered", True)
+    several = [("10.244.0.1:8080", True), ("10.244.0.2:8080", True), ("10.244.0.1:8080", True)]
+    text = told(marked(1), picked(1), served=several)[1].text
+    assert text == "nothing here dropped it, and 10.244.0.1:8080, 10.244.0.2:8080 answered"
     made = told(marked(1), served=[("192.168.0.1:33000", True)], proxied=True)[1]
     assert (made.text.startswith("nothing here dropped it, and the proxy answered"), made.passed) == (True, True)
 

@@ -16,7 +16,7 @@ def test_a_missing_frontend_is_the_error_and_not_the_endpoints_that_are_there():
     frontend = Finding(("default", "web"), Kind.MISSING, "10.96.0.1:80/tcp", "map cluster-services", "forwarded")
     gone = Finding(("default", "web"), Kind.MISSING, "endpoint 10.0.0.2:80 of 10.96.0.1:80/tcp", "map endpoints")
     facts = SimpleNamespace(mode="nftables")
-    marks = [(one.severity, one.what[:6]) for one in present._lines(why, facts, [frontend])]
-    assert marks == [(Severity.FINE, "2 of 2"), (Severity.BROKEN, "defaul")]
+    marks = [(one.severity, one.what[:21]) for one in present._lines(why, facts, [frontend])]
+    assert marks == [(Severity.FINE, "the kernel has 2 of 2"), (Severity.BROKEN, "default/web: missing:")]
     (first, _) = present._lines(why, facts, [gone])
-    assert (first.severity, first.what[:6]) == (Severity.BROKEN, "1 of 2")
+    assert (first.severity, first.what) == (Severity.BROKEN, "the kernel has 1 of 2 endpoints (read now)")

@@ -148,7 +148,7 @@ def _lines(why: Why, facts: Facts, findings: Sequence[Finding]) -> Iterator[Diag
         yield _line(severity, f"the kernel's rules {words} to the proxy's listener as planned (read now)")
     else:
         severity = Severity.FINE if there == count else Severity.BROKEN
-        yield _line(severity, f"{there} of {count} endpoints {'is' if there == 1 else 'are'} in the kernel (read now)")
+        yield _line(severity, f"the kernel has {there} of {counted(count, 'endpoint')} (read now)")
     for finding in findings[:_SHOWN]:
         yield _line(Severity.BROKEN, difference(*finding), REPAIR)
     if len(findings) > _SHOWN:
@@ -350,7 +350,7 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
             rest = rest if one.refused else f"look at the pod network, at {_POLICIES}"
             yield Diagnosis(Severity.UNKNOWN, "endpoints", what, own.reason, f"{own.fix}; if none does, {rest}")
         elif connection.may_differ(one):
-            cause, verb = ("nothing listens", "rejects") if one.refused else ("the pod network loses packets", "drops")
+            cause, verb = ("nothing listens", "rejects") if one.refused else (_GONE, "drops")
             why = f"{cause}, or {_PERHAPS_CLIENT.format(verb)}"
             yield Diagnosis(Severity.UNKNOWN, "endpoints", what, why, _fix(one, wrong, connection))
         else:
@@ -373,6 +373,7 @@ def _fix(probe: Probe, wrong: Sequence[Probe], connection: ProbedFor) -> str:
     return f"{' and '.join(closed)}: {_LISTENS}{'.'.join(rest)}"
 
 
+_GONE: Final = "the pod is gone, or the pod network loses packets"
 _LISTENS: Final = "is targetPort right, and does the process listen on the pod's address rather than on 127.0.0.1?"
 _POLICIES: Final = (
     "the NetworkPolicies that select the pod, and at the rules in its network namespace (`nft list ruleset`, "
@@ -380,7 +381,7 @@ _POLICIES: Final = (
 )
 _NETWORK: Final = (
     "the route to it (`ip route get`) and the next hop's entry in `ip neighbour`, on this node and, for the way back, "
-    f"on the endpoint's node; at the network between them; at {_POLICIES}"
+    f"on the endpoint's node; at the network between them; at {_POLICIES}; see whether the pod still runs"
 )
 _RUNS: Final = (
     "does the pod run, and is its interface up? If it is gone, see whether an EndpointSlice still has it (`kubectl get "

@@ -252,7 +252,7 @@ def _replied(
     """Return the verdict for a flow with a connection that its endpoint answered."""
     failed = _failed(found, served, ruleset)
     endpoints = [one.endpoint for one in served if one.answered and one.endpoint not in failed]
-    endpoint = (endpoints or [one.endpoint for one in served if one.answered])[-1]
+    endpoint = ", ".join(dict.fromkeys(endpoints or [one.endpoint for one in served if one.answered]))
     if not proxied and _unreturned(found):
         causes = ruleset.decided.unrouted() or _possible(ruleset)
         text = f"{_undropped(ruleset, 'no rule')}, but the answers of {endpoint} went no further than prerouting: "

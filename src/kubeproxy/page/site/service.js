@@ -151,7 +151,7 @@ const serviceView = {
 
   endpointsCard(port) {
     const targets = targetsOf(this.found, port), inside = targets.filter((one) => one.in).length;
-    const card = el('div', { class: 'card' }, el('h3', {}, 'Endpoints', el('span', { class: 'dim' }, `${count(inside)} get new connections${targets.length > inside ? `, ${count(targets.length - inside)} do not` : ''}`)));
+    const card = el('div', { class: 'card' }, el('h3', {}, 'Endpoints', el('span', { class: 'dim' }, `${count(inside)} ${inside === 1 ? 'gets' : 'get'} new connections${targets.length > inside ? `, ${count(targets.length - inside)} ${targets.length - inside === 1 ? 'does' : 'do'} not` : ''}`)));
     if (!targets.length) card.append(el('p', { class: 'dim' }, 'No EndpointSlice has an endpoint for this port and family.'));
     else card.append(el('div', { class: 'wide' }, endpointTable(targets, 200)));
     return card;
