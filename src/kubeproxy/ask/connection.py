@@ -66,7 +66,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
 
 def _kept(asked: Source, facts: Facts, explained: Explained, *, at_proxy: bool) -> tuple[Why, list[Diagnosis]]:
     """Return the answer with only the endpoint to which a flow or session affinity binds the client, and the findings
-    on the binding. For a client that no endpoint is bound to, the answer keeps all endpoints."""
+    on the binding. If the client is not bound to an endpoint, the answer keeps all endpoints."""
     why = explained.why
     pin = present.pinned(explained) if asked.running and not at_proxy else None
     in_kernel = asked.running and not explained.relayed  # the proxy itself remembers the clients that it relays
@@ -104,8 +104,8 @@ def _of_running(
     probes: Sequence[present.Probe],
     silent: bytes | None,
 ) -> Iterator[Diagnosis]:
-    """Yield the findings on the kernel and on other programs beside a running proxy. `silent` is a client on another
-    node that does not answer."""
+    """Yield the findings on the kernel and on other programs while the proxy runs. `silent` is a client on another node
+    that does not answer."""
     around = checkup.look_at_way(way, rules) if why.forwarded else checkup.look_at_answer(way, rules)
     if explained.relayed or why.outcome == Outcome.HEALTH.value:
         around.look("port", lambda: ports.asked(way, asked, explained.packet, why.steps[0].field))
@@ -229,8 +229,8 @@ def _without_proxy(
 def _beside(
     asked: Source, node: CheckedNode, rules: checkup.NodeRules, explained: Explained, unasked: strangers.Unasked
 ) -> Iterator[Diagnosis]:
-    """Compare the answer with the rules of a running proxy that was not asked, because this proxy may hang or have
-    older objects. A comparison that is not possible leaves the answer unknown."""
+    """Compare the answer with the rules of a running proxy that was not asked. That proxy may hang, or may have older
+    objects. If the comparison is not possible, the answer is unknown."""
     facts, plan = node.facts, explained.plan
     if facts is None or plan is None:
         return
@@ -261,8 +261,8 @@ def _beside(
 
 
 def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:
-    """Yield endpoints with the client address that reaches them. For a masqueraded connection the kernel picks this
-    address by the route to the endpoint; this function determines the address only for probed endpoints."""
+    """Yield endpoints with the client's address in packets to the endpoint. For a masqueraded connection the kernel
+    picks this address by the route to the endpoint; the function determines the address only for probed endpoints."""
     own = packet.source
     if own is None and not all(one.masqueraded for one in endpoints):
         own = _source_for(packet.destination)
@@ -288,7 +288,7 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
 
 
 def _around(report: checkup.Checkup) -> Iterator[Diagnosis]:
-    """Yield the node's findings, whose severity is that of a certain or a possible cause."""
+    """Yield the node's findings, with the severity of a certain or a possible cause."""
     for each in report.findings:
         severity = Severity.BROKEN if each.harm.effect is not Effect.NOTHING else Severity.NOTE
         yield each if each.severity is Severity.UNKNOWN else replace(each, severity=severity)

@@ -25,7 +25,7 @@ _OPEN: Final = (
     "leftovers",
     strangers.PRESENT,
     *_FOREIGN,
-)  # checks whose failure makes the whole answer unknown
+)  # checks that make the whole answer unknown if their result is unknown
 _DOUBTS: Final = {
     "arrival": "unless its packets arrive by another interface",
     "source": "unless answers to another source do not return",
@@ -64,7 +64,7 @@ class Explanation(Struct, frozen=True):
 
     @property
     def surely_lost(self) -> frozenset[End]:
-        """The endpoints that the connection does not reach for a certain cause."""
+        """The endpoints that the connection certainly does not reach."""
         is_stopped = any(one.harm == STOPS and one.is_wrong for one in self.findings)
         return self.ends if is_stopped else self.lost(Effect.LOSES)
 
@@ -134,7 +134,7 @@ class Explanation(Struct, frozen=True):
         return f"dropped, the client sees a timeout: {closed.what} (x)" if closed is not None else ""
 
     def _stop(self) -> str:
-        """Return the cause that keeps an answered connection from all endpoints; '' without such a cause."""
+        """Return the cause that stops a connection which the proxy forwards or answers; '' without such a cause."""
         stop = next((one for one in self.findings if one.harm == STOPS and one.is_wrong), None)
         is_taken = stop is not None and stop.about == "ports"  # another program answers
         lost_all = self.lost(Effect.DELAYS, Effect.LOSES) >= self.ends > frozenset()

@@ -32,7 +32,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     standings: tuple[FamilyStanding, ...]
     unready: Mapping[str, str]  # by name of the readiness check
     listed: bool = True  # all Services and EndpointSlices were listed once
-    awaits: str = ""  # the reason why the proxy writes nothing before it knows its Node; '' for none
+    awaits: str = ""  # the missing Node without which the proxy writes nothing, as text; '' for none
     services: int
     endpoint_slices: int
     reach: Reach | None  # None if the source is a folder
@@ -60,7 +60,7 @@ class ProgrammedService(Struct, frozen=True, kw_only=True):
     version: str | None  # the Service's resourceVersion, or None for a deleted Service with rules in the kernel
     slices: Mapping[str, str | None]  # the resourceVersions of its EndpointSlices by name
     plans: tuple[ServicePlan, ...]  # the last plans of all families that the kernel accepted
-    wanted: tuple[ServicePlan, ...] | None = None  # the desired plans, or None if equal
+    wanted: tuple[ServicePlan, ...] | None = None  # the desired plans, or None if equal to `plans`
     problems: tuple[Problem, ...] = ()
 
 

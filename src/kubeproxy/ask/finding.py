@@ -112,8 +112,8 @@ class Diagnosis(Struct, frozen=True):
 
 
 def unreached(problems: Mapping[str, str], findings: Iterable[Diagnosis]) -> str:
-    """Return the part of the heading about probes that may have failed only because of their own packets, from the
-    problem of each probed endpoint."""
+    """Return the part of the heading about failed probes of endpoints that the connection may still reach. `problems`
+    contains the problem of each probed endpoint."""
     doubts = [one.what for one in findings if one.about == "endpoints" and one.severity is Severity.UNKNOWN]
     failed = [one for one in problems if any(f" to {one}: " in what for what in doubts)]
     if len(failed) == len(problems) > 1:

@@ -21,8 +21,8 @@ class EndpointCount(NamedTuple):
 
 
 def addresses(plans: Iterable[ServicePlan], here: Globals | None = None) -> Iterator[str]:
-    """Yield the distinct frontends of a Service as text. A NodePort has its addresses on the node `here`, or the
-    address * without a node, or if it has all addresses except loopback."""
+    """Yield the distinct frontends of a Service as text. A NodePort has its addresses on the node `here`. It has the
+    address * if no node is given, or if it answers on all addresses except loopback."""
     yield from dict.fromkeys(
         host_port(address, one.port_text.lower())
         for plan in plans
@@ -114,7 +114,7 @@ def _ready(plan: ServicePlan, slices: Iterable[Slice]) -> Iterator[bytes]:
 
 def changed_at(service: Service | None, slices: Iterable[Slice]) -> float:
     """Return the time of a Service's last change from its objects, in seconds since the epoch; 0 if unknown. The time
-    is the Service's creation, or the last trigger time of its slices."""
+    is the latest of the Service's creation and the trigger times of its slices."""
     made = service.metadata.creation_timestamp if service is not None else None
     return max((_seconds(text) for text in (made, *(piece.triggered for piece in slices)) if text), default=0.0)
 

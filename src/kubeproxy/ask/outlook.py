@@ -161,8 +161,8 @@ def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
     """Return descriptions of the existing rules of all modes and proxies except the given mode, each with a safe way to
-    remove them. The function assumes that the given mode uses the node's iptables variant; detecting it would write
-    rules in ipvs mode."""
+    remove them. The function assumes that the given mode uses the node's iptables variant; in ipvs mode, only a write
+    of rules could detect the variant."""
     owns = mode.operations().owns
 
     @cache

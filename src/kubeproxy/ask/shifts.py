@@ -237,7 +237,7 @@ def _health_checks(check: HealthCheck, local: Local) -> Iterator[tuple[str, Clie
 
 def _itself(plan: ServicePlan, sides: Sequence[ConfiguredNode], away: Collection[bytes]) -> Iterator[ClientKind]:
     """Yield one endpoint on another node that is recognised as a pod, because this node may send the endpoint's
-    connection to a NodePort back to it. `away` are addresses on other nodes."""
+    connection to a NodePort back to the endpoint. `away` are addresses on other nodes."""
     detectors = [(side.planner.world.of(plan.key.family) or FamilyGlobals()).detector for side in sides]
     pods = (one[:-2] for one in plan.cluster if one[:-2] in away)
     for address in islice((pod for pod in pods if any(detector.holds(pod, "") for detector in detectors)), 1):
@@ -258,7 +258,7 @@ def _packets(
         places = [(f"NodePorts on {unpack(address)}", address) for address in addresses]
     for where, address in places:
         for client in clients:
-            # This node translates connections of another node's pods only if they go to one of its own addresses. The
+            # This node translates connections of another node's pods only if they go to an address of this node. The
             # other node translates the rest.
             passes = address in local.get(family, ()) if client.is_endpoint else not is_loopback(address)
             if client.source is None or passes:
@@ -291,8 +291,8 @@ def _clients(
 
 def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
     """Return made-up pods of two configurations. If one configuration recognises pods by a network and the other by an
-    interface, return three pods: one that matches both, and one for each configuration that matches only this
-    configuration."""
+    interface, return three pods: one pod that both configurations recognise, and for each configuration a pod that the
+    other does not recognise."""
     networks, entering = ([pod for pod in pods if bool(pod.interface) is by] for by in (False, True))
     if not networks or not entering:
         return list(pods)

@@ -201,7 +201,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     ends_here = packet.destination in snapshot.addresses or (direct and home(snapshot, packet.destination) is None)
     there = None if packet.interface or ends_here else client
     why = _told(snapshot, packet, made, is_away=client is not None and there is None)
-    asked = made.plan is not None or packet.source == packet.destination  # a Node that connects to its own NodePort
+    asked = made.plan is not None or packet.source == packet.destination  # or a Node connects to its own NodePort
     unknown = stranger(snapshot, packet) if there is None and asked else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
@@ -412,7 +412,8 @@ def _address_fixes(snapshot: Snapshot, packet: Packet, blocking: set[str]) -> It
         if is_loopback(packet.destination) or ours is None or ours.nodeport_ips is None:
             yield use
             return
-        # The given list replaces the present networks; in a family without a network, all addresses answer.
+        # The flag replaces the present list, so the fix repeats the list's networks. In a family without a network in
+        # the list, NodePorts answer on all addresses.
         others = [one for part in world.parts.values() for one in part.nodeport_ips or ()]
         named = [one for one in spelled_out(snapshot.options.config.node_port_addresses) if one != PRIMARY]
         others = [one for one in others if not within(one, parse_networks(named, family_of(one)))]

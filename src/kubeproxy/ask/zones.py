@@ -22,7 +22,7 @@ from kubeproxy.model.plan import ServiceName
 
 log = logging.getLogger("kubeproxy.control")
 
-Zones = Mapping[bytes, str]  # zones of endpoints by packed address, without endpoints whose zone is unknown
+Zones = Mapping[bytes, str]  # zones of endpoints by packed address; endpoints of unknown zones are missing
 TIMEOUT: Final = 1.0  # maximum seconds that a caller waits for the lock, and then for the answer
 LASTING: Final = 3.0
 """Seconds for which an answer, or its absence, is reused, because an open page asks at each change of a Service."""

@@ -102,7 +102,7 @@ class NodeRules:
 
 
 def checked(asked: Source, facts: Facts) -> CheckedNode:
-    """Return the node to check from a proxy's facts. Raises KubeProxyError."""
+    """Return the node to check, which a proxy's facts describe. Raises KubeProxyError."""
     config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
     return CheckedNode(facts, pid, modes.named(facts.mode), config, asked.running, asked.control)
@@ -327,7 +327,7 @@ def _left_tables(node: CheckedNode) -> dict[str, str]:
 
 
 _OF_IP = frozenset({"ip", "ip6", "inet"})
-"""Families of tables whose chains a bridged packet passes only if the sysctls bridge-nf-call-... are 1."""
+"""Families of tables. A bridged packet passes their chains only if the sysctls bridge-nf-call-... are 1."""
 
 
 def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
@@ -337,7 +337,7 @@ def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator
 
 
 def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
-    """Check the chains of other programs; `ends_here` means that connections are local packets."""
+    """Check the chains of other programs; `ends_here` means that connections end on this node."""
     filters: list[Filter] = []
     drops: list[Drop] = []
     bypassed = _OF_IP if node.bridged else frozenset()
@@ -348,7 +348,8 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
             harmless = firewall.harmless((*node.passing, *node.possible)) if node.covered else frozenset()
             filters += [one for one in firewall.filters() if one.hook in node.hooks and one.chain not in harmless]
             drops += firewall.drops(node.passing)
-    # The node answers without translation, so only `drops` is certain. Chains of kube-proxy accept masqueraded packets.
+    # If the node itself answers, nothing is translated, and only `drops` is certain. Chains of kube-proxy accept
+    # masqueraded packets.
     safe = [one for one in filters if one.marked and node.masqueraded and not _unreachable_behind(node, one)]
     filters = [one._replace(accepts=one.accepts or node.answers or one in safe) for one in filters]
     # Each chain has at most one finding. A finding says that the chain drops every packet, drops this connection, or

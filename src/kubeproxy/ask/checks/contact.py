@@ -12,17 +12,17 @@ from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import STALE, Reach, WatchStanding
 from kubeproxy.ask.finding import MISLEADS, NOTHING, Diagnosis, Severity, duration
 
-QUIET: Final = 60.0  # normal seconds without a watch; a new list after an error takes less time
+QUIET: Final = 60.0  # seconds for which a missing watch is normal; a new list after an error takes less time
 SILENT: Final = 20.0  # seconds without bytes from the server after which an answer contains a note
-SLOW: Final = 1.0  # seconds for an answer of a healthy server
+SLOW: Final = 1.0  # maximum seconds until a healthy server answers
 SKEW: Final = 30.0
-"""Maximum normal difference of clocks in seconds. Certificates and tokens are issued some seconds before their first
-use."""
+"""The maximum normal difference of clocks in seconds. A small difference is harmless, because certificates and tokens
+are issued some seconds before their first use."""
 _SOON: Final = {"client": 7 * 86400.0, "authority": 30 * 86400.0, "server": 7 * 86400.0, "token": 300.0}
 """A certificate is reported if it expires within this many seconds; automatic renewal happens much earlier."""
 _LAST_PART: Final = 0.1
-"""A short-lived certificate gets only a note while a larger fraction of its lifetime is left. A kubelet renews its
-certificate when a tenth is left."""
+"""A short-lived certificate that expires soon gets only a note while more than this fraction of its lifetime is left. A
+kubelet renews its certificate when a tenth is left."""
 
 _NEEDED: Final = frozenset({"services", "endpointslices"})
 """The resources that must be listed before the proxy writes any rule."""
@@ -127,8 +127,8 @@ def hopeless(reach: Reach) -> bool:
 
 
 def unread(reach: Reach | None, trouble: str) -> Diagnosis:
-    """Return the reason why no object could be read with a kubeconfig; `trouble` applies if the server gave no
-    answer."""
+    """Return the reason why no object could be read with a kubeconfig; `trouble` is the reason if `reach` contains
+    none."""
     for finding in reached(reach) if reach is not None else ():
         watched = reach.watched if reach is not None else ()
         missing = ", ".join(one.resource for one in watched if not one.synced)
@@ -197,7 +197,7 @@ def _fix_for(trouble: str) -> str:
 
 
 def expiring(certificates: Mapping[str, Validity], now: float) -> Iterator[Diagnosis]:
-    """Check the expiry of certificates and tokens by name; the names are client, authority, server and token."""
+    """Check the expiry of certificates and tokens, which are named client, authority, server and token."""
     for name, (begins, end) in certificates.items():
         left = end - now
         if left > _SOON[name]:

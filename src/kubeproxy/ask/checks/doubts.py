@@ -13,7 +13,7 @@ from kubeproxy.errors import QuestionError
 
 def outdated(asked: Source, facts: Facts) -> list[Diagnosis]:
     """Return the findings that the objects may be outdated. If all watches are silent, a request to the server tests
-    the watches. A full connection table comes first, because it is a cause."""
+    the watches. A full connection table comes first, because it may be the cause of the other findings."""
     if facts.reach is None or not asked.running or facts.reach.silent <= contact.SILENT:
         return list(contact.outdated(facts.reach)) if facts.reach is not None else []
     from kubeproxy.ask.checks import checkup, node  # noqa: PLC0415 - most answers do not need these modules

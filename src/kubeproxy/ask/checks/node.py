@@ -62,7 +62,7 @@ class CheckedNode(Struct, frozen=True):
     served: bool = True  # the destination belongs to a Service of this proxy
     refused: bool = False  # the proxy's rules reject the connection
     answers: bool = False  # the proxy itself answers
-    picked_again: frozenset[End] = frozenset()  # the endpoints of which one is picked for each first packet
+    picked_again: frozenset[End] = frozenset()  # the endpoints among which a repeated first packet picks again
     covered: bool = False  # `passing` and `possible` contain all packets of the connection
     bridge: str = ""  # the bridge that delivers packets from pod to pod, so that the kernel does not route them
     routed: Collection[RoutedPacket] = ()  # packets of the connection at the kernel's routing decisions
@@ -139,8 +139,8 @@ class CheckedNode(Struct, frozen=True):
         return self.family is None or family is None or family is self.family
 
     def path(self, text: str) -> Path:
-        """Return the path under which this program can read a file of the proxy, whose mount namespace may be
-        another."""
+        """Return the path under which this program can read a file of the proxy, even if the proxy has another mount
+        namespace."""
         seen = Path(f"/proc/{self.pid}/root", text.lstrip("/"))
         return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
 
@@ -222,11 +222,11 @@ def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
                 roles[address.interface] = f"the Node's address {unpack(address.ip)}"
             elif _is_pods(part, address):
                 roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
-    if node.packet is not None:  # the interfaces of the client and the endpoints, else the uplinks
+    if node.packet is not None:  # only the interfaces to the client and the endpoints; the uplinks if unknown
         lost: dict[str, set[End | None]] = {}
         for end in node.ends:
             near = {name for name, held in networks.items() if within(end, held)}
-            for name in near or uplinks:  # a single uplink is the interface
+            for name in near or uplinks:  # with several candidates, the packets' interface is unknown
                 ends: set[End | None] = {None} if end == node.packet.source else {*node.ends_at(end)}
                 lost.setdefault(name, set()).update(ends if len(near or uplinks) == 1 else ())
         roles = {name: role for name, role in roles.items() if name in lost}
@@ -328,7 +328,7 @@ def arrival(node: CheckedNode, packet: Packet) -> str:
 def bypassed(address: bytes, out: str, own: Sequence[Address]) -> str:
     """Return the interface of an address's network if packets to the address leave through another uplink (`out`), else
     ''. `own` are this node's addresses. A tunnel, an interface stacked on the network's interface (such as macvlan),
-    and an interface without an address (such as a pod's) are no other uplinks."""
+    and an interface without an address (such as a pod's) do not count as another uplink."""
     near = sorted({one.interface for one in own if within(address, [one.network])})
     if not near or out in near or not any(one.interface == out and one.scope == SCOPE_UNIVERSE for one in own):
         return ""
@@ -344,22 +344,21 @@ def _ipv4_routes() -> Iterator[tuple[bytes, int, str]]:
 
 
 def filtering_bridges(node: CheckedNode) -> frozenset[str]:
-    """Return the bridges whose packets of the checked family pass the IP rules."""
+    """Return the bridges on which packets of the checked family pass the IP rules."""
     return frozenset(bridge.name for bridge in bridges() if node.family in bridge.filtered)
 
 
 def delivering_bridge(*ends: bytes) -> str:
-    """Return the bridge whose network contains all these addresses of pods: it delivers packets from pod to pod by
-    their MAC addresses, without a route; '' for none. Raises NetlinkError.
-    """
+    """Return the bridge of the network that contains all these addresses of pods; '' for none. The bridge delivers
+    packets from pod to pod by their MAC addresses, without a route. Raises NetlinkError."""
     names, own = {bridge.name for bridge in bridges()}, local_addresses(family_of(ends[0]))
     near = (one for one in own if one.interface in names and all(within(end, [one.network]) for end in ends))
     return next((one.interface for one in near), "")
 
 
 def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check for bridges of pods whose packets bypass the IP rules. If client and endpoint are on one such bridge, the
-    endpoint answers the client directly, unless the connection is masqueraded."""
+    """Check for bridges of pods on which packets bypass the IP rules. If client and endpoint are on one such bridge,
+    the endpoint answers the client directly, unless the connection is masqueraded."""
     met = [each for each in node.passing if each.hook == "forward" and each.interfaces[0] == each.interfaces[1]]
     lost = [each for each in met if not node.direct and node.end_of(each) not in node.masqueraded]
     names = {each.interfaces[0] for each in lost}

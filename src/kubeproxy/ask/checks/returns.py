@@ -17,8 +17,8 @@ from kubeproxy.model.addresses import family_of, pack
 
 def astray(node: CheckedNode, explained: Explained, why: Why) -> frozenset[str]:
     """Return the endpoints on other nodes that answer a client outside directly, because this node has no pod network
-    of the family and keeps the client's address. The result is empty for a client on this node (a pod), whose interface
-    does not lead to other nodes."""
+    of the family and keeps the client's address. The result is empty for a pod of this node, because its interface does
+    not lead to other nodes."""
     packet = explained.packet
     if packet.source is None or not explained.keeps_outside:
         return frozenset()

@@ -29,7 +29,7 @@ _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 def refused(node: CheckedNode, others: Callable[[], Sequence[Firewall]] = tuple) -> Iterator[Diagnosis]:
     """Check whether the kernel refuses to route a packet of the checked connection; `others` returns the tables of
-    other programs, whose chains set marks. Raises KubeProxyError."""
+    other programs, which may set marks. Raises KubeProxyError."""
     tables = cache(routing_tables)  # read once, and only for a refused packet
 
     def refused_by(packet: RoutedPacket) -> str:
@@ -70,7 +70,8 @@ def refused(node: CheckedNode, others: Callable[[], Sequence[Firewall]] = tuple)
 
 
 def _ends(node: CheckedNode, packets: Iterable[RoutedPacket]) -> frozenset[End | None]:
-    """Return the endpoints that are destinations or sources of packets, or None for packets before the choice."""
+    """Return the endpoints that are destinations or sources of packets. None stands for packets before an endpoint is
+    picked."""
     each = (node.ends_at(one.destination) or node.ends_at(one.source) or (None,) for one in packets)
     return frozenset[End | None]().union(*each)
 
@@ -96,8 +97,8 @@ def unanswered(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def by_default(node: CheckedNode, away: Mapping[str, bytes]) -> Iterator[Diagnosis]:
-    """Note pods on other nodes to which packets leave by the default route, if this Node has a podCIDR. `away` contains
-    the pods' addresses by text. Raises NetlinkError."""
+    """Yield a note about pods on other nodes to which packets leave by the default route, if this Node has a podCIDR.
+    `away` contains the pods' addresses by text. Raises NetlinkError."""
     found: dict[bytes, list[str]] = {}
     for text, address in away.items() if away and node.facts and pod_cidrs(node.facts.node) else ():
         if gateway := default_gateway(address):
@@ -156,8 +157,8 @@ def _by_finding(found: Iterable[_End]) -> Iterator[Diagnosis]:
 
 
 def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
-    """Report chains of other programs that give packets of the checked connection another source. If the source is no
-    address of this node, their answers may not return to this node. Raises NetlinkError."""
+    """Report chains of other programs that give packets of the checked connection another source. If this source is no
+    address of this node, answers may not return to this node. Raises NetlinkError."""
     return _by_finding(_moved_sources(node, others))
 
 
@@ -312,8 +313,8 @@ def _lost_by_mark(found: Marking, lost: Sequence[RoutedPacket], by: str, node: C
 
 
 def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Check whether a strict reverse path filter drops a client's packets that arrive on the interface of their
-    destination. The incoming interface is unknown if the route to the client uses another uplink."""
+    """Check whether a strict reverse path filter drops a client's packets if they arrive on the interface that has
+    their destination address. If the route to the client uses another uplink, the incoming interface is unknown."""
     asked = node.packet
     if asked is None or asked.source is None or asked.interface or arrival(node, asked):
         return

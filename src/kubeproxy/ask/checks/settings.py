@@ -44,7 +44,7 @@ class InterfacePath(NamedTuple):
 
 
 def forwarding(family: Family, harm: Harm = NOTHING) -> Diagnosis:
-    """Return the finding for a node that forwards no packets of a family; `harm` is that to a checked connection."""
+    """Return the finding for a node that forwards no packets of a family, with its `harm` to the checked connection."""
     why = (
         "connections of pods and from outside to Services are translated, and then not forwarded to endpoints: "
         "they time out"
@@ -70,7 +70,7 @@ def few(names: Sequence[str]) -> str:
 def entrances(
     family: Family, interfaces: Sequence[str], severity: Severity, harm: Harm = NOTHING
 ) -> Iterator[Diagnosis]:
-    """Report interfaces whose packets are not forwarded, if the node forwards packets of other interfaces."""
+    """Report interfaces from which packets are not forwarded, if the node forwards packets from other interfaces."""
     if interfaces:
         why = (
             "packets that arrive there are not forwarded, neither requests to endpoints nor answers to clients: "

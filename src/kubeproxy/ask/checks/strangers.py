@@ -33,7 +33,8 @@ class Unasked(NamedTuple):
 
 
 def unasked(proxies: Sequence[ProxyProcess], control: str = "") -> Unasked:
-    """Return whether these kube-proxies run and hang. `control` is the path of a control socket; '' for none."""
+    """Return a text about these running kube-proxies, and whether the proxy at the control socket hangs. `control` is
+    the path of the control socket; '' for none."""
     pids = ", ".join(str(process.pid or "in another PID namespace") for process in proxies)
     if not pids:
         return Unasked("no kube-proxy runs here")
@@ -227,8 +228,8 @@ def untracking(
 def zones_of_one_direction(
     drops: list[Drop], end_of: Callable[[PassingPacket], End | None], passing: Iterable[PassingPacket]
 ) -> list[Drop]:
-    """Return the drops without the conntrack zones that both directions get, which may be the same zone. Where the
-    answers of some endpoints get no zone, requests are lost for these endpoints only."""
+    """If requests and answers get a conntrack zone, which may be the same for both, return the drops without these
+    zones, and a drop of the requests to each endpoint with answers that get no zone. Otherwise return all drops."""
     zoned = [one for one in drops if one.verdict == ZONES]
     answered = {end_of(one.packet) for one in zoned if one.packet.purpose is CompiledFor.ANSWER}
     requests = [one for one in zoned if one.packet.purpose is CompiledFor.REQUEST]
@@ -257,8 +258,8 @@ def _in_another_zone(several: Sequence[Drop], packets: str, harm: HarmOfPackets)
 
 def translating(found: Iterable[ForeignTranslation], forwarded: bool, served: bool) -> Iterator[Diagnosis]:
     """Report chains of other programs that translate a connection; `forwarded` means that the proxy would forward the
-    connection, `served` that a Service has the destination. If no Service has it, only the other program knows the
-    outcome."""
+    connection; `served` means that the destination belongs to a Service. If the destination belongs to no Service, the
+    outcome is unknown."""
     for one in found:
         target = place_text(*one.packet.original)
         severity = Severity.NOTE if forwarded or served else Severity.UNKNOWN

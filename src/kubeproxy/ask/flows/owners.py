@@ -15,11 +15,11 @@ Keys = tuple[bytes, ...]
 """The keys of a Service's frontends. The key of a NodePort begins with its family, because a NodePort has no address.
 The key of a range of ports ends with its last port."""
 
-_RANGE_SIZES: Final = frozenset({9, 21})  # of an IPv4 and an IPv6 address, protocol, first and last port
+_RANGE_SIZES: Final = frozenset({9, 21})  # sizes of keys with address, protocol, first and last port: IPv4, IPv6
 
 
 def keys_of(plans: Iterable[ServicePlan]) -> Keys:
-    """Return the frontends of a Service's plans."""
+    """Return the keys of the frontends in a Service's plans."""
     return tuple(
         _nodeport(plan.key.family, one.nodeport_key) if one.kind is FrontendKind.NODEPORT else one.key
         for plan in plans

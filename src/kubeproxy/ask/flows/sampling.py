@@ -75,8 +75,8 @@ MOST_ENDPOINTS: Final = 100
 
 
 class Beginnings:
-    """Counts new connections. `endpoints` is False in modes in which connections end at the proxy, and which are
-    counted only by Service."""
+    """Counts new connections. `endpoints` is False in modes in which connections end at the proxy; these connections
+    are counted only by Service."""
 
     def __init__(self, owners: Owners, *, endpoints: bool) -> None:
         self._owners = owners

@@ -21,7 +21,7 @@ from kubeproxy.setup import modes
 Ask = Callable[[Sequence[ServiceName]], Iterable[ProgrammedService]]
 """A function that requests these Services from the proxy; if no Service is given, it requests all Services."""
 
-LOOKS = 6  # readings if a Service changes in between
+LOOKS = 6  # maximum number of further readings while Services change
 PAUSE = 0.05  # seconds between two readings
 
 
@@ -36,7 +36,7 @@ class Seen(Struct, frozen=True):
 
 
 def look(ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName]) -> Seen:
-    """Compare these Services; everything without names. Raises KubeProxyError."""
+    """Compare these Services, or everything if no name is given. Raises KubeProxyError."""
     held = {one.name: one for one in ask(names)}
     steady = [one for one in held.values() if one.wanted is None]
     plans = {one.name: one.plans for one in steady}
@@ -80,9 +80,9 @@ def _confirmed(
 def _unowned(
     ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], unowned: set[Finding]
 ) -> list[Finding]:
-    """Return the elements that have no Service in any reading up to the first during which no plan changes. A single
-    reading is not enough, because the elements of a new or removed endpoint may be read before or after the plans with
-    that endpoint."""
+    """Return the elements that have no Service in any reading, up to the first reading during which no plan changes. A
+    single reading is not enough, because the elements of a new or removed endpoint may be read before or after the
+    plans with that endpoint."""
     before = {one.name: one for one in ask(names)}
     still: list[Finding] = []
     for _ in range(LOOKS):

@@ -97,7 +97,7 @@ def flows_to(packet: Packet) -> list[Tracked]:
 
 
 def selection_of(packet: Packet, entry: Tracked) -> str:
-    """Return the arguments of conntrack(8) that select an entry among these entries."""
+    """Return the arguments of conntrack(8) that select an entry with the packet's destination."""
     family = "" if len(packet.destination) == 4 else "-f ipv6 "
     return (
         f"{family}-p {PROTOCOL_NAMES[packet.protocol].lower()} -s {unpack(entry.client[:-2])} "
@@ -197,8 +197,8 @@ class Report(Struct, frozen=True):
 
 
 def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
-    """Compare these Services, or all Services; with `api`, also all versions with the API server. Raises
-    KubeProxyError."""
+    """Compare these Services, or all Services. The versions in a running proxy are compared with the API server for
+    named Services, and with `api` for all Services. Raises KubeProxyError."""
     facts = asked.facts()
     if asked.running and facts.version != build().name:
         reason = "nothing was compared, because each version has its own layout of rules"
@@ -291,8 +291,8 @@ def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:
 
 
 class OwnCause(NamedTuple):
-    """A reason why only this node's own packets, such as those of probes, do not reach an endpoint; `sure`: in every
-    case."""
+    """A reason why only this node's own packets, such as those of probes, do not reach an endpoint. `sure` is False if
+    the reason may not apply."""
 
     reason: str
     fix: str = ""
@@ -307,8 +307,8 @@ class ProbedFor(NamedTuple):
     stopped: Mapping[str, OwnCause] = {}  # by endpoint
     routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
     away: Mapping[str, str] = {}  # the endpoints on other nodes, with the node
-    here: Mapping[str, str] = {}  # the endpoints in `away` whose address this node itself has, with the interface
-    lost: Collection[End] = ()  # the endpoints that the connection does not reach for a certain cause
+    here: Mapping[str, str] = {}  # the endpoints in `away` with an address of this node itself, and its interface
+    lost: Collection[End] = ()  # the endpoints that the connection certainly does not reach
 
     def may_differ(self, probe: Probe) -> bool:
         """Return whether the endpoint may accept the connection although it does not accept this probe."""
@@ -359,8 +359,8 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
 
 
 def _fix(probe: Probe, wrong: Sequence[Probe], connection: ProbedFor) -> str:
-    """Return the fix for all endpoints that failed like this one. Endpoints that refuse have one fix, with the
-    endpoints that may accept the client apart."""
+    """Return the fix for all endpoints that failed in the same way. A fix for endpoints that refuse probes lists the
+    endpoints that may accept the client separately."""
     alike = [one for one in wrong if one.refused is probe.refused and one.address not in connection.stopped]
     sure = ", ".join(one.address for one in alike if not connection.may_differ(one))
     perhaps = ", ".join(one.address for one in alike if connection.may_differ(one))

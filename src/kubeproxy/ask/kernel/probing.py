@@ -1,6 +1,5 @@
 """The meaning of probes of endpoints for the checked connection: a probe consists of this node's own packets, and the
-cause of its failure may concern only them.
-"""
+cause of its failure may concern only these packets."""
 
 from __future__ import annotations
 
@@ -41,7 +40,8 @@ def findings(
     lost: Collection[End] = (),
 ) -> Iterator[Diagnosis]:
     """Return the findings on probes for a connection; `at_proxy`: it ends at the proxy; `lost`: the endpoints that the
-    connection does not reach for a certain cause. A NetworkPolicy never refuses packets of the endpoint's own node."""
+    connection certainly does not reach. A NetworkPolicy never refuses packets of the endpoint's own node, so an
+    endpoint on this node that refuses a probe refuses the client, too."""
     failed = {end_of(one.address): one.address for one in probes if one.failed}
     if not failed:
         return present.findings(probes, present.ProbedFor())
@@ -57,7 +57,7 @@ def findings(
         stopped = {failed[end]: cause for end, cause in _stopped(passing, rules.others)}
         if node.bridge:
             stopped |= _unbridged(failed, node.bridge)
-    # Packets of probes are not translated. The checks of a running proxy cover translated packets.
+    # Packets of probes are not translated. If a proxy runs, other checks cover the connection's translated packets.
     untranslated = at_proxy or node.mode.flows_end is FlowsEnd.PROXY or (is_node and not node.running)
     routed = node.running and (why.direct or node.mode.flows_end is FlowsEnd.ENDPOINTS)
     elsewhere = away(why, explained)
@@ -80,9 +80,8 @@ def _unbridged(failed: dict[End, str], bridge: str) -> Iterator[tuple[str, OwnCa
 
 
 def _stopped(passing: Collection[PassingPacket], others: Sequence[Firewall]) -> Iterator[tuple[End, OwnCause]]:
-    """Yield the endpoints whose packets from and to this node a chain of another program stops or changes, or may stop.
-    A later pair replaces an earlier one.
-    """
+    """Yield the endpoints for which a chain of another program drops this node's own packets, may drop them, or changes
+    their source. The last cause of an endpoint counts."""
     for firewall in others:
         may = [one for one in firewall.filters() if one.hook in _OF_USERS and (one.drops or one.closes)]
         for end in dict.fromkeys(one.original for one in passing) if may else ():

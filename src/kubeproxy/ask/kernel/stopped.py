@@ -29,8 +29,8 @@ _DIFFER = "they differ from what the objects and this configuration need; `kube-
 
 
 def rules_now(packet: Packet) -> str:
-    """Return a text about the translations of a packet by the rules in the kernel, of any program; '' if these cannot
-    be read."""
+    """Return a text about the translations of a packet by the rules of all programs in the kernel; '' if the rules
+    cannot be read."""
     family = family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     try:
@@ -43,7 +43,7 @@ def rules_now(packet: Packet) -> str:
 
 
 def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosis:
-    """Return the finding on the rules of a Service, or of all Services, whose objects were read without a proxy. The
+    """Return the finding on the rules of a Service, or of all Services, if the objects were read without a proxy. The
     rules belong to a running proxy that was not asked, or to a stopped proxy, or there are no rules."""
     node = checkup.checked(asked, facts)
     proxies = node.proxies
@@ -67,7 +67,7 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosi
 
 
 def of_another_mode(node: CheckedNode, begin: str, sight: Sight) -> Diagnosis | None:
-    """Return the finding that the kernel has no rules of the node's mode, but of another mode; None for any other
+    """Return the finding that the kernel has rules of another mode, and no rules of the node's mode; None for any other
     state. `begin` is the text about the proxies of this node."""
     found = [mode.name for mode in modes.every() if any(True for _ in mode.traces(sight))]
     if not found or node.mode.name in found:

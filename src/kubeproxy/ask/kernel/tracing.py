@@ -30,7 +30,7 @@ from kubeproxy.model.addresses import PROTOCOLS, destination_text, family_of, un
 from kubeproxy.model.answer import Packet
 from kubeproxy.setup import modes
 
-MOST_CLIENTS = 64  # addresses of this node, each of which has a rule
+MOST_CLIENTS = 64  # maximum number of this node's addresses that get a rule each
 MOST_STEPS = 20_000  # stored trace steps; a packet has 10 to 100 steps
 _SETTLE = 0.5  # seconds to wait for answers after the last requested packet
 _LOOK = 0.1
@@ -105,8 +105,8 @@ def look(
 
 def _silent(found: Sequence[paths.Journey], served: Sequence[verdicts.TracedReply], endpoints: Collection[str]) -> str:
     """Return the text that the next hops of all endpoints without an answer do not answer ARP or neighbour discovery;
-    '' if one answers. A packet that does not leave a bridge has no conntrack entry, so its destination is the choice of
-    leftover rules, or may be each of `endpoints`."""
+    '' if a next hop answers. A packet that does not leave a bridge has no conntrack entry. Its endpoint is then the
+    endpoint that leftover rules chose, or may be each of `endpoints`."""
     answered = {one.endpoint for one in served if one.answered}
     ends = dict.fromkeys(one.endpoint for one in served if not one.answered)
     if not ends and verdicts.without_entry(found, served):
@@ -167,7 +167,8 @@ def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
 
 
 def _clients(family: int) -> tuple[bytes, ...]:
-    """Return this node's addresses; none if the node has more than MOST_CLIENTS, which stands for all clients."""
+    """Return this node's addresses. No address, which stands for all clients, is returned if there are more than
+    MOST_CLIENTS."""
     own = {one.ip for one in local_addresses(family)}
     return tuple(sorted(own)) if len(own) <= MOST_CLIENTS else ()
 

@@ -105,8 +105,8 @@ def _untracked(found: Sequence[Journey], served: Sequence[TracedReply], serving:
 
 
 def _foreign(request: Journey, pattern: re.Pattern[str]) -> str:
-    """Return the rule of another program that a request matched, and whose text contains a pattern; '' without such a
-    rule."""
+    """Return the rule of another program that a request matched, and that has a text with this pattern; '' without such
+    a rule."""
     rules = ((met, words) for met in request.met for words in met.words if words.startswith('rule "'))
     place = "{} of table {}, chain {}, which is not ours,"
     return next((place.format(words, met.table, met.chain) for met, words in rules if pattern.search(words)), "")
@@ -192,7 +192,7 @@ class KeptFlow(NamedTuple):
     """The advice for the client of a flow to an address that is not an endpoint: how the client gets an endpoint."""
 
     text: str
-    continues: bool  # the deletion of its conntrack entry would end an established connection
+    continues: bool  # deleting the flow's conntrack entry would end an established connection
 
 
 def kept_flow(protocol: int, selection: str, *, answered: bool) -> KeptFlow:
@@ -273,7 +273,7 @@ def _unreturned(found: Sequence[Journey]) -> bool:
 
 
 def _possible(ruleset: KnownRules) -> str:
-    """Return the possible causes of a packet's end after prerouting if `why` finds none."""
+    """Return the possible causes of a packet's end after prerouting if `why` finds no cause."""
     return _UNSEEN * bool(ruleset.legacy) + (
         "there is no route to its destination, forwarding is off (net.ipv4.ip_forward, or "
         "net.ipv4.conf.IFACE.forwarding of the interface of arrival), rp_filter rejects its source, or nothing answers "
