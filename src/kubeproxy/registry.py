@@ -129,7 +129,7 @@ class MetricFamily(Generic[C]):
 
 
 Single = tuple[str, str, str, float]
-"""A series without labels whose value is read at each rendering: name, kind, help, value."""
+"""A series without labels, with a value that is read at each rendering: name, kind, help, value."""
 
 
 class MetricRegistry:

@@ -44,7 +44,7 @@ def build(written: Path = _WRITTEN, checkout: Path = _CHECKOUT) -> Build:
 
 
 def different(running: str) -> str:
-    """Return a text for an operator who runs a command whose version differs from the proxy's version."""
+    """Return the text for an operator if the version of this command differs from the version of the proxy."""
     return f"the proxy runs version {running}, this command is {build().name}: {SAME_BUILD}"
 
 

@@ -152,8 +152,8 @@ class Greeting(NamedTuple):
 
 def greet(cluster: Cluster, timeout: float) -> Greeting:
     """Send a request without a token directly to the server, not through a proxy. Each step blocks for at most
-    `timeout` seconds. Raises SourceError without an answer. Must not be called for a cluster whose client certificate
-    comes from an exec plugin."""
+    `timeout` seconds. Raises SourceError without an answer. Must not be called for a cluster with a client certificate
+    from an exec plugin."""
     server, silence = cluster.server, "no connection in"
     context, began = asyncio.run(cluster.tls_context()), time.monotonic()
     try:

@@ -199,7 +199,7 @@ class Recovery:
             return True
         if not streamed or error.code == 429:
             return False
-        # RequestWatchProgress: an ERROR event of code 500 from a server whose etcd cannot report its progress.
+        # RequestWatchProgress: an ERROR event of code 500 from a server with an etcd that cannot report its progress.
         if error.code in {*_BAD_REQUEST, 404, 405} or "RequestWatchProgress" in str(error):
             self._support.refused(str(error))
             return True

@@ -25,7 +25,7 @@ class Relists:
     def __init__(self, sink: Sink, status: Callable[[Resource], ResourceStatus]) -> None:
         self._sink = sink
         self._status = status
-        self._waiting: Resource | None = None  # the resource whose events wait
+        self._waiting: Resource | None = None  # the resource of the waiting events
         self._held: list[Event] = []
         self._timer: asyncio.TimerHandle | None = None
 

@@ -154,5 +154,5 @@ def inspected(table: str, depth: Depth, is_altered: bool, changed: Callable[[], 
 
 
 def altered(table: str) -> str:
-    """Return the message about a table whose chains or rules differ."""
+    """Return the message about a table with chains or rules that differ."""
     return f"chains or rules of table {table} were changed by another program"

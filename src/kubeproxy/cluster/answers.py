@@ -30,7 +30,8 @@ _AVOIDED: Final = (
 )
 _NUMBER: Final = re.compile(r"\d+")
 _COMMAND: Final = re.compile(rb"`kube-proxy (?=(?:trace|doctor|verify|services|flows)\b|why`)")
-"""Matches a command in a text of a node that this plugin has too. Texts about `why` with arguments name the plugin."""
+"""Matches a command in a node's text, if this plugin has the same command. A text with `why` and arguments already
+contains the plugin's command."""
 
 
 class Fact(NamedTuple):
@@ -65,7 +66,8 @@ class _Probe(Struct):
 
 
 class WhyAnswer(_Answer, kw_only=True):
-    """An answer of `why`. `node` is the name of the node that gave the answer, in place of the words `this node`."""
+    """An answer of `why`. `node` is the name of the node that gave the answer; it replaces the words `this node` in
+    texts."""
 
     node: str = ""
     heading: str
@@ -233,9 +235,9 @@ class ServiceAnswer(_Answer):
         """Yield facts about the Service: its state, the versions of its objects and the reasons why the objects may be
         outdated, and whether the kernel has its rules.
 
-        Actions and local endpoints are no facts, because they depend on the node by policy; a frontend that policy
-        Local makes drop connections is a note. Weights, drained endpoints and ejected endpoints are notes, because
-        nodes may differ in them for a time."""
+        Actions and local endpoints are no facts, because they depend on the node by policy; a frontend that drops
+        connections because of policy Local is a note. Weights, drained endpoints and ejected endpoints are notes,
+        because nodes may differ in them for a time."""
         yield from map(_of_finding, map(Diagnosis.from_row, self.findings))
         reason = f" ({self.reason})" * bool(self.reason)
         yield Fact(_severity(self.state), f"{self.namespace}/{self.name}: {self.state}{reason}", expected=True)

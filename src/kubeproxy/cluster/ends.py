@@ -159,7 +159,8 @@ def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
 
 
 def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
-    """Report the failed probe of the endpoint's node as an error if the client is a node whose probe failed too."""
+    """Report the failed probe of the endpoint's node as an error if the client is a node, and its own probe failed,
+    too."""
     failed = {one.address for one in near.probes if one.problem}
     unsure = [one for one in far.judged.findings if _is_doubt(one)] if far.judged is not None else []
     if far.judged is None or near.why.source != THIS_NODE or far.end.address not in failed or not unsure:
@@ -172,7 +173,7 @@ def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
 
 
 def settle(near: WhyAnswer, deliveries: Sequence[Delivery]) -> None:
-    """Remove the doubts about probes of endpoints that, for a certain cause, their own nodes do not deliver to."""
+    """Remove the doubts about probes of endpoints to which their own nodes certainly do not deliver."""
     lost = [one.end.address for one in deliveries if one.severity is Severity.BROKEN]
     dropped = [one for one in near.findings if _is_doubt(one) and _probed(one["what"], lost)]
     near.findings = [one for one in near.findings if one not in dropped]
@@ -181,7 +182,8 @@ def settle(near: WhyAnswer, deliveries: Sequence[Delivery]) -> None:
 
 
 def unanswered(near: WhyAnswer, deliveries: Sequence[Delivery]) -> list[Delivery]:
-    """Return the deliveries of nodes without a problem to endpoints that a probe of the client's node did not reach."""
+    """Return the deliveries to endpoints that a probe of the client's node did not reach, if the endpoint's node has no
+    problem."""
     doubts = [one["what"] for one in near.findings if _is_doubt(one)]
     return [
         one
@@ -191,8 +193,8 @@ def unanswered(near: WhyAnswer, deliveries: Sequence[Delivery]) -> list[Delivery
 
 
 def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> None:
-    """If the endpoint's node drops the probes of the client's node, as `probe` states, these probes say nothing about
-    the client."""
+    """If the endpoint's node drops the packets of the client's node itself, as `probe` states, turn the doubts about
+    probes into notes, because these probes are no evidence about the client."""
     if probe.answer != "no":
         return
     problems = {one.address: one.problem for one in near.probes}
@@ -241,7 +243,8 @@ def drops_elsewhere(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> bool:
 
 
 def _lost_here(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> list[str]:
-    """Return the endpoints without an answer of their node that the connection does not reach."""
+    """Return the endpoints that were not checked on their own nodes, and that the connection does not reach from the
+    client's node."""
     others = {one.end.address for one in deliveries}
     wrong = [one.what for one in answer.diagnoses if one.about == "endpoints" and one.is_wrong]
     own = (one.address for one in answer.why.endpoints if one.address not in others)

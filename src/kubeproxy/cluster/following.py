@@ -25,7 +25,7 @@ Ask: TypeAlias = Callable[[Mapping[str, Flow], int], Fleet]
 _AGAIN: Final = 10
 """The number of packets in the second attempt. The client's node sends one packet per second, of which the other node's
 trace misses a few if it starts later."""
-_CERTAIN: Final = 2  # packets after which the network lost them, if none arrived on the other node
+_CERTAIN: Final = 2  # if this many packets left and none arrived, the network lost them
 
 
 class Followed(NamedTuple):
@@ -38,8 +38,8 @@ class Followed(NamedTuple):
 
 
 def follow(ask: Ask, node: str, client: str, why: Why, decider: str) -> Followed:
-    """Trace a connection from `client`, which `why` of the node `decider` describes, on the client's node and on the
-    node of its endpoint; if the destination is on `decider`, on `decider`."""
+    """Trace a connection from `client` on the client's node, and on the node of its endpoint, which is `decider` if the
+    destination itself is the endpoint. `why` is the answer of the node `decider`."""
     flows = {node: (client, why.destination)}
     fleet = ask(flows, 1)
     first = _answer(fleet, node)
@@ -107,7 +107,7 @@ def _further(node: str, first: TraceAnswer, why: Why, decider: str) -> tuple[str
 def _result_if_arrived(
     node: str, where: str, endpoint: str, far: TraceAnswer, second: TraceAnswer | None, lost: Collection[str]
 ) -> tuple[str, int]:
-    """Return the result and its exit code; `lost` has the endpoints whose answers do not return through `where`."""
+    """Return the result and its exit code; `lost` has the endpoints that do not answer through `where`."""
     if far.drops:
         return f"{where} {far.drops}: {far.verdict.text}", NO
     if far.unanswered:
@@ -133,7 +133,7 @@ def _silent(where: str, endpoint: str, lost: Collection[str] = ()) -> str:
 
 def _left(second: TraceAnswer, kept: TracedReply, client: str) -> int:
     """Return how many packets left the client's node for the endpoint. If the client is that node itself, count only
-    packets whose source is the address that the endpoint's node traced."""
+    packets with the source address that the endpoint's node traced."""
     return sum(
         one.direction == "request"
         and bool(one.met)

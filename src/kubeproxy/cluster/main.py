@@ -139,7 +139,7 @@ def _nearest(
 ) -> tuple[Fleet, Fleet]:
     """Run `why` on the client's node; for a client outside of the cluster, run `why` on the Node with the target's
     address, or on all nodes. Then run `why` on the node to which the answer refers, if any. Return the answers of the
-    client's node and of the node whose rules handle the connection; usually these are the same."""
+    client's node and of the node that handles the connection; usually these nodes are the same."""
     source, target = names.client(given.client), names.target(given.target)
     entry = source.node or ("" if source.addresses == (NODE,) else target.node)
     chosen = given.node or ([entry] if entry else [])
@@ -155,7 +155,8 @@ def _nearest(
     arguments = question(source, target)
     fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
     if len(chosen) == 1 and fleet.replies[0].hangs and target.service and target.addresses:
-        # A proxy that hangs knows no Services, but the node's command reads the rules for an address.
+        # If the proxy hangs, the name of a Service cannot be resolved, but the node's command reads the rules for an
+        # address.
         fleet.arguments = arguments = question(source, target._replace(service=""))
         if given.command == "why":
             fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)

@@ -167,8 +167,8 @@ def _proposed(action: argparse.Action, prefix: str) -> Iterator[str]:
 
 
 def names(prefix: str, path: str) -> list[str]:
-    """Return the proxy's Services whose names begin with `prefix`, or ports as NAMESPACE/NAME:80 if `prefix` contains a
-    colon; [] without a proxy."""
+    """Return the proxy's Services with names that begin with `prefix`, or ports as NAMESPACE/NAME:80 if `prefix`
+    contains a colon; [] without a proxy."""
     from urllib.parse import quote  # noqa: PLC0415
 
     try:

@@ -60,7 +60,7 @@ def _run(name: str, *words: str) -> int:
 
 
 def values(action: argparse.Action) -> tuple[str, ...]:
-    """Return the words that a value may be; () if any text is allowed."""
+    """Return the allowed values of an argument; () if any text is allowed."""
     name = max(action.option_strings, key=len, default=action.dest).lstrip("-")
     if action.help == argparse.SUPPRESS and BY_NAME[name].kind == "bool":
         return ("true", "false")

@@ -66,8 +66,8 @@ class ShadowReport(Struct, frozen=True, kw_only=True, rename="camel"):
     not_compared: int  # failed comparisons: objects became outdated, or rules could not be read
     classes: dict[str, int]  # classes of packets in the last comparison by family
     lasted: tuple[LastedDifference, ...]
-    transient: int  # classes of packets whose difference disappeared within the grace period
-    undecided: int  # classes of packets whose difference is younger than the grace period at the end
+    transient: int  # classes of packets with a difference that disappeared within the grace period
+    undecided: int  # classes of packets with a difference that is younger than the grace period at the end
     unknown: tuple[str, ...]  # rules that this program does not support
 
 

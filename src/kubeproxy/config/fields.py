@@ -82,7 +82,7 @@ class LogOptions(ConfigStruct, frozen=True, kw_only=True):
 
 
 class VModuleItem(ConfigStruct, frozen=True, kw_only=True):
-    """The log verbosity of source files whose names match a pattern."""
+    """The log verbosity of source files with names that match a pattern."""
 
     file_pattern: str = ""
     verbosity: int = 0

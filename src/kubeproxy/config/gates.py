@@ -166,7 +166,7 @@ def gate_problem(name: str, value: bool) -> str | None:
 
 
 def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
-    """Yield warnings about valid gates that a later release will remove, or whose setting has no effect here."""
+    """Yield warnings about valid gates that a later release will remove, or that have no effect here."""
     for name, value in sorted(gates.items()):
         stage = GATES[name].stage
         if stage in (Stage.GA, Stage.DEPRECATED):

@@ -59,11 +59,11 @@ def parse_port_range(text: str) -> range | None:
 
 
 class ModeConfig(Struct, frozen=True, kw_only=True):
-    """One mode in the configuration. A subclass overrides the methods whose defaults do not fit its mode."""
+    """One mode in the configuration. A subclass overrides the methods with defaults that do not fit its mode."""
 
     name: str
-    syncs: str  # the field of KubeProxyConfiguration whose block contains the sync periods
-    masquerades: str  # the field whose block contains the masquerade settings
+    syncs: str  # the field of KubeProxyConfiguration that contains the sync periods
+    masquerades: str  # the field that contains the masquerade settings
     flags: Mapping[str, tuple[str, ...]]  # flags that depend on the mode, with the paths that they set in this mode
     flag_defaults: Mapping[str, Any] = {}  # the values of these flags if they are not given
     unset_when_empty: frozenset[str] = frozenset()  # paths of fields in which 0 means unset

@@ -42,7 +42,7 @@ class _Connection(HTTPConnection):
 
 
 class Client:
-    """Sends requests to the proxy whose socket is at `path`."""
+    """Sends requests to the proxy that listens on the socket at `path`."""
 
     def __init__(self, path: str) -> None:
         self.path = path

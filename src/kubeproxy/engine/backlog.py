@@ -49,7 +49,7 @@ class FamilyStanding(Struct):
     sound_since: float | None = None  # the start of the current period without a found difference
     refusal: str | None = None  # the reason why the kernel refused the queued changes
     difference: str | None = None  # a change by another program that is not repaired yet
-    queued: int = 0  # the number of Services whose changes wait
+    queued: int = 0  # the number of Services with waiting changes
 
     @property
     def trouble(self) -> tuple[str, str] | None:

@@ -249,8 +249,8 @@ CILIUM: Final = Feature[bool](
 # Ejection: endpoints that do not answer this node get no new connections (model/ejection.py).
 
 Ejecting = Literal["never", "requested", "always"]
-"""The Services whose failing endpoints are ejected: none, those with the annotation `on`, or all except those with
-`off`."""
+"""The Services that have their failing endpoints ejected: none, those with the annotation `on`, or all except those
+with `off`."""
 
 EJECTION: Final = Feature[Ejecting](
     flag="eject-failing-endpoints",
@@ -300,5 +300,5 @@ FEATURES: Final[dict[str, Feature[Any]]] = {
 
 
 def values(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the features whose flags are set, by flag. Raises ConfigError."""
+    """Return the values of the features by flag, for the flags that are set. Raises ConfigError."""
     return {name: feature.checked(flags) for name, feature in FEATURES.items() if name in flags}

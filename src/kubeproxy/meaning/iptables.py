@@ -145,7 +145,7 @@ class _Reader:
             negated = False
 
     def _option(self, word: str, words: Iterator[str], negated: bool) -> Operation | None:
-        """Return the test of an option, whose arguments are the next `words`, or None for an option that restricts no
+        """Return the test of an option with the next `words` as its arguments, or None for an option that restricts no
         packets."""
         if self._purpose is not CompiledFor.EVERYTHING and word in _CHANGING:
             raise _Unknown(f"option {word}")
@@ -316,7 +316,7 @@ def _state(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: AR
 
 
 def _module(place: NodePlace, text: str, negated: bool) -> None:  # noqa: ARG001 - all options have this signature
-    """Refuse the module connmark, whose option has the same name as the option of the module mark."""
+    """Refuse the module connmark, because its option has the same name as the option of the module mark."""
     if text == "connmark":
         raise _Unknown(f"module {text}")
 

@@ -86,7 +86,8 @@ class Claims:
     def replace_ranges(
         self, old: Claimant | None, new: Claimant | None, before: Sequence[PortRange], after: Sequence[PortRange]
     ) -> set[bytes]:
-        """Replace a Service's claims of ranges; return the places and keys whose owners must be determined again."""
+        """Replace a Service's claims of ranges; return the places and keys for which the owner must be determined
+        again."""
         moved: set[bytes] = set()
         if old == new and before == after:
             return moved
@@ -331,7 +332,7 @@ class FairOrder:
         self._turn = 0
 
     def deferred(self, costs: Mapping[ServiceName, int]) -> Iterable[ServiceName]:
-        """Return, in order, the Services whose changes must wait; `costs` are the entries per changed Service."""
+        """Return, in order, the Services with changes that must wait; `costs` are the entries per changed Service."""
         if sum(costs.values()) <= TURN:
             self._waiting.clear()
             self._served.clear()

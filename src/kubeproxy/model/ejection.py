@@ -175,7 +175,7 @@ class Ejections:
         return [key for key, failure in self.failures.items() if failure.due <= now] + fresh
 
     def failed(self, key: bytes, reason: str, now: float, epoch: float) -> Sequence[ServiceName]:
-        """Record a failed attempt; return the Services whose plans change. `epoch` is the time since the epoch."""
+        """Record a failed attempt; return the Services that get new plans. `epoch` is the time since the epoch."""
         names, known = self.services(key), self.failures.get(key)
         if not names:
             return ()
@@ -192,7 +192,7 @@ class Ejections:
         return ()
 
     def answered(self, key: bytes, now: float) -> Sequence[ServiceName]:
-        """Record a successful attempt; return the Services whose plans change."""
+        """Record a successful attempt; return the Services that get new plans."""
         names, known = self.services(key), self.failures.pop(key, None)
         if known is not None:
             self._answered[key] = _Answered(now, now + RELAPSE, known.pause, REST / 2)

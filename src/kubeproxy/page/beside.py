@@ -311,7 +311,7 @@ QUESTION_SECONDS: Final = 10.0  # the timeout of a question, including the time 
 
 
 class UnansweredError(KubeProxyError):
-    """An error whose message is the reason why a question has no answer."""
+    """An error with the reason why a question has no answer."""
 
 
 class FormQuestions(Struct):

@@ -173,8 +173,7 @@ def _routes(compiled: Compiled) -> list[object]:
 
 
 class _Frontend(NamedTuple):
-    """The serving endpoints of a frontend, and the origins and source ranges of the clients whose flows are
-    translated."""
+    """The serving endpoints of a frontend, and the origins and source ranges of the clients with translated flows."""
 
     serving: Endpoints
     clients: tuple[object, ...]

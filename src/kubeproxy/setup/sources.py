@@ -192,8 +192,8 @@ Sources = ManifestSources | _ApiSources
 class RateLimit:
     """Limits requests by clientConnection.qps and burst; a negative qps means no limit.
 
-    The limit applies only to requests that write: Events, whose number is unbounded, and a patch of the Node. As in
-    client-go, 0 means the default (5 and 10)."""
+    The limit applies only to requests that write: Events, because their number is unbounded, and a patch of the Node.
+    As in client-go, 0 means the default (5 and 10)."""
 
     def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._bucket = TokenBucket(qps or 5.0, burst or 10, clock) if qps >= 0 else None

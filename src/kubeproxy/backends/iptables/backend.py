@@ -77,7 +77,7 @@ class IptablesBackend:
         self._settings = skeleton.RuleSettings.of(self.family, world, self._options)
         return not self._settings.is_like(before)
 
-    # -- what changed ---------------------------------------------------------------------------------------------
+    # -- changes --------------------------------------------------------------------------------------------------
 
     def sync(self, changes: Changes) -> Iterator[int]:
         """Program changed Services; after each restore, yield the number of lines. Raises ApplyError."""

@@ -35,7 +35,7 @@ BATCH: Final = 2000
 """Maximum number of changes per batch; a full batch takes about 50 ms."""
 
 EXAMINED: Final = 500
-"""Number of virtual servers whose real servers one thorough inspection compares; the next inspection continues."""
+"""A thorough inspection compares the real servers of this many virtual servers; the next inspection continues."""
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))

@@ -168,7 +168,7 @@ def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipa
 
 
 def _hairpin(plan: ServicePlan) -> set[bytes]:
-    """Return the endpoints on this node, whose connections to themselves through a Service need masquerade."""
+    """Return the endpoints on this node. Their connections to themselves through a Service need masquerade."""
     if not plan.hairpin:
         return set()
     own = set(plan.hairpin)

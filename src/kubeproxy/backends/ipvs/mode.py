@@ -59,7 +59,7 @@ def settings(config: IPVS, kernel: tuple[int, int]) -> list[tuple[str, int]]:
 
 
 def excluded(config: IPVS, family: Family) -> tuple[Range, ...]:
-    """Return the networks whose virtual servers belong to other programs (excludeCIDRs)."""
+    """Return the networks in which virtual servers belong to other programs (excludeCIDRs)."""
     return merge_ranges(parse_networks(config.exclude_cidrs, family))
 
 

@@ -40,7 +40,7 @@ _FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
     SetId.LOCAL_NODEPORT_ENDPOINTS: (SetId.LOCAL_NODEPORTS, SetId.LOCAL_AFFINITY_NODEPORTS),
     SetId.SESSION_SLOTS: (SetId.SESSION_CLASSES,),
 }
-"""For each map whose keys end with a slot: the maps of the frontends or pools that use these slots."""
+"""For each map with keys that end with a slot: the maps of the frontends or pools that use these slots."""
 
 _OF_POOLS: Final = (SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS)
 _READ_BY_KEY: Final[Sequence[str]] = (*layout.ENDPOINT_MAPS, *_OF_POOLS)
@@ -231,8 +231,8 @@ class FoundElements:
             self.left[unread] = self._unowned(unread, taken[unread])
 
     def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
-        """Return the name of the first set whose elements differ from the elements that these Services need; '' if
-        there is none. Raises ApplyError. `users` counts the Services of each shared element."""
+        """Return the name of the first set with other elements than these Services need; '' if there is none. Raises
+        ApplyError. `users` counts the Services of each shared element."""
         for name, _ in self.ahead((name, tuple([item.plan for item in its])) for name, its in services.items()):
             delta = self.take(Parts(services[name]))
             if any(delta):

@@ -136,7 +136,7 @@ POOL_MAPS: Final = (
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 COUNTED_MAPS: Final = (*ENDPOINT_MAPS, SetId.SESSION_ENDPOINTS, SetId.RANGE_ENDPOINTS)
-"""Maps whose elements have counters of connections: each connection passes exactly one element."""
+"""Maps with a counter of connections in each element: each connection passes exactly one element."""
 
 RANGE_POOLS: Final = (SetId.CLUSTER_RANGES, SetId.EXTERNAL_RANGES, SetId.POLICY_LOCAL_RANGES, SetId.LOCAL_RANGES)
 RANGE_MAPS: Final = (*RANGE_POOLS, SetId.FIREWALL_RANGES)
@@ -348,7 +348,7 @@ CLIENTS: Final = "session-clients"
 the endpoint's number."""
 
 POOL_SETS: Final = (*ENDPOINT_MAPS, SetId.SESSION_SLOTS)
-"""Maps whose keys end with the slot of a pool."""
+"""Maps with keys that end with the slot of a pool."""
 
 PADDING: Final[dict[str, bytes]] = {**dict.fromkeys(ENDPOINT_MAPS, b"\0\0"), SetId.SESSION_SLOTS: b""}
 """Padding after an entry of a pool, by map, which extends the port to a whole register."""

@@ -43,7 +43,7 @@ class Treatment(NamedTuple):
 
 def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the chains of ranges. `key` is the key of a frontend as an nft expression, `sources` are the rules that
-    compare a client with the list of source ranges whose number is in the packet.
+    compare a client with a list of source ranges; the packet contains the list's number.
 
     The packet carries the pool's number, and then the endpoint's number, in place of its destination address. The
     address of the endpoint is written before the translation, which keeps the port, so the translation also works if

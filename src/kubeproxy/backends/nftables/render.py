@@ -377,7 +377,7 @@ def sticky_pool(
 
 
 def own_frontend(numbers: Mapping[bytes, bytes], frontend: bytes) -> Iterator[bytes]:
-    """Yield the SESSION_OWN keys of the endpoints whose address and port are those of the frontend `key`."""
+    """Yield the SESSION_OWN keys of the endpoints with the address and port of the frontend."""
     address, port = frontend[:-8], frontend[-4:-2]
     if address:
         if (number := numbers.get(address + port)) is not None:

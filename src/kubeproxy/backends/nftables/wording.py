@@ -41,7 +41,7 @@ _MEANINGS: Final[dict[str, str]] = {
 }
 
 OF_NUMBERS: Final = (*layout.SESSION_SETS, SetId.RANGE_ENDPOINTS, SetId.RANGE_CHAINS)
-"""Sets whose keys begin with a pool's or an endpoint's number."""
+"""Sets with keys that begin with a pool's or an endpoint's number."""
 
 _NUMBERED: Final[dict[str, str]] = {
     **dict.fromkeys(POOL_MAPS, "session affinity uses the pool number"),
@@ -58,7 +58,7 @@ _OWN_NUMBERS: Final[dict[str, str]] = {
     SetId.FIREWALL_RANGES: "the source ranges have a separate list number",
     SetId.FIREWALL_LISTS: "the source ranges have a separate list number",
 }
-"""Texts about desired elements whose data is a pool's or a list's number. The texts contain no numbers, because numbers
+"""Texts about desired elements with a pool's or a list's number as data. The texts contain no numbers, because numbers
 are not compared."""
 
 

@@ -38,8 +38,8 @@ Addresses = Callable[[], Sequence[bytes]]
 _UNKNOWN: Final = Signature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
-"""Maximum number of Services per second whose listeners are opened after a lack of descriptors. Each of these Services
-takes one transaction."""
+"""Maximum number of Services per second for which listeners are opened after a lack of descriptors. Each of these
+Services takes one transaction."""
 
 
 class UserspaceBackend:

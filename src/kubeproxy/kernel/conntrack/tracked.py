@@ -284,9 +284,9 @@ class Refusals(NamedTuple):
     """Counters of failures since the creation of the network namespace, summed over all CPUs.
 
     `dropped`: packets dropped because the table was full or a helper refused them. `early`: entries of unanswered or
-    closing connections, evicted for new entries. `failed`: packets whose entry was not inserted, because another packet
-    had created the entry or the translated addresses were in use. `clashes`: the cases of `failed` without a lost
-    packet. `chains`: packets dropped because their hash bucket had too many entries. `invalid`: packets of no
+    closing connections, evicted for new entries. `failed`: packets for which no entry was inserted, because another
+    packet had created the entry or the translated addresses were in use. `clashes`: the cases of `failed` without a
+    lost packet. `chains`: packets dropped because their hash bucket had too many entries. `invalid`: packets of no
     connection."""
 
     dropped: int = 0

@@ -89,7 +89,7 @@ def stale_flows(
     node_addresses: Collection[bytes],
     former: Callable[[bytes], bool] | None = None,
 ) -> list[UdpFlow]:
-    """Return the flows to a UDP frontend whose replies come from an address that is no serving endpoint of the
+    """Return the flows to UDP frontends that get their replies from an address that is no serving endpoint of the
     frontend.
 
     `services` maps the target of each cluster, external and load balancer frontend to the serving endpoints;
@@ -223,7 +223,7 @@ class Conntrack(LastingLink):
 
 
 def _questions(family: FamilyNumber, frontends: Collection[bytes], ports: Collection[bytes]) -> list[bytes]:
-    """Return dump requests whose answers together contain each flow to these destinations once."""
+    """Return dump requests; together, their answers contain each flow to these destinations once."""
     whole = set(ports)
     if family == 10:
         # Linux, up to 6.18 at least, inverts the comparison of IPv6 addresses (ctnetlink_filter_match_tuple).

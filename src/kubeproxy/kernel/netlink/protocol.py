@@ -365,8 +365,8 @@ class Netlink(Closing):
             pack(size + len(p), kind, flags, sequence, 0) + p + _PADDING[len(p) & 3]
             for sequence, p in zip(sequences, payloads, strict=True)
         ]
-        # The kernel handles requests in order and answers only refusals and the last request, whose answer ends the
-        # batch.
+        # The kernel handles requests in order and answers only refused requests and the last request. The answer to the
+        # last request ends the batch.
         packed[-1] = message(kind, flags | NLM_F_ACK, sequences[-1], payloads[-1])
         self._send(b"".join(packed), what)
         results: dict[int, tuple[int, str]] = {}

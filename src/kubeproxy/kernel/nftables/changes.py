@@ -117,7 +117,7 @@ class ChangeMonitor:
         self._lock = threading.RLock()
         self._ports: set[int] = set()
         self._families: dict[int, _Found] = {}
-        self._open_transaction: set[tuple[int, int, str, str]] = set()  # changes of a transaction whose end is unread
+        self._open_transaction: set[tuple[int, int, str, str]] = set()  # changes of a transaction until its end is read
         self._counted = 0  # our own and announced transactions
         self._began = 0  # the generation before the first counted transaction
         self._since = 0  # announcements up to this generation are incomplete, so they are not counted

@@ -142,7 +142,7 @@ Pairs = Sequence[tuple[bytes, bytes]]
 
 
 def element_of(data: bytes, start: int, end: int) -> Element:
-    """Return the element whose attributes are in data[start:end]."""
+    """Return the element with the attributes in data[start:end]."""
     key = end_key = value = b""
     timeout = expires = flags = 0
     for kind, s, e in nl.attributes(data, start, end):
@@ -202,8 +202,8 @@ def equal_columns(body: bytes, size: int, columns: Iterable[int]) -> bool:
 
 
 def decoded(data: bytes, start: int, end: int) -> Pairs:
-    """Return the elements of a list (NFTA_SET_ELEM_LIST_ELEMENTS) in data[start:end]. Compiled code decodes a list
-    whose elements all have the same layout, as nearly all lists do."""
+    """Return the elements of a list (NFTA_SET_ELEM_LIST_ELEMENTS) in data[start:end]. Compiled code decodes a list if
+    all its elements have the same layout, as in nearly all lists."""
     alike = _alike(data, start, end)
     if alike is None:
         return [element_of(data, first, last)[:2] for _, first, last in nl.attributes(data, start, end)]

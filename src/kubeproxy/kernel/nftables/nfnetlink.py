@@ -93,7 +93,7 @@ class Transactions:
 
     def commit(self, parts: Sequence[bytes]) -> list[int]:
         """Commit messages as one atomic transaction. Raises NetlinkError with the kernel's first refusal. Return the
-        handles of the chains and rules whose messages are `echoed`."""
+        handles of the chains and rules with `echoed` messages."""
         if not parts:
             return []
         begin = next(self._sequence) & 0x7FFFFFFF

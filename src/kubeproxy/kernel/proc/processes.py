@@ -286,8 +286,8 @@ LOOK: Final = 2.0
 
 
 class Orphans:
-    """Reaps processes whose parents have ended. The parent of such a process becomes process 1, which in a container is
-    the proxy.
+    """Reaps ended processes if their parents have ended, too. The parent of such a process becomes process 1, which in
+    a container is the proxy.
 
     Orphans that no process reaps remain zombies, and a container's number of processes is limited: a credential plugin
     may leave processes behind with every token. A separate init process would need memory for this task only. The

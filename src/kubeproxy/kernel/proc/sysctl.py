@@ -57,7 +57,7 @@ def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
 
 
 def apply_settings(settings: Sequence[tuple[str, int]], root: Path = ROOT, hashsize: Path = _HASHSIZE) -> list[str]:
-    """Write the settings whose value differs; return the written keys. Raises the errors of `write_sysctl`.
+    """Write the settings that differ; return the written keys. Raises the errors of `write_sysctl`.
 
     Unlike the Go kube-proxy of 1.36, this function only increases nf_conntrack_max. An operator's larger value remains.
     If the parameter is read-only in this network namespace, but large enough, this is no error. The hash table is

@@ -29,4 +29,4 @@ def seen_ago(name: str, address: bytes) -> float | None:
     return None if seen is None else time.monotonic() + ((1 << 32) - seen) / hertz - _BOOTED
 
 
-_COARSE: Final = 6  # CLOCK_MONOTONIC_COARSE, whose resolution is a tick
+_COARSE: Final = 6  # CLOCK_MONOTONIC_COARSE, with a resolution of one tick

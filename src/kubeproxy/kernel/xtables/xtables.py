@@ -70,7 +70,8 @@ class SavedTable(NamedTuple):
 
 class Commands(NamedTuple):
     """The commands of one variant for one family. `name` is, for example, iptables-nft, ip6tables-legacy or iptables.
-    `uses_nft` tells the variant, even if `name` does not contain it. `version` is, for example, (1, 8, 9)."""
+    `uses_nft` is True for the variant nft, also if `name` does not contain the variant. `version` is, for example, (1,
+    8, 9)."""
 
     name: str
     family: Family
