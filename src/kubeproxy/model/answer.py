@@ -320,15 +320,14 @@ class _Question:
         if action is Action.DROP:
             steps.append(AnswerStep(False, _NONE_HERE, field))
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
-        pool = plan.local if action.picks_local else plan.cluster
-        nearby = "this node's endpoints" if action.picks_local else "all eligible endpoints"
-        endpoints = counted(len(pool), "endpoint")
-        steps.append(AnswerStep(True, f"policy {plan.policy(frontend).name.title()}: {endpoints}, {nearby}", field))
-        policy = Policy.LOCAL if action.picks_local else Policy.CLUSTER
+        policy, pool, nearby = Policy.CLUSTER, plan.cluster, "all eligible endpoints"
+        if action.picks_local:
+            policy, pool, nearby = Policy.LOCAL, plan.local, "this node's endpoints"
+        text = f"policy {plan.policy(frontend).name.title()}: {counted(len(pool), 'endpoint')}, {nearby}"
+        steps.append(AnswerStep(True, text, field))
         choices = tuple(self._choices(plan, frontend, policy, action, side))
         plan = plan.at_port(frontend, self._tail[1:])
-        sharing = sharing_text(plan, policy, self._client)
-        steps += [AnswerStep(True, text, "metadata.annotations") for text in sharing]
+        steps += [AnswerStep(True, text, "metadata.annotations") for text in sharing_text(plan, policy, self._client)]
         if plan.affinity:
             text = f"a client that connects again within {plan.affinity} s gets the same endpoint"
             steps.append(AnswerStep(True, text, "spec.sessionAffinityConfig.clientIP.timeoutSeconds"))
