@@ -1,4 +1,4 @@
-// ---- Drawing: what changed is noted, and drawn once before the next frame -----------------------------------------------
+// ---- Drawing: changed parts are noted, and drawn once before the next frame ---------------------------------------------
 
 const dirty = new Set();
 let current = null;

@@ -1,4 +1,4 @@
-// ---- What is known: filled by the stream, read by the views -----------------------------------------------------------
+// ---- The known state: filled by the stream, read by the views ---------------------------------------------------------
 
 const known = {
   facts: null, revision: -1, rows: new Map(), sorted: [], order: 0, rowsLoaded: false, rowsError: '',
@@ -8,7 +8,7 @@ const known = {
   feed: [], seconds: [], skew: 0,
 };
 
-/** A Service as the page has it, from a ROW of the contract. `hay` is what the search looks through. */
+/** The page's object for a Service, from a Row of page/news.py. `hay` is the text that the search tests. */
 function makeRow([name, state, ready, total, type, flags, addresses, changedAt, unserved]) {
   const slash = name.indexOf('/');
   return {
@@ -34,7 +34,7 @@ function takeRows(rows, gone) {
   let others = gone.length > 0;
   for (const raw of rows) {
     const row = makeRow(raw), before = known.rows.get(row.name);
-    // The object stays the same one, so that lists which were filtered before show what is so now.
+    // The object is updated in place, so that lists that already contain the object show its new values.
     if (before) Object.assign(before, row);
     else { known.rows.set(row.name, row); others = true; }
   }
@@ -42,7 +42,7 @@ function takeRows(rows, gone) {
   if (others) sortRows(); else known.order += 1;
 }
 
-/** The second of the charts that a time belongs to; seconds without anything are there too. */
+/** Return the charts' entry for the second of a time; seconds without changes have entries, too. */
 function second(at) {
   const t = Math.floor(at), seconds = known.seconds;
   let last = seconds.length ? seconds[seconds.length - 1].t : t - 1;
@@ -79,7 +79,7 @@ function takeNow(message) {
   else if (!message.reload) known.revision = message.revision;
 }
 
-/** Put what happened before the page was opened, or while it was cut off, before what the stream said since then. */
+/** Insert the journal's changes, which the page missed, before the changes that the stream has sent since. */
 function takePast({ changes = [], seconds = [] }) {
   const last = changes.length ? changes[changes.length - 1] : { number: 0, at: 0 }, end = seconds.length ? seconds[seconds.length - 1].t : 0;
   known.feed = [...changes.slice(-200), ...known.feed.filter((one) => (one.left ? one.at > last.at : one.number > last.number))];
@@ -87,7 +87,7 @@ function takePast({ changes = [], seconds = [] }) {
   known.lastChange = Math.max(known.lastChange, last.at);
 }
 
-/** Add a second of new connections: sparklines move on also for Services that have none now. */
+/** Add a second of new connections. Sparklines also move for Services without new connections. */
 function takeFlows(message) {
   known.flowsError = message.error || '';
   known.sampled = message.sampled || 1;
@@ -105,7 +105,7 @@ function stepFlow(name, flow, seen) {
   flow.idle = seen ? 0 : flow.idle + 1;
   flow.spark.push(flow.rate);
   flow.spark.shift();
-  // Shares of about the last minute: those of one second jump too much to be read.
+  // Shares of about the last minute, because the shares of a single second change too fast to be read.
   for (const [key, weight] of flow.ends) {
     if (weight < .01) flow.ends.delete(key); else flow.ends.set(key, weight * .95);
   }

@@ -37,7 +37,7 @@ const nowView = {
     if (!this.paused || !this.last) this.drawFeed();
   },
 
-  /** New lines are put on top, old ones fall off: nobody reads more than 120 of them. */
+  /** Add new lines at the top, and remove old lines; at most 120 lines remain. */
   drawFeed() {
     const feed = $('feed'), from = this.last ? known.feed.lastIndexOf(this.last) + 1 : 0;
     const fresh = known.feed.slice(from).slice(-120);
@@ -64,7 +64,7 @@ const nowView = {
 function feedLine(one) {
   if (one.left) return el('li', { class: 'left' }, `and ${plural(one.left, 'change')} more at ${clock(one.at)}`);
   const known_ = one.ms !== null && one.ms !== undefined, meter = el('i');
-  // By tenfolds from 0.1 ms to 1 s: what is slow is seen without reading.
+  // A logarithmic scale from 0.1 ms to 1 s, so that a slow change is visible at a glance.
   meter.style.width = `${known_ ? Math.max(3, Math.min(100, (Math.log10(Math.max(.1, one.ms)) + 1) * 25)) : 0}%`;
   const about = one.service ? link(one.service) : el('span', { class: 'dim' }, 'this node');
   return el('li', { class: { problem: 'bad', end: 'ok' }[one.kind] }, el('span', { class: 'mono dim' }, clock(one.at, true)), about, el('span', { title: one.what }, one.what),
@@ -78,7 +78,7 @@ function nice(value) {
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
 }
 
-/** The scale of a chart: from values to heights, with the lines that are written beside it. */
+/** Return a chart's scale: a function from values to heights, and the values of the labelled lines. */
 function scaleOf(chart, seconds, high) {
   const values = seconds.map((one) => (chart.high || chart.of)(one)).filter((one) => one !== null);
   const most = Math.max(...values, 0);
@@ -90,7 +90,7 @@ function scaleOf(chart, seconds, high) {
   return { y: (v) => high - v / top * high, lines: [0, top / 2, top] };
 }
 
-/** Draw a chart of the last 15 minutes, or of the last one while no more is known; with the pointer on it, what was then. */
+/** Draw a chart of the last 15 minutes, or of the last minute while few seconds are known. Show the values at the pointer. */
 function plot(chart) {
   const { canvas } = chart, width = canvas.clientWidth, full = canvas.clientHeight, dense = window.devicePixelRatio || 1;
   const span = chart.span = known.seconds.length > 70 ? SPAN : 60, [value, small] = chart.big();
@@ -137,7 +137,7 @@ function drawAxes(pen, chart, scale, { left, width, high, x, end }) {
 
 const short = (value) => (value >= 1e6 ? `${value / 1e6}M` : value >= 1e4 ? `${value / 1e3}k` : count(value));
 
-/** A second as a line from the median to the longest delay, with the 99th percentile as a point. */
+/** Draw each second as a line from the median to the longest delay, with the 99th percentile as a point. */
 function drawRanges(pen, chart, seconds, scale, x, wide) {
   pen.lineCap = 'round';
   for (const one of seconds) {

@@ -1,8 +1,8 @@
-// ---- The picture: who -> frontend -> treatment -> endpoints -----------------------------------------------------------------
+// ---- The picture: client -> frontend -> action -> endpoints -----------------------------------------------------------------
 
 const fit = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}\u2026` : text);
 const words = (x, y, text, name = '', anchor = 'start') => shape('text', { x, y, class: name, 'text-anchor': anchor }, text);
-/** A text that is cut after some characters; a pointer on it shows the whole text. */
+/** Return a text of at most `most` characters; the pointer on a shortened text shows the whole text. */
 function cut(x, y, text, most, name) {
   const made = words(x, y, fit(text, most), name);
   if (text.length > most) made.append(shape('title', {}, text));
@@ -10,16 +10,16 @@ function cut(x, y, text, most, name) {
 }
 const curve = (x1, y1, x2, y2) => `M${x1} ${y1}C${(x1 + x2) / 2} ${y1} ${(x1 + x2) / 2} ${y2} ${x2} ${y2}`;
 
-/** Places of the picture's columns, and of what stands in them; y are middles. */
+/** Return the positions of the picture's columns and their boxes; a vertical position is the middle of a box. */
 function wayLayout(port, targets, width) {
-  // From what stays here to what goes nowhere: endpoints of this node are the topmost ones too, so few lines cross.
+  // Actions for local endpoints are first, actions without endpoints are last. Local endpoints are at the top, too, so few lines cross.
   const order = (action) => ['local', 'all', ''].indexOf((TREATMENTS[action] || ['', '', 'all'])[2]);
   const actions = [...new Set(port.frontends.flatMap((one) => ORIGINS.map(([, key]) => one[key])))].sort((a, b) => order(a) - order(b));
   const shown = targets.slice(0, MOST), rows = Math.max(1, shown.length + (targets.length > MOST ? 1 : 0));
   const tall = { ends: rows * 40, fronts: port.frontends.length * 62, acts: actions.length * 66, from: 3 * 56 };
   const high = Math.max(...Object.values(tall)) + 34;
   const middles = (total, n, each) => Array.from({ length: n }, (_, place) => 30 + (high - 34 - total) / 2 + each * (place + .5));
-  // What is left after the boxes is shared out between them: lines need room to be followed.
+  // The width that the boxes do not need becomes space between the columns, so that the lines can be followed.
   const gap = Math.max(56, Math.min(130, (width - 100 - 200 - 190 - 330) / 3.4));
   const x = { from: 2, front: 102 + gap, act: 102 + 200 + 2 * gap, hub: 102 + 200 + 190 + 2.4 * gap };
   return {
@@ -82,7 +82,7 @@ function drawActions(port, at, lines, boxes, hubs) {
   });
 }
 
-/** A pool is a point from which its endpoints fan out: all of them, or those on this node. */
+/** Draw each pool (all endpoints, or the endpoints on this node) as a point with lines to its endpoints. */
 function drawHubs(port, at, lines, boxes) {
   const pools = { all: new Set(port.endpoints), local: new Set(port.localEndpoints) }, hubs = {};
   const used = new Set(at.actions.map((action) => (TREATMENTS[action] || [])[2]));
@@ -104,7 +104,7 @@ function drawEndpoint(one, y, at, boxes) {
   boxes.append(shape('circle', { cx: x + 4, cy: y - 5, r: 4.5, class: dot }), cut(x + 16, y - 1, one.address, room, `m ${one.in ? '' : 'out'}`), cut(x + 16, y + 13, second, one.in ? room + 4 : 52, one.in ? 's' : 's warn'));
   if (!one.in) return;
   boxes.append(shape('rect', { x: right - TRACK, y: y - 11, width: TRACK, height: 6, rx: 3, class: 'track' }), shape('rect', { x: right - TRACK, y: y - 11, width: 0, height: 6, rx: 3, class: 'share', 'data-end': one.address, 'data-as': 'bar' }));
-  // Where its bar should end, by weights or evenly.
+  // The planned end of the endpoint's bar, by weight, or with equal shares.
   if (one.want !== undefined) boxes.append(shape('rect', { x: right, y: y - 14, width: 2, height: 12, class: 'want', 'data-end': one.address, 'data-as': 'want', 'data-want': one.want, 'data-left': right - TRACK }, shape('title', {}, `planned: ${percent(one.want)}`)));
   const share = words(right, y + 11, '', 's', 'end');
   Object.entries({ end: one.address, as: 'long', idle: 'no new connections' }).forEach(([key, value]) => { share.dataset[key] = value; });

@@ -5,14 +5,14 @@ const SEVERITY = { broken: 'bad', degraded: 'warn', unknown: 'unknown', note: 'n
 const TAGS = { bad: 'broken', warn: 'warning', look: 'to look at', unknown: 'could not be looked at', note: 'note' };
 let problemsOf = { key: null, list: [] };
 
-/** All that is wrong now, the worst first; made anew only when something that it is made from changed. */
+/** Return the present problems, worst first. The list is computed again only if one of its inputs has changed. */
 function problemList() {
   const key = [known.order, known.findings, JSON.stringify([known.families, known.facts && known.facts.unready]), fullnessLevel(), known.objects, known.flowsError];
   if (problemsOf.key && key.every((one, place) => one === problemsOf.key[place])) return problemsOf.list;
   const list = [...unready(), ...kernelProblems(), ...serviceProblems(), ...conntrackProblems(), ...objectProblems(), ...flowProblems()];
   const said = list.map((one) => one.detail).join('\n');
   for (const finding of known.findings || []) {
-    // doctor looks at the kernel's standing too; what the stream said first is not told twice.
+    // doctor also reports the kernel's state; a problem that is already in the list is not added again.
     if (finding.why && said.includes(finding.why)) continue;
     list.push({ level: SEVERITY[finding.severity] || 'note', what: finding.since ? `${finding.what}, since ${clock(Date.parse(finding.since) / 1000)}` : finding.what, detail: finding.why, fix: finding.fix });
   }
@@ -50,7 +50,7 @@ function serviceProblems() {
   return [
     refused.length && !told && { level: 'bad', what: `${plural(refused.length, 'Service is', 'Services are')} refused by the kernel`, services: refused, more: '#/services?f=trouble', fix: '`kube-proxy verify`' },
     differ.length && !told && { level: 'bad', what: `${plural(differ.length, 'Service is', 'Services are')} not in the kernel as planned`, services: differ, more: '#/services?f=trouble', fix: '`kube-proxy verify`' },
-    // Every cluster has some, scaled to nothing: that is no trouble of this node.
+    // Every cluster has Services without endpoints (scaled to 0), which are no error of this node.
     none.length && {
       level: 'look', what: `${plural(none.length, 'Service has', 'Services have')} no available endpoint`, services: none.map((row) => row.name), more: '#/services?f=none',
       detail: 'Clients are refused at once. Open a Service to see which endpoints it has, and why they are out.',
@@ -73,7 +73,7 @@ function conntrackProblems() {
   }];
 }
 
-/** Fields that cannot be used: the rest of their objects is in force, which is easily overlooked. */
+/** Return the fields that the proxy cannot use. The other fields of these objects take effect, so such a problem is easily overlooked. */
 function objectProblems() {
   return known.objects.map(({ object, field, reason }) => {
     const [kind, name = ''] = object.split(' ');
@@ -88,13 +88,13 @@ function flowProblems() {
 const noneReady = (row) => row.ready === 0 && !row.flags.includes('T');
 /** Whether a port has no available endpoint, as in the metric kubeproxy_services_without_endpoints. */
 const noEndpoints = (row) => (noneReady(row) || row.unserved.length > 0) && row.state !== 'ignored' && row.state !== 'deleting' && row.type !== 'ExternalName';
-/** The ports that no endpoint serves, in words; '' without one. */
+/** A text about the ports without an available endpoint; '' for none. */
 const lacking = (row) => (noEndpoints(row) ? `no endpoint is available${noneReady(row) ? '' : ` for ${row.unserved.join(', ')}`}` : '');
-/** The number of usable endpoints; pods may be ready where their containers lack the port. */
+/** A text about the ready endpoints. A ready pod is no usable endpoint if its containers lack the port. */
 const endsText = (row) => (row.flags.includes('P') && noneReady(row) ? `none of ${plural(row.total, 'endpoint')} has the port` : [`${count(row.ready)} of ${plural(row.total, 'endpoint')} ready`, !noneReady(row) && lacking(row)].filter(Boolean).join('; '));
-/** The mark of a state: what the kernel has of a Service without endpoints is right, and serves nobody. */
+/** The classes of a state's mark; a Service with correct rules but without available endpoints has another mark. */
 const dotOf = (state, row) => `dot ${state}${state === 'programmed' && row && noEndpoints(row) ? ' empty' : ''}`;
-/** How full connection tracking is, by whole percents where it matters: a problem is not told anew for each entry. */
+/** The use of connection tracking in whole percent, or 0 below 80 %, so that the problem does not change with each entry. */
 const fullnessLevel = () => (fullness() >= .8 ? Math.round(fullness() * 100) : 0);
 const fullness = () => (known.conntrack && known.conntrack.max ? known.conntrack.count / known.conntrack.max : null);
 
@@ -103,7 +103,7 @@ const problemsView = {
 
   build() { $('look').addEventListener('click', () => this.look()); },
 
-  /** Have problems looked for now: what is found comes by the stream, as always. */
+  /** Request a check for problems now; the stream delivers the findings. */
   async look() {
     if (this.waits()) return;
     const asked = this.asked = { since: known.findingsAt, until: now() + 60 };
@@ -124,7 +124,7 @@ const problemsView = {
 
   button() {
     const waits = this.waits(), often = known.every ? `, at the latest after ${duration(known.every)}` : '';
-    // Not disabled: a button that is would lose the keyboard's place.
+    // The button is not `disabled`, because a disabled button loses the keyboard focus.
     $('look').setAttribute('aria-disabled', String(waits));
     $('look').hidden = !known.facts;
     $('look').title = `Problems are looked for by themselves 2 s after the kernel refuses or differs${often}`;
@@ -139,7 +139,7 @@ const problemsView = {
     this.button();
     this.vitals();
     if (list === this.shown) return;
-    // What the keyboard is on is kept in place: the list is made anew only when a problem comes, goes or changes.
+    // The keyboard focus remains at its place in the list. The list is built again only if a problem begins, ends or changes.
     const at = [...$('problems').children].indexOf(document.activeElement && document.activeElement.closest('.problem'));
     $('problems').replaceChildren(...list.map(problemCard));
     if (at >= 0) ($('problems').children[Math.min(at, list.length - 1)] || $('main')).focus();
@@ -229,7 +229,7 @@ function problemCard(one) {
   return card;
 }
 
-/** Commands of a fix that may be run as they stand. Others in a sentence are examples of what did the harm, and are not offered. */
+/** Matches the commands of a fix that can be run unchanged. Other commands are examples of the cause, and get no button. */
 const COMMANDS = /`((?:kube-proxy|kubectl) [^`]+)`|((?:modprobe \w+; )?sysctl -w [\w./-]+=\w+)/g;
 
 function fixLine(text) {
@@ -238,7 +238,7 @@ function fixLine(text) {
   for (const found of commands) {
     const command = found[1] || found[2];
     line.append(text.slice(from, found.index), el('code', {}, command));
-    // A button for each where there are several: what would be copied is what it stands behind.
+    // If there are several commands, each command is followed by its own button.
     if (commands.length > 1) line.append(' ', copyButton(command));
     from = found.index + found[0].length;
   }
@@ -249,7 +249,7 @@ function fixLine(text) {
 
 function copyButton(text) {
   const button = el('button', { class: 'button', type: 'button', title: `Copy: ${text}`, click: async () => {
-    // Only a page of localhost or TLS may write there; elsewhere people mark the text.
+    // Only pages of localhost or with TLS may write to the clipboard; on other pages the user marks the text.
     try { await navigator.clipboard.writeText(text); put(button, 'Copied'); } catch { put(button, 'Mark it'); }
     setTimeout(() => put(button, 'Copy'), 1500);
   } }, 'Copy');

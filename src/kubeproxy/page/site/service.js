@@ -10,8 +10,8 @@ const TREATMENTS = {
   drop: ['dropped', 'the client waits in vain', ''],
   'not handled': ['not handled', 'no rule of the proxy applies', ''],
 };
-const TRACK = 90;  // how long the bar of the largest share is
-const MOST = 24;   // endpoints that the picture shows; the table below has them all
+const TRACK = 90;  // length of the bar of the largest share
+const MOST = 24;   // maximum number of endpoints in the picture; the table contains all endpoints
 
 const serviceView = {
   section: 'service-view', label: 'One Service', name: '', found: null, error: '', port: 0, wait: 0, fetching: null, rowKey: null, logged: null, parts: {},
@@ -23,7 +23,7 @@ const serviceView = {
     this.load();
   },
 
-  /** What its row says: when that is another one, the Service is asked for again. */
+  /** Return the values of the Service's row as a text; if the text changes, the page requests the Service again. */
   keyNow() {
     const row = known.rows.get(this.name);
     return row ? `${row.state} ${row.ready} ${row.total} ${row.changedAt} ${row.unserved}` : '';
@@ -53,7 +53,7 @@ const serviceView = {
       this.error = '';
     } catch (error) {
       if (error.name === 'AbortError') return;
-      // A Service that is gone says so; one that could not be asked for stays as it was seen last.
+      // If the Service no longer exists (404), its state is removed. After any other error, the last known state remains.
       if (error.status === 404) this.found = null;
       this.error = error.message;
     }
@@ -63,7 +63,7 @@ const serviceView = {
 
   draw(what) {
     const key = this.keyNow();
-    // One question 120 ms after a change, however many come: what is shown follows, and a busy Service costs no more.
+    // All changes within 120 ms cause one request, so that a Service that changes often costs no more.
     if ((key !== this.rowKey || what.has('again')) && !this.wait) this.wait = setTimeout(() => { this.wait = 0; this.load(); }, 120);
     this.rowKey = key;
     if (what.has('flows') || what.has('rows')) { this.drawTitle(); this.drawLive(); }
@@ -111,14 +111,14 @@ const serviceView = {
     const port = ports[this.port];
     const pick = ports.length > 1 ? ports.map((one, place) => el('button', { class: 'button', type: 'button', 'data-port': place, 'aria-pressed': String(place === this.port), click: () => { this.port = place; this.drawMain(); } }, portLabel(one))) : [el('span', { class: 'dim' }, portLabel(port))];
     const picture = el('div', { class: 'picture', role: 'img', 'aria-label': `The way of a connection to ${this.name}; in words below` });
-    // A click is what a person wants in a wide window; that it opens by itself in a narrow one is no wish.
+    // Only a click sets the user's choice; the automatic opening in a narrow window does not.
     const summary = el('summary', { class: 'dim', click: () => { this.inWords = !this.worded.open; } }, 'in words');
     this.worded = el('details', { class: 'ways-card', open: this.inWords || NARROW.matches }, summary, wayWords(port));
     this.picture = picture;
     return el('div', { class: 'card' }, el('h3', {}, 'The way of a connection', el('span', { class: 'filters', role: 'group', 'aria-label': 'Port' }, ...pick)), picture, this.worded);
   },
 
-  /** The window became narrow or wide: words or picture, never neither. */
+  /** After a change of the window's width: open the text if the window is narrow, because it then shows no picture. */
   reword() {
     if (this.worded) this.worded.open = this.inWords || NARROW.matches;
   },
@@ -131,14 +131,14 @@ const serviceView = {
     this.drawLive();
   },
 
-  /** What the last seconds say of each endpoint: shares in picture and table, without making them anew. */
+  /** Write the endpoints' shares of new connections into picture and table, without building their elements again. */
   drawLive() {
     const flow = known.flows.get(this.name), port = ((this.found && this.found.ports) || [])[this.port];
-    // Shares are those of the port and family whose plan stands beside them: endpoints may be those of several ports.
+    // Only connections to the shown port and family count, because an endpoint may belong to several ports.
     const label = port ? `${port.name}/${port.protocol}/${port.family} ` : '', sum = (ends) => ends.reduce((so, [, weight]) => so + weight, 0);
     const ends = flow ? [...flow.ends] : [], total = sum(ends.filter(([key]) => key.startsWith(label))), speed = flow && total ? flow.rate * total / sum(ends) : 0;
     const nodes = $('service-view').querySelectorAll('[data-end]'), shareOf = (node) => (total ? (flow.ends.get(label + node.dataset.end) || 0) / total : null);
-    // The largest share, had or planned, fills its track: an eighth of it would not be told from a tenth.
+    // The largest present or planned share fills its track, so that small shares can be distinguished.
     const most = [...nodes].reduce((so, node) => Math.max(so, node.dataset.as === 'want' ? Number(node.dataset.want) : node.dataset.as === 'bar' ? shareOf(node) || 0 : 0), 0) || 1;
     for (const node of nodes) {
       const share = shareOf(node);
@@ -177,7 +177,7 @@ const serviceView = {
     return el('div', { class: 'card' }, el('h3', {}, 'Why?', el('span', { class: 'dim' }, 'what becomes of a connection, and what decides')), form, answer);
   },
 
-  /** The field for what the list does not have, where that is chosen. */
+  /** Show the field for another address and port if the list's entry for it is chosen. */
   askOther() {
     const { to, other } = this.parts, chosen = !to.value;
     other.parentNode.hidden = !chosen;
@@ -214,7 +214,7 @@ const serviceView = {
   },
 };
 
-/** What clients ask for: a NodePort (*:30080) by the addresses of this node. */
+/** Return the addresses to which clients connect; a NodePort (*:30080) has the addresses of this node. */
 function askedBy(address, family) {
   if (!address.startsWith('*')) return [address];
   const own = (known.facts && known.facts.nodePortAddresses || {})[family] || [], port = address.slice(1);
@@ -228,7 +228,7 @@ function reasonCard(found) {
   return problemCard({ level: found.state === 'ignored' ? 'note' : 'bad', what: `${found.state}: ${found.reason}`, detail: found.committed ? 'The kernel still has what it took last.' : '' });
 }
 
-/** The endpoints of a port, in and out, those on this node first and those that get nothing last. */
+/** Return all endpoints of a port: endpoints on this node are first, endpoints without new connections are last. */
 function targetsOf(found, port) {
   const local = new Set(port.localEndpoints), pool = new Set([...port.endpoints, ...local]), me = known.facts && known.facts.node;
   const six = port.family === 'IPv6', targets = new Map(), ours = (found.endpoints || []).filter((one) => isSix(one.address) === six);
@@ -236,7 +236,7 @@ function targetsOf(found, port) {
   const lacks = { why: `its EndpointSlice has no port ${port.name || 'without a name'} (${port.protocol})`, field: 'ports' };
   for (const one of ours) {
     const address = isIt(one) ? one.address : hostOf(one.address);
-    // Where no container has the named targetPort, its slice has the address and not the port.
+    // If no container has the named targetPort, the slice contains the endpoint's address, but not the port.
     if (!isIt(one) && having.has(one.slice)) continue;
     targets.set(address, { ...one, address, local: local.has(address) || Boolean(one.node && one.node === me), in: pool.has(address), lacks: isIt(one) ? null : lacks });
   }
@@ -255,10 +255,10 @@ function targetsOf(found, port) {
 }
 
 const isSix = (address) => address.split(':').length > 2;
-/** The address alone of 10.0.0.1:80 or [fd00::1]:80, or of one without a port. */
+/** The address in 10.0.0.1:80, in [fd00::1]:80, or in an address without a port. */
 const hostOf = (address) => (address.startsWith('[') ? address.slice(1, address.indexOf(']')) : isSix(address) ? address : address.split(':')[0]);
 
-/** The share that each endpoint should have: of all of them, or of this node's where those alone are used. */
+/** Return the planned share of each endpoint, among all endpoints, or among this node's endpoints if no client gets other endpoints. */
 function wantedShares(port) {
   const all = port.frontends.some((one) => ORIGINS.some(([, key]) => (TREATMENTS[one[key]] || [])[2] === 'all'));
   const pool = all ? port.endpoints : port.localEndpoints, weights = (all ? port.weights : port.localWeights) || {};
@@ -266,7 +266,7 @@ function wantedShares(port) {
   return new Map(pool.map((one) => [one, (weights[one] ?? 1) / total]));
 }
 
-/** Why an endpoint gets no new connections, and the field of its EndpointSlice that says so. */
+/** Return the reason why an endpoint gets no new connections, and the field of its EndpointSlice that is the cause. */
 function reasonOut(one, others) {
   if (one.terminating && one.serving && others) return { why: 'terminating, while other endpoints are ready', field: 'conditions.terminating' };
   if (one.terminating) return { why: 'terminating', field: 'conditions.serving' };
@@ -288,7 +288,7 @@ function endpointTable(targets, most) {
   const hints = targets.some(hintsOf);
   const head = [['Endpoint'], ['Node', 'opt'], ...(hints ? [['Meant for', 'opt']] : []), ['EndpointSlice', 'opt'], ['Readiness', 'opt'], ['Gets new connections'], ['Of the last minute', 'num']];
   const body = el('tbody'), table = el('table', { class: 'table' }, el('thead', {}, el('tr', {}, ...head.map(([text, name]) => el('th', { scope: 'col', class: name || '' }, text)))), body);
-  // On a phone's width what else is known of it stands below its address.
+  // In a narrow window, the other properties of an endpoint are below its address.
   const under = (one) => [one.node, one.zone, one.local && 'this node', standingOf(one)].filter((each) => each && each !== '\u2013').join(' · ');
   const line = (one) => el('tr', {}, el('td', { class: 'mono' }, one.address, el('span', { class: 'under' }, under(one))), el('td', { class: 'opt' }, [one.node || '–', one.zone].filter(Boolean).join(', '), one.local ? el('span', { class: 'badge' }, 'this node') : null), hints ? el('td', { class: 'opt' }, hintsOf(one) || 'all') : null,
     el('td', { class: 'opt' }, one.slice || '–'), el('td', { class: 'opt' }, standingOf(one)), el('td', {}, one.in ? `yes${one.weight !== undefined ? `, weight ${one.weight}` : ''}` : `no: ${one.why}`, !one.in && one.field ? el('span', { class: 'opt' }, ` (${one.field})`) : null),
@@ -301,7 +301,7 @@ function endpointTable(targets, most) {
   return table;
 }
 
-/** The same as the picture, for those who read or listen: per frontend what becomes of whom. */
+/** Return the picture's content as text, also for screen readers: for each frontend, the action by kind of client. */
 function wayWords(port) {
   const list = el('ul', { class: 'ways' });
   for (const front of port.frontends) {

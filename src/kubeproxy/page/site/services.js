@@ -1,4 +1,4 @@
-// ---- Services: a list of which only what is seen exists -------------------------------------------------------------------
+// ---- Services: a list with elements only for visible rows -----------------------------------------------------------------
 
 const FILTERS = [
   ['none', 'No endpoints', (row) => noEndpoints(row)],
@@ -14,7 +14,7 @@ const SORTS = {
   changed: (a, b) => b.changedAt - a.changedAt,
 };
 const SORTED = [['name', 'name'], ['rate', 'new connections'], ['ready', 'fewest ready'], ['changed', 'last change']];
-/** The address that a search is, with a port or without; '' when it is something else. */
+/** The address in a search for an address, with or without a port; '' for any other search. */
 const addressIn = (text) => (/^(\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?$/.exec(text) || /^\[([0-9a-f:]+)\](?::\d+)?$/i.exec(text) || /^([0-9a-f]*:[0-9a-f:]*:[0-9a-f:.]*)$/i.exec(text) || ['', ''])[1];
 const rateOf = (row) => (known.flows.get(row.name) || { rate: 0 }).rate;
 
@@ -56,7 +56,7 @@ const servicesView = {
     this.askHolders();
   },
 
-  /** An address may be an endpoint's, which the list does not have: the proxy is asked whose. */
+  /** Ask the proxy for the Services with the searched address, because the list has no addresses of endpoints. */
   askHolders() {
     const address = addressIn(this.query.trim());
     clearTimeout(this.asking);
@@ -65,11 +65,11 @@ const servicesView = {
       try {
         const { services } = await getJson(`api/find?address=${encodeURIComponent(address)}`);
         if (address === addressIn(this.query.trim())) { this.held = { address, names: new Set(services) }; this.refresh(true); }
-      } catch { /* it is no whole address yet */ }
+      } catch { /* the address is still incomplete */ }
     }, 200);
   },
 
-  /** The address says what is searched for, so that it can be sent to somebody. */
+  /** Write the search into the page's URL, so that users can send the URL to others. */
   place() {
     const params = new URLSearchParams();
     if (this.query) params.set('q', this.query);
@@ -93,7 +93,7 @@ const servicesView = {
   },
 
   draw(what) {
-    // A list in the order of traffic moves by itself; not under a hand or a keyboard.
+    // A list in the order of traffic is sorted again only while neither the pointer nor the keyboard focus is in the list.
     const settled = this.sort === 'name' || !($('grid').matches(':hover') || $('grid').contains(document.activeElement));
     if (what.has('flows') && this.filters.has('busy')) this.refresh(settled);
     else if (what.has('flows') && this.sort === 'rate') { if (settled) this.refresh(true); else this.paint(true); }
@@ -101,7 +101,7 @@ const servicesView = {
     else this.paint(true);
   },
 
-  /** Find what is shown now. `top` goes back to the beginning when it is another search. */
+  /** Find the rows to show. Without `sorting` the rows keep their order; `entering` restores the scroll position of the same search. */
   refresh(sorting, entering = false) {
     const terms = this.query.toLowerCase().split(/\s+/).filter(Boolean);
     const tests = FILTERS.filter(([id]) => this.filters.has(id)).map(([, , test]) => test);
@@ -142,7 +142,7 @@ const servicesView = {
     this.paint(true);
   },
 
-  /** Fill the rows that are in sight, and few beyond. Rows are used again: their elements are never more than those. */
+  /** Fill the visible rows, and a few rows above and below. Elements are used again for other rows, so their number is limited. */
   paint(all = false) {
     const box = $('grid'), top = box.scrollTop, high = box.clientHeight;
     if (!high) return;
@@ -156,7 +156,7 @@ const servicesView = {
     const size = Math.max(this.pool.length, Math.ceil(high / this.height) + 13);
     while (this.pool.length < size) this.pool.push($('spacer').appendChild(makeRowElement(this.pool.length)));
     for (let index = first; index < first + size; index += 1) {
-      // By the remainder an element keeps its row while the list scrolls by.
+      // The remainder assigns a row to the same element while the list scrolls.
       const node = this.pool[index % size];
       node.hidden = index >= last;
       if (!node.hidden) paintRow(node, this.shown[index], index, this.height, index === this.at);
@@ -169,7 +169,7 @@ const servicesView = {
     if (!this.shown.length) return;
     this.at = Math.max(0, Math.min(this.shown.length - 1, index));
     this.atName = this.shown[this.at].name;
-    const box = $('grid'), top = this.at * this.height, head = $('thead').offsetHeight;  // stays at the top
+    const box = $('grid'), top = this.at * this.height, head = $('thead').offsetHeight;  // the header stays at the top
     if (top < box.scrollTop) box.scrollTop = top;
     else if (top + this.height + head > box.scrollTop + box.clientHeight) box.scrollTop = top + this.height + head - box.clientHeight;
     this.paint(true);
@@ -207,7 +207,7 @@ function makeRowElement(place) {
   return node;
 }
 
-/** Whether a part of a row is another value than that which it shows. */
+/** Store the new value of a part of a row; return whether it differs from the shown value. */
 function differs(node, part, value) {
   if (node.has[part] === value) return false;
   node.has[part] = value;
@@ -254,7 +254,7 @@ function paintRow(node, row, index, height, selected) {
 const SHORT = { ClusterIP: 'ClusterIP', NodePort: 'NodePort', LoadBalancer: 'LB', ExternalName: 'ExtName' };
 const badges = (flags, most = 9) => [...flags].slice(0, most).map((flag) => el('span', { class: 'badge', title: (FLAGS[flag] || ['', flag])[1] }, (FLAGS[flag] || [flag])[0].replace('ext ', '').replace('int ', '')));
 
-/** New connections by endpoint of the port and family that has the most: other ports and families have other endpoints. */
+/** Return the port and family with the most new connections, and its new connections by endpoint. */
 function busiestPort(flow) {
   const ports = new Map();
   for (const [key, weight] of flow ? flow.ends : []) {
@@ -288,7 +288,7 @@ function sparkPaths(values, width, height) {
   return [`${line}L${width} ${height}L0 ${height}Z`, line];
 }
 
-/** Two paths of bars side by side, by turns, so that neighbours can be told apart. */
+/** Return two paths with every second bar each, so that neighbouring bars can have different colours. */
 function balancePaths(ends, width, height) {
   const total = ends.reduce((a, b) => a + b, 0), paths = ['', ''];
   let x = 0;

@@ -1,4 +1,4 @@
-// ---- Where one is, and the keyboard -----------------------------------------------------------------------------------------
+// ---- The view of the URL, and the keyboard ----------------------------------------------------------------------------------
 
 const VIEWS = { problems: problemsView, services: servicesView, service: serviceView, now: nowView };
 

@@ -21,7 +21,7 @@ const stream = {
     on('problems', (message) => {
       Object.assign(known, { looking: Boolean(message.looking), every: message.every || 0 });
       if (message.objects) known.objects = message.objects;
-      // The first message comes before the first look; its empty list says nothing.
+      // The first message precedes the first check, so its empty list does not mean that there are no findings.
       if (message.findings && (!message.looking || message.findings.length)) Object.assign(known, { findings: message.findings, findingsAt: message.lookedAt ?? message.at });
       draw('problems');
     });
@@ -48,7 +48,7 @@ const stream = {
     draw('link', 'problems', 'rows', 'now', 'again');
   },
 
-  /** The connection ended: tell, and try again after a time that grows to 2 s. EventSource's own retry gives up on errors. */
+  /** Show that the connection ended, and connect again after a time that grows to 2 s. EventSource itself does not retry after errors. */
   lost() {
     this.close();
     if (this.resting) return;
@@ -62,7 +62,7 @@ const stream = {
     draw('link');
   },
 
-  /** An EventSource says nothing of why it failed; a plain request does. */
+  /** Find the reason for a failed connection with a plain request, because an EventSource gives no reason. */
   async ask() {
     try {
       const answer = await fetch('api/facts', { cache: 'no-store' });
@@ -74,7 +74,7 @@ const stream = {
   },
 
   async loadPast() {
-    try { takePast(await getJson('api/journal')); } catch { return; }  // the stream goes on without it
+    try { takePast(await getJson('api/journal')); } catch { return; }  // the stream works without the journal
     nowView.last = null;  // all lines are drawn again
     $('feed').replaceChildren();
     draw('now');
@@ -86,7 +86,7 @@ const stream = {
     try {
       const answer = await getJson('api/services');
       takeAllRows(answer);
-      // What the stream said while the list was on its way is newer than the list.
+      // Messages that arrived while the list was loading may be newer than the list.
       const newer = this.meanwhile.filter((one) => one.revision > answer.revision);
       for (const one of newer) { takeRows(one.rows || [], one.gone || []); known.revision = one.revision; }
     } catch (error) {
@@ -98,24 +98,24 @@ const stream = {
     if (this.again) { this.again = false; this.loadRows(); }
   },
 
-  /** Once a second: a proxy that was cut off says nothing, so silence is a loss too. One that is there speaks each second. */
+  /** Runs once per second. A running proxy sends a message every second, so silence means that the connection is lost. */
   tick() {
     if (this.source && now() - this.heardAt > (this.live ? 10 : 5)) this.lost();
   },
 
-  /** A page that nobody sees for five minutes lets go of the proxy, and comes back when it is seen. */
+  /** Close the stream if the page is hidden for five minutes, and open the stream when the page becomes visible. */
   visibility() {
     clearTimeout(this.hiding);
     if (document.hidden) {
       this.hiding = setTimeout(() => { this.resting = true; this.live = false; clearTimeout(this.timer); this.close(); }, 300000);
-    } else if (this.resting || this.nextAt) {  // browsers slow down the timers of tabs that are hidden
+    } else if (this.resting || this.nextAt) {  // browsers slow down the timers of hidden tabs
       this.resting = false;
       this.open();
     }
   },
 };
 
-/** JSON from the proxy; its refusals are sentences, and become the error's message. */
+/** Return JSON from the proxy. If the proxy refuses the request, the text of its answer is the error's message. */
 async function getJson(path, signal) {
   let answer;
   try {

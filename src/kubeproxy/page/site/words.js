@@ -1,6 +1,6 @@
 // ---- Words, units, elements ---------------------------------------------------------------------------------------
 
-const NARROW = matchMedia('(max-width: 860px)');   // as in the style: there words stand for the picture
+const NARROW = matchMedia('(max-width: 860px)');   // as in style.css, which then shows text in place of the picture
 const RECENT = 300;           // seconds in which a Service counts as recently changed
 const SPAN = 900;             // seconds that the charts show
 const SPARK = 60;             // seconds that a sparkline shows
@@ -21,7 +21,7 @@ const FLAGS = {
 
 const $ = (id) => document.getElementById(id);
 const now = () => Date.now() / 1000;
-/** The time on the proxy's clock, which is another machine's behind a port-forward. */
+/** The time of the proxy's clock; behind a port-forward, the proxy runs on another machine. */
 const theirs = () => now() + known.skew;
 const ago = (at) => (theirs() - at < 1.5 ? 'just now' : `${duration(theirs() - at)} ago`);
 const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
@@ -41,7 +41,7 @@ function rate(perSecond) {
   return sign + (perSecond >= 10000 ? `${decimals(perSecond / 1000)}k/s` : `${decimals(perSecond)}/s`);
 }
 
-/** A delay given in milliseconds, in the unit that people read. */
+/** Return the text of a delay in milliseconds or seconds, from milliseconds. */
 function delay(ms) {
   if (ms === null || ms === undefined) return '–';
   return ms >= 1000 ? `${decimals(ms / 1000)} s` : `${decimals(ms)} ms`;
@@ -63,7 +63,7 @@ function clock(at, withMilliseconds = false) {
   return withMilliseconds ? `${time}.${String(d.getMilliseconds()).padStart(3, '0')}` : time;
 }
 
-/** An element with attributes and children. Texts become text nodes: nothing that a cluster says is ever markup. */
+/** An element with attributes and children. Texts become text nodes, so a text from the cluster is never markup. */
 function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -81,7 +81,7 @@ function shape(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Write a text only where it is another one: what does not change costs no layout. */
+/** Write a text only if it differs from the present text, because every write costs a layout. */
 function put(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -92,7 +92,7 @@ function link(service, ...children) {
 
 const serviceHref = (name) => `#/service/${name.split('/').map(encodeURIComponent).join('/')}`;
 
-/** Say something to those who listen instead of looking. */
+/** Announce a text to users of screen readers. */
 function say(text) {
   put($('say'), text);
 }
