@@ -93,7 +93,7 @@ class Engine:
         self.planner = Planner(build(settings, Surroundings()), Departures() if RESETS.value(settings) else None)
         self.ready = asyncio.Event()
         self.progress: Progress | None = None  # the running full sync
-        self.awaits = ""  # the reason why nothing is written although all resources are listed; '' for none
+        self.awaits = ""  # the Node for which the engine waits before it writes, as text; '' for none
         self.local_addresses: Mapping[Family, Sequence[bytes]] = {}  # the node's packed addresses when last read
         self._backends = backends
         self._families = [backend.family for backend in backends]
