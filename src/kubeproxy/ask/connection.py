@@ -233,6 +233,7 @@ def _beside(
     objects. If the comparison is not possible, the answer is unknown."""
     facts, plan = node.facts, explained.plan
     if facts is None or plan is None:
+        yield from _while_hanging(node, rules, explained) if unasked.hangs else ()
         return
     if not all(one.ours for one in node.proxies):
         yield Diagnosis(Severity.UNKNOWN, "proxy", f"{strangers.OTHER_LAYOUT}; `kube-proxy trace` follows a packet")
@@ -245,7 +246,9 @@ def _beside(
         kernel = present.look(asked, facts, explained)
         if node.mode.flows_end is FlowsEnd.PROXY and unasked.hangs:
             what = "the rules lead to the listeners of the proxy, which hangs"
-            kernel = (Diagnosis(Severity.BROKEN, "proxy", what, fix=unasked.text, harm=STOPS), *kernel)
+            kernel = (Diagnosis(Severity.BROKEN, "proxy", what, fix=unasked.fix, harm=STOPS), *kernel)
+        elif unasked.hangs and any(one.is_wrong for one in kernel):
+            kernel = (*_while_hanging(node, rules, explained), *kernel)
         elif any(one.is_wrong for one in kernel):
             way = _way(node, explained.why, explained)
             kernel = _untranslated(kernel, *checkup.all_translations(way, rules), way.targets)
@@ -256,8 +259,19 @@ def _beside(
         yield (
             replace(one, severity=Severity.UNKNOWN, about="proxy")
             if is_open
-            else replace(one, fix=one.fix and unasked.text)
+            else replace(one, fix=one.fix and unasked.fix)
         )
+
+
+def _while_hanging(node: CheckedNode, rules: checkup.NodeRules, explained: Explained) -> Iterator[Diagnosis]:
+    """Report where the rules of a proxy that hangs lead. If they lead to addresses that are no endpoints in the present
+    objects, this is an error of a connection that kube-proxy forwards."""
+    now, why = checkup.Checkup([], []), explained.why
+    now.look("translation", lambda: checkup.translated_now(_way(node, why, explained), rules, strangers.HANGING))
+    for one in _around(now):
+        is_old = one.about == strangers.PRESENT and one.severity is Severity.UNKNOWN and why.forwarded
+        harm = MISLEADS if one.table else STOPS  # without a table, no rule translates the connection
+        yield replace(one, severity=Severity.BROKEN, fix=strangers.RESUME, harm=harm) if is_old else one
 
 
 def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:

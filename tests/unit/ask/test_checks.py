@@ -612,10 +612,10 @@ def test_rules_that_translate_without_a_proxy_are_compared_with_the_endpoints(en
     target = bytes((10, 96, 0, 1))
     packet = PassingPacket("output", 0, 1, None, target, 6, 80, (target, 80), ("", "eth0"))
     (found,) = strangers.translating_now(
-        [ForeignTranslation("table ip kube-proxy", "c", packet, tuple(ends), sure, unordered=False)], {NEW}
+        [ForeignTranslation("table ip kube-proxy", "c", packet, tuple(ends), sure, unordered=False)], {NEW}, "until x, "
     )
     assert (found.severity.mark, found.about, text in found.text) == (mark, strangers.PRESENT, True), found.text
-    assert found.text.startswith("until a kube-proxy runs, table ip kube-proxy, chain c: ")
+    assert found.text.startswith("until x, table ip kube-proxy, chain c: ")
 
 
 def test_lists_that_could_be_read_are_not_called_unread():

@@ -458,14 +458,15 @@ def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> It
     yield from strangers.of_tables_left(strangers.translating(found, forwarded, node.served), _left_tables(node))
 
 
-def translated_now(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
-    """Check for rules of other programs and leftover rules that translate a connection while no proxy runs."""
+def translated_now(node: CheckedNode, rules: NodeRules, until: str = strangers.UNTIL) -> Iterator[Diagnosis]:
+    """Check for rules of other programs and leftover rules that translate a connection while no proxy runs, or while it
+    hangs; `until` begins the findings."""
     yield from _translations(node, rules, forwarded=True)
     every, is_all = all_translations(node, rules)
     foreign = {one for each in rules.others for one in each.translations(_first_packet(node))}
-    yield from strangers.translating_now([one for one in every if one not in foreign], node.targets)
+    yield from strangers.translating_now([one for one in every if one not in foreign], node.targets, until)
     if node.targets and node.served and not every and is_all:
-        what = f"{strangers.UNTIL}no rule in the kernel translates {place_text(*_first_packet(node).original)}"
+        what = f"{until}no rule in the kernel translates {place_text(*_first_packet(node).original)}"
         yield Diagnosis(Severity.UNKNOWN, strangers.PRESENT, what, "no endpoint gets the connection")
 
 

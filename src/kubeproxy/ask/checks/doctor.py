@@ -59,8 +59,7 @@ def examine(given: argparse.Namespace) -> tuple[CheckedNode, Checkup]:
 
 def _hanging(what: str) -> Diagnosis:
     why = "changes of Services and endpoints do not reach the kernel, whose last rules remain in effect"
-    fix = "if a signal stopped it, send SIGCONT; else see its log and end it: kubelet or systemd restarts it"
-    return Diagnosis(Severity.BROKEN, "proxy", what, why, fix)
+    return Diagnosis(Severity.BROKEN, "proxy", what, why, strangers.RESUME)
 
 
 def answer(node: CheckedNode, report: Checkup) -> dict[str, object]:

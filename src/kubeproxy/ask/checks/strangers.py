@@ -31,6 +31,15 @@ class Unasked(NamedTuple):
     text: str
     hangs: bool = False
 
+    @property
+    def fix(self) -> str:
+        """The text of a fix that lets a proxy answer, or correct the rules."""
+        return RESUME if self.hangs else self.text
+
+
+RESUME: Final = "if a signal stopped it, send SIGCONT; else see its log and end it: kubelet or systemd restarts it"
+"""The fix for a proxy that hangs."""
+
 
 def unasked(proxies: Sequence[ProxyProcess], control: str = "") -> Unasked:
     """Return a text about these running kube-proxies, and whether the proxy at the control socket hangs. `control` is
@@ -276,20 +285,21 @@ def translating(found: Iterable[ForeignTranslation], forwarded: bool, served: bo
         )
 
 
-def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[End]) -> Iterator[Diagnosis]:
-    """Report leftover chains that translate a connection while no kube-proxy runs; `endpoints` are the endpoints in the
-    present objects."""
+def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[End], until: str) -> Iterator[Diagnosis]:
+    """Report chains that translate a connection while no kube-proxy runs, or while it hangs; `endpoints` are the
+    endpoints in the present objects, and `until` is UNTIL or HANGING."""
     for one in found:
         old = [end for end in one.ends if end not in endpoints]
         missing = f"in the objects, {place_text(*one.packet.original)} has no endpoint {destinations(old)}"
         reason = missing if old else "the objects have these endpoints too"
         severity = Severity.UNKNOWN if old or not one.sure else Severity.NOTE
-        yield Diagnosis(severity, PRESENT, UNTIL + translation(one), reason, table=one.where)
+        yield Diagnosis(severity, PRESENT, until + translation(one), reason, table=one.where)
 
 
 UNTIL: Final = "until a kube-proxy runs, "
+HANGING: Final = "while the proxy hangs, "
 PRESENT: Final = "present rules"
-"""The check of the rules in the kernel, which determine where connections go until a kube-proxy runs."""
+"""The check of the rules in the kernel, which determine where connections go until a kube-proxy runs and answers."""
 
 
 def translation(one: ForeignTranslation) -> str:

@@ -214,7 +214,7 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         whereabouts.must_be_here(node, " ".join(("kubectl kubeproxy verify", *map("/".join, names))))
         proxies = node.proxies
         unasked = strangers.unasked(proxies, node.control)
-        fix = unasked.text if proxies else _START
+        fix = unasked.fix if proxies else _START
         troubles += [unasked.text] * unasked.hangs
         if other := of_another_mode(node, unasked.text, checkup.NodeRules(node).sight):
             raise NoAnswerError(f"{other.what}; nothing was compared. Fix: {other.fix}")
