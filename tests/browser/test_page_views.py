@@ -357,6 +357,26 @@ async def test_endpoints_without_the_port_are_shown_as_out(page: Browser, proxy:
     await page.shows("table td", "no: its EndpointSlice has no port http (TCP) (ports)")
 
 
+async def test_endpoints_of_other_nodes_are_out_by_policy_local(page: Browser, proxy: Make) -> None:
+    mock = await proxy(60)
+    name = next(name for name, row in mock.scene.rows.items() if row[4] == "ClusterIP")
+    mock.scene.rows[name][2:6] = 3, 3, "ClusterIP", "lN"
+    detail = mock.scene.detail(name)
+    detail["ports"] = detail["ports"][:1]
+    detail["ports"][0] |= {"endpoints": [], "localEndpoints": []}
+    detail["endpoints"] = detail["endpoints"][1:]
+    detail["endpoints"][1] |= {"node": None, "forZones": ["zone-7"]}
+    mock.details[name] = detail
+    await _opened(page, mock, f"#/service/{name}")
+    await page.shows("table td", "no: it is on node-b, and the policy is Local (nodeName)")
+    text = "no: its EndpointSlice names no node, and the policy is Local (endpoints[].nodeName)"
+    await page.shows("table td", text)
+    await page.shows(".picture svg text", "out: it is on node-b, and the policy is Local")
+    await page.shows("#service-view .dim", "3 of 3 endpoints ready, none of them on this node")
+    await page.open(f"{mock.url}#/services?q={name.replace('/', '+')}")
+    await page.shows(".row .ends", "0 of 3")
+
+
 async def test_a_window_that_becomes_narrow_has_words_for_the_picture(page: Browser, proxy: Make) -> None:
     mock = await proxy(60)
     name = next(name for name, row in mock.scene.rows.items() if row[4] == "LoadBalancer" and row[2] > 1)

@@ -121,7 +121,8 @@ class News:
 
 Row = tuple[str, str, int, int, str, str, list[str], float, list[str]]
 """The row of a Service: name, state, numbers of ready and of all endpoints, type, letters of `flags` (and T if only
-terminating endpoints serve), addresses, time of the last change, ports without an available endpoint."""
+terminating endpoints serve, N if the policy is Local and all available endpoints are on other nodes), addresses, time
+of the last change, ports without an available endpoint."""
 
 _LEAVING: Final = {"deleting": "pending"}  # /debug/state: the page's state
 
@@ -137,6 +138,8 @@ def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | No
     plans = planner.compiled.get(name, NOTHING).plans
     count, letters, usable = endpoints(slices, plans), flags(plans, slices), any(plan.usable for plan in plans)
     ready = count.ready if usable or "P" not in letters else 0  # ready endpoints with other ports do not count
+    if usable and "l" in letters and not any(plan.cluster or plan.local for plan in plans):
+        letters += "N"
     return (
         f"{name[0]}/{name[1]}",
         _LEAVING.get(verdict[0], verdict[0]),

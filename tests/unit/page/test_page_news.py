@@ -234,7 +234,9 @@ def test_rows_tell_policies_and_when_it_changed(node):
     )
     assert row_of(node.snapshot, ("default", "nothing")) is None
     row = row_of(node.snapshot, ("default", "inside"))
-    assert (row[2:4], row[5], row[7]) == ((1, 2), "l", 1767225600.0)
+    assert (row[2:4], row[5], row[7]) == ((1, 2), "lN", 1767225600.0)
+    node.hears(service("inside", 2, internal_traffic_policy="Local", external_ips=["192.0.2.1"]))
+    assert row_of(node.snapshot, ("default", "inside"))[5] == "l"
 
 
 def test_a_service_with_terminating_endpoints_alone_is_not_without_endpoints(node):

@@ -13,6 +13,7 @@ function makeRow([name, state, ready, total, type, flags, addresses, changedAt, 
   const slash = name.indexOf('/');
   return {
     name, namespace: name.slice(0, slash), short: name.slice(slash + 1), state, ready, total, type, flags, addresses, changedAt, unserved,
+    used: flags.includes('N') ? 0 : ready,
     hay: `${name} ${addresses.join(' ')} ${type} ${state}`.toLowerCase(),
   };
 }

@@ -91,7 +91,7 @@ const noEndpoints = (row) => (noneReady(row) || row.unserved.length > 0) && row.
 /** A text about the ports without an available endpoint; '' for none. */
 const lacking = (row) => (noEndpoints(row) ? `no endpoint is available${noneReady(row) ? '' : ` for ${row.unserved.join(', ')}`}` : '');
 /** A text about the ready endpoints. A ready pod is no usable endpoint if its containers lack the port. */
-const endsText = (row) => (row.flags.includes('P') && noneReady(row) ? `none of ${plural(row.total, 'endpoint')} has the port` : [`${count(row.ready)} of ${plural(row.total, 'endpoint')} ready`, !noneReady(row) && lacking(row)].filter(Boolean).join('; '));
+const endsText = (row) => (row.flags.includes('P') && noneReady(row) ? `none of ${plural(row.total, 'endpoint')} has the port` : [`${count(row.ready)} of ${plural(row.total, 'endpoint')} ready${row.flags.includes('N') ? ', none of them on this node' : ''}`, !noneReady(row) && lacking(row)].filter(Boolean).join('; '));
 /** The classes of a state's mark; a Service with correct rules but without available endpoints has another mark. */
 const dotOf = (state, row) => `dot ${state}${state === 'programmed' && row && noEndpoints(row) ? ' empty' : ''}`;
 /** The use of connection tracking in whole percent, or 0 below 80 %, so that the problem does not change with each entry. */

@@ -245,9 +245,10 @@ function targetsOf(found, port) {
     if (!targets.has(address)) targets.set(address, { address, local: local.has(address), in: pool.has(address) });
   }
   const list = [...targets.values()], others = list.some((one) => one.in && one.ready);
+  const localOnly = ((known.rows.get(`${found.namespace}/${found.name}`) || {}).flags || '').includes('l') && port.frontends.every((one) => one.kind === 'cluster');
   for (const one of list) {
     const out = ejected[one.address] ? { why: `ejected on this node: ${ejected[one.address]}`, field: 'kube-proxy-py/eject' } : null;
-    if (!one.in) Object.assign(one, drained.has(one.address) ? { why: 'drained', field: 'weight 0' } : out || one.lacks || reasonOut(one, others));
+    if (!one.in) Object.assign(one, drained.has(one.address) ? { why: 'drained', field: 'weight 0' } : out || one.lacks || reasonOut(one, others, localOnly));
     else Object.assign(one, { want: wanted.get(one.address), weight: (port.weights || {})[one.address] });
   }
   const rank = (one) => (one.in ? (one.local ? 0 : 1) : 2);
@@ -267,7 +268,10 @@ function wantedShares(port) {
 }
 
 /** Return the reason why an endpoint gets no new connections, and the field of its EndpointSlice that is the cause. */
-function reasonOut(one, others) {
+function reasonOut(one, others, localOnly) {
+  if (localOnly && one.slice && !one.local && (one.ready || (one.terminating && one.serving))) {
+    return one.node ? { why: `it is on ${one.node}, and the policy is Local`, field: 'nodeName' } : { why: 'its EndpointSlice names no node, and the policy is Local', field: 'endpoints[].nodeName' };
+  }
   if (one.terminating && one.serving && others) return { why: 'terminating, while other endpoints are ready', field: 'conditions.terminating' };
   if (one.terminating) return { why: 'terminating', field: 'conditions.serving' };
   if (one.ready === false) return { why: 'not ready', field: 'conditions.ready' };

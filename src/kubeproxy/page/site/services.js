@@ -10,7 +10,7 @@ const FILTERS = [
 const SORTS = {
   name: null,
   rate: (a, b) => rateOf(b) - rateOf(a),
-  ready: (a, b) => a.ready - b.ready,
+  ready: (a, b) => a.used - b.used,
   changed: (a, b) => b.changedAt - a.changedAt,
 };
 const SORTED = [['name', 'name'], ['rate', 'new connections'], ['ready', 'fewest ready'], ['changed', 'last change']];
@@ -242,9 +242,9 @@ function paintRow(node, row, index, height, selected) {
     addresses.title = row.addresses.join('\n');
   }
   if (differs(node, 'ends', `${row.ready}/${row.total} ${row.state} ${row.flags} ${row.unserved}`)) {
-    ends.className = `ends ${lacking(row) && noneReady(row) ? 'none' : lacking(row) || row.ready < row.total ? 'some' : ''}`;
-    ends.firstChild.firstChild.style.width = `${row.total ? row.ready / row.total * 100 : 0}%`;
-    put(ends.lastChild, `${count(row.ready)} of ${count(row.total)}`);
+    ends.className = `ends ${lacking(row) && noneReady(row) ? 'none' : lacking(row) || row.used < row.total ? 'some' : ''}`;
+    ends.firstChild.firstChild.style.width = `${row.total ? row.used / row.total * 100 : 0}%`;
+    put(ends.lastChild, `${count(row.used)} of ${count(row.total)}`);
     ends.title = endsText(row);
     ends.setAttribute('aria-label', ends.title);
   }
