@@ -263,9 +263,15 @@ async def test_one_service_is_a_picture_that_follows_its_changes(page: Browser, 
         "only from 198.51.100.0/24",
         "masqueraded",
         "node-b",
-        "no new connections",
     ):
         assert part in picture
+    assert "connections" not in picture  # nothing is known before the first second
+    shown = "return document.querySelector('.picture svg').textContent.includes(arguments[0])"
+    at, quiet = time.time(), {"seconds": 1, "sampled": 1, "services": {}, "error": ""}
+    await mock.send("flows", {"at": at, **quiet})
+    await page.until(shown, "none since the page connected")
+    await mock.send("flows", {"at": at + 61, **quiet})
+    await page.until(shown, "no new connections")
     other = {"10.244.0.20:8080": 0.25, "10.244.2.22:8080": 0.25}  # of a port with the same endpoints
     flow = {"new": 200.0, "endpoints": {HTTP: {"10.244.0.20:8080": 0.3, "10.244.1.21:8080": 0.2}, "m/TCP/IPv4": other}}
     await mock.send("flows", {"at": time.time(), "seconds": 1, "sampled": 1, "services": {name: flow}, "error": ""})

@@ -4,7 +4,7 @@ const known = {
   facts: null, revision: -1, rows: new Map(), sorted: [], order: 0, rowsLoaded: false, rowsError: '',
   families: [], conntrack: null, queued: 0, perSecond: 0, lag: null, lastChange: 0,
   findings: null, findingsAt: 0, looking: false, every: 0, objects: [],
-  flows: new Map(), flowsError: '', flowsAt: 0, sampled: 1, newPerSecond: 0,
+  flows: new Map(), flowsError: '', flowsAt: 0, flowsSince: 0, sampled: 1, newPerSecond: 0,
   feed: [], seconds: [], skew: 0,
 };
 
@@ -92,6 +92,7 @@ function takePast({ changes = [], seconds = [] }) {
 function takeFlows(message) {
   known.flowsError = message.error || '';
   known.sampled = message.sampled || 1;
+  if (!known.flowsAt) known.flowsSince = message.at;
   known.flowsAt = message.at;
   known.newPerSecond = 0;
   for (const [name, seen] of Object.entries(message.services || {})) {

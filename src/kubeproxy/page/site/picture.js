@@ -107,6 +107,6 @@ function drawEndpoint(one, y, at, boxes) {
   // The planned end of the endpoint's bar, by weight, or with equal shares.
   if (one.want !== undefined) boxes.append(shape('rect', { x: right, y: y - 14, width: 2, height: 12, class: 'want', 'data-end': one.address, 'data-as': 'want', 'data-want': one.want, 'data-left': right - TRACK }, shape('title', {}, `planned: ${percent(one.want)}`)));
   const share = words(right, y + 11, '', 's', 'end');
-  Object.entries({ end: one.address, as: 'long', idle: 'no new connections' }).forEach(([key, value]) => { share.dataset[key] = value; });
+  Object.entries({ end: one.address, as: 'long', idle: 'yes' }).forEach(([key, value]) => { share.dataset[key] = value; });
   boxes.append(share);
 }

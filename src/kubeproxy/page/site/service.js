@@ -145,7 +145,7 @@ const serviceView = {
       if (node.dataset.as === 'bar') node.setAttribute('width', String((share || 0) / most * TRACK));
       else if (node.dataset.as === 'want') node.setAttribute('x', String(Number(node.dataset.left) + TRACK * node.dataset.want / most - 1));
       else if (node.dataset.as === 'fan') { node.setAttribute('stroke-width', String(1 + 6 * (share || 0))); node.classList.toggle('hot', Boolean(share)); }
-      else put(node, share === null ? node.dataset.idle || '–' : `${percent(share)}${speed && node.dataset.as === 'long' ? ` · ${rate(share * speed)}` : ''}`);
+      else put(node, share === null ? (node.dataset.idle ? idleText() : '–') : `${percent(share)}${speed && node.dataset.as === 'long' ? ` · ${rate(share * speed)}` : ''}`);
     }
   },
 
@@ -266,6 +266,9 @@ function wantedShares(port) {
   const total = pool.reduce((sum, one) => sum + (weights[one] ?? 1), 0);
   return new Map(pool.map((one) => [one, (weights[one] ?? 1) / total]));
 }
+
+/** Return the text for an endpoint without new connections. The page does not know connections from before it connected. */
+const idleText = () => (!known.flowsAt || known.flowsError ? '–' : known.flowsAt - known.flowsSince < SPARK ? 'none since the page connected' : 'no new connections');
 
 /** Return the reason why an endpoint gets no new connections, and the field of its EndpointSlice that is the cause. */
 function reasonOut(one, others, localOnly) {

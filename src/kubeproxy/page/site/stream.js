@@ -40,7 +40,7 @@ const stream = {
     const restarted = before && before.pid !== facts.pid;
     const again = Boolean(this.lostAt);
     Object.assign(this, { live: true, lostAt: 0, why: '', tries: 0 });
-    known.facts = facts;
+    Object.assign(known, { facts, flowsAt: 0 });
     if (restarted) notice(`kube-proxy was restarted: pid ${before.pid} is now ${facts.pid}`);
     else if (again) notice('connected to the proxy again');
     if (!before || restarted || again) this.loadPast();
