@@ -45,5 +45,5 @@ async def test_a_full_table_is_named_with_the_client_that_fills_it(live: Live) -
     assert status == 1, text
     assert "it is full" in text
     assert f"Fix: {LEAKING} has " in text
-    assert "Fix: most are UDP" in text
+    assert "Fix: most entries are UDP" in text
     assert "conntrack.maxPerCore" in text

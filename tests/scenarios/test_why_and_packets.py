@@ -158,7 +158,7 @@ async def test_a_rule_of_routing_for_a_mark_is_noted(live: Live) -> None:
         async with changed(live, (f"nft table ip other {{ {chain}; }}", "nft delete table ip other")):
             await fails(live, "node", front, True)
             given = f"?  table ip other, chain c: may give packets to {front.address} the mark 0x7"
-            await answer(live, "node", front, 2, given, "unless another program's mark leads it astray (?)")
+            await answer(live, "node", front, 2, given, "unless another program's mark changes its route (?)")
 
 
 async def test_a_source_that_another_program_gives_is_named(live: Live) -> None:

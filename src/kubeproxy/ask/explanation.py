@@ -30,7 +30,7 @@ _DOUBTS: Final = {
     "arrival": "unless its packets arrive by another interface",
     "source": "unless answers to another source do not return",
     "routes": "unless a next hop is silent",
-    "mark": "unless another program's mark leads it astray",
+    "mark": "unless another program's mark changes its route",
 }
 
 

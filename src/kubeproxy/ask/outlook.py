@@ -124,7 +124,7 @@ def world_for(facts: Facts, settings: Settings, local: Local) -> tuple[Globals, 
 def _moved(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:
     old, other = now.healthz_bind_address, new.healthz_bind_address
     ends = f"/healthz and /livez answer on {other or 'no address'}, no longer on {old}"
-    return [f"load balancers that check this node may take it out: {ends}"] if old and old != other else []
+    return [f"load balancers that check this node may stop using it: {ends}"] if old and old != other else []
 
 
 def _unmet(now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> list[str]:

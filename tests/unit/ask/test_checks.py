@@ -113,13 +113,13 @@ CASES: dict = {
     ),
     "never listed": (
         contact.reached(reach(watched("nodes", synced=False, connected=False, stale=3))),
-        [(BROKEN, "no list of nodes came yet, for 3 seconds")],
+        [(BROKEN, "no list of nodes has arrived for 3 seconds")],
     ),
     "nothing listed just after the start": (
         contact.reached(
             reach(*[watched(name, synced=False, connected=False, stale=2) for name in ("services", "servicecidrs")])
         ),
-        [(BROKEN, "no list of services, servicecidrs came yet, for 2 seconds")],
+        [(BROKEN, "no list of services, servicecidrs has arrived for 2 seconds")],
     ),
     "a token that the server does not accept": (
         contact.reached(
@@ -130,7 +130,7 @@ CASES: dict = {
                 ]
             )
         ),
-        [(BROKEN, "no list of services, nodes came yet, for 9 seconds: Unauthorized (code 401)")],
+        [(BROKEN, "no list of services, nodes has arrived for 9 seconds: Unauthorized (code 401)")],
     ),
     "a token that the server does not accept, as the watches of a server report it": (
         contact.reached(
@@ -144,7 +144,7 @@ CASES: dict = {
         [
             (
                 BROKEN,
-                "no list of services, endpointslices, nodes, servicecidrs came yet, for 9 seconds: " + NOT_ACCEPTED,
+                "no list of services, endpointslices, nodes, servicecidrs has arrived for 9 seconds: " + NOT_ACCEPTED,
             )
         ],
     ),
@@ -168,7 +168,7 @@ CASES: dict = {
                 ]
             )
         ),
-        [(BROKEN, f"no list of services, nodes came yet, for 9 seconds: {PLAIN}")],
+        [(BROKEN, f"no list of services, nodes has arrived for 9 seconds: {PLAIN}")],
     ),
     "certificate lasts": (contact.expiring(left("client", 30 * DAY), 1000.0), []),
     "certificate ends": (
@@ -211,7 +211,7 @@ CASES: dict = {
     ),
     "never sound": (
         programming.standing([FamilyStanding(V4)]),
-        [(DEGRADED, "the kernel was never known to have all of IPv4")],
+        [(DEGRADED, "the proxy has never confirmed that the kernel has all of IPv4")],
     ),
     "not ready": (programming.unready({"api": "no list"}), [(BROKEN, "the proxy is not ready: no list")]),
     "table there": (programming.there([Trace("table", V4), Trace("table", V6)], (V4, V6), "nftables"), []),
@@ -635,7 +635,7 @@ def test_the_flag_strict_beside_a_file_is_no_difference(tmp_path, text):
 
 def test_pods_beside_cluster_cidr_count_as_clients_outside():
     found = identity.networked(node(cidrs=["10.244.0.0/24"]), "ClusterCIDR", ["10.99.0.0/16"], {pack("10.244.0.1")})
-    assert "count as clients outside: their connections to cluster IPs are masqueraded, and" in next(found).why
+    assert "count as outside clients: their connections to cluster IPs are masqueraded, and" in next(found).why
 
 
 @pytest.mark.parametrize(
@@ -643,4 +643,4 @@ def test_pods_beside_cluster_cidr_count_as_clients_outside():
 )
 def test_a_second_proxy_need_not_do_harm(mode, why):
     (found,) = strangers.second([(ProxyProcess(9, (), True), "ipvs")], mode)
-    assert (why in found.why, "and connections may be sent to deleted endpoints" in found.why) == (True, True)
+    assert (why in found.why, "and connections may reach deleted endpoints" in found.why) == (True, True)

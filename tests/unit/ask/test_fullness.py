@@ -45,7 +45,7 @@ def test_with_room_all_is_well():
         (look(1000), "it is full: new connections are dropped"),
         (look(900), "it is nearly full: 90%"),
         (look(99_999, limit=100_000), "it is nearly full: 99%"),
-        (look(500, before=450), "filling as fast as now, it is full in 10 s"),
+        (look(500, before=450), "at the present rate, the table is full in 10 s"),
         (look(500, dropped=10), "3 packets were dropped just now, because the table had no room"),
         (look(500, early=4), "2 entries were removed just now"),
         (look(500, dropped=8), "1 packet was dropped just now"),

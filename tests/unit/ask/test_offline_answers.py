@@ -260,7 +260,7 @@ def test_refused_credentials_are_one_finding(
     run(["doctor", "-o", "json"])
     findings = json.loads(capfd.readouterr().out)["findings"]
     (found,) = [one for one in findings if one["about"] in {"api", "node", "kernel", "ready"}]
-    assert found["what"] == f"no list of {', '.join(names)} came yet, for 9 seconds: {trouble}"
+    assert found["what"] == f"no list of {', '.join(names)} has arrived for 9 seconds: {trouble}"
     assert "write a valid token into this file of the node" in found["fix"]
 
 

@@ -84,7 +84,7 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
         names = ", ".join(each.resource for each in several)
         what = f"no watch of {names} for {duration(one.stale)}"
         if not one.synced:
-            what = f"no list of {names} came yet, for {duration(one.stale)}"
+            what = f"no list of {names} has arrived for {duration(one.stale)}"
         what += f": {one.trouble.removeprefix(f'{one.resource}: ')}" if one.trouble else ""
         severity = Severity.BROKEN if not one.synced or one.stale > STALE else Severity.DEGRADED
         why, harm = effect, MISLEADS
@@ -103,8 +103,8 @@ def _silent_watches(reach: Reach, quiet: float) -> Iterator[Diagnosis]:
     if silent := [one for one in reach.watched if one.connected and one.stale > quiet]:
         names, age = ", ".join(one.resource for one in silent), max(one.stale for one in silent)
         what = f"no message of the open watches of {names} for {duration(age)}"
-        why = "the API server sends one each minute; the connections may be dead, and in minutes the proxy lists again"
-        fix = "if it comes back, look at the load balancer or proxy between this node and the API server"
+        why = "the server sends a message every minute; the connections may be dead; in minutes the proxy lists again"
+        fix = "if this happens again, look at the load balancer or proxy between this node and the API server"
         yield Diagnosis(Severity.NOTE, "api", what, why, fix)
     for one in reach.watched:
         if one.connected and one.trouble:
@@ -226,6 +226,6 @@ def agreeing(skew: float) -> Iterator[Diagnosis]:
     if abs(skew) > SKEW:
         which = "behind" if skew > 0 else "ahead of"
         what = f"this node's clock is {duration(abs(skew))} {which} the API server's"
-        why = "certificates and tokens count as expired, or as not good yet; times in logs and events do not agree"
+        why = "certificates and tokens count as expired, or as not yet valid; times in logs and events do not agree"
         fix = "set the clock, and let chrony or systemd-timesyncd synchronise the clock"
         yield Diagnosis(Severity.DEGRADED, "clock", what, why, fix)

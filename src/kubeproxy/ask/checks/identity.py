@@ -90,7 +90,7 @@ def networked(
     podCIDRs in which the node has an address (`own`)."""
     if local_mode == "NodeCIDR" and not pod_cidrs(node):
         what = f"Node {node.metadata.name} has no podCIDRs, and detectLocalMode is NodeCIDR"
-        why = "connections of pods cannot be distinguished from others: none to cluster IPs is masqueraded"
+        why = "connections of pods cannot be distinguished from others, so no connection to a cluster IP is masqueraded"
         fix = "let the controller manager allocate podCIDRs (--allocate-node-cidrs), or use another detectLocalMode"
         yield Diagnosis(Severity.DEGRADED, "node", what, why, fix)
     for family in Family if local_mode == "ClusterCIDR" else ():
@@ -99,7 +99,7 @@ def networked(
         missing = [network_text(one) for one in used if known and not all(within(each, known) for each in one)]
         if missing:
             what = f"clusterCIDR {','.join(cluster_cidrs)} does not contain podCIDRs of this Node: {', '.join(missing)}"
-            why = "pods there count as clients outside: their connections to cluster IPs are masqueraded, and "
+            why = "pods there count as outside clients: their connections to cluster IPs are masqueraded, and "
             why += "externalTrafficPolicy Local applies to them"
             yield Diagnosis(Severity.BROKEN, "node", what, why, WIDEN_CLUSTER_CIDR)
         hosts = [one for _, one in listed_addresses(node) if len(one) == family.address_size and within(one, known)]
@@ -122,6 +122,6 @@ def configured(path: str, mistakes: str, difference: Sequence[str]) -> Iterator[
         yield Diagnosis(Severity.DEGRADED, "configuration", what, why, fix)
     elif difference:
         what = f"{path} differs from what runs: {'; '.join(difference)}"
-        why = "the proxy restarts when the file changes; the proxy has not noticed this change, or not yet"
+        why = "the proxy restarts when it notices a change of the file; it has not noticed this change so far"
         fix = "restart the proxy; `kube-proxy plan --config FILE` prints the changes that the file causes"
         yield Diagnosis(Severity.DEGRADED, "configuration", what, why, fix)

@@ -135,8 +135,8 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
         yield Diagnosis(
             severity=Severity.BROKEN,
             about="routes",
-            what=f"answers to {client} leave by {out}, and not by {near}, in whose network it is",
-            why="it is a pod of this node, so it gets no answer",
+            what=f"answers to {client} leave by {out}, although it is in the network of {near}",
+            why="the client is a pod of this node, and gets no answer",
             fix=f"see `ip route get {client}`: delete that route, or correct it",
             harm=node.harm(lost),
         )
@@ -183,7 +183,7 @@ def _moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_E
             f"{' or '.join(sorted(known)) or 'of a map or range'} at the hook postrouting",
             why="the endpoint, and network policies, see this address as the client"
             if is_own
-            else "it is no address of this node: the connection passes only if answers to it come here",
+            else "it is no address of this node: the connection passes only if answers to it arrive on this node",
             fix=f"have {one.where} {one.chain} use an address of this node, or leave packets to endpoints out of it",
             table=one.where,
         )
@@ -274,7 +274,7 @@ def _if_marked(
                 about="routes",
                 what=f"the kernel would not route packets to {unpack(packet.destination)} with the mark {mark:#x}: "
                 f"{refused_by(_with(packet, mark)) or 'no table has a route'}",
-                why="if a program gives this connection that mark, it is dropped or refused; no evaluated chain does",
+                why="if a program sets this mark, the connection is dropped or refused; no evaluated chain sets it",
                 fix="see which programs set it (`nft list ruleset`, `iptables-save`), and leave this connection out",
             )
 

@@ -20,7 +20,7 @@ FORWARDING_OF: Final = {Family.IPV4: "net/ipv4/conf/{}/forwarding", Family.IPV6:
 STRICT: Final = 1
 _SHOWN: Final = 2
 
-_PERSIST: Final = "and remove it from the file in /etc/sysctl.d, or the program, that sets it to something else"
+_PERSIST: Final = "and remove the setting from the file in /etc/sysctl.d, or the program, that sets another value"
 
 
 class Setting(NamedTuple):
@@ -185,8 +185,8 @@ def down(
                 "nodes",
                 fix="check the interface's cable, its other end, or the program that created the interface"
                 if one.up
-                else f"ip link set {one.name} up, and see which program took it down; then its routes must be back "
-                "(ip route)",
+                else f"ip link set {one.name} up, and find the program that took it down; then check that its routes "
+                "exist again (ip route)",
                 harm=harms.get(one.name, NOTHING),
             )
 
@@ -217,7 +217,7 @@ def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:
     used, limit = descriptors
     if used >= FILLING * limit:
         what = f"the proxy (pid {pid}) has {used} open files; its limit is {limit}"
-        why = "health checks, and in userspace mode connections, are turned away when none is left"
+        why = "health checks, and in userspace mode connections, are refused when no descriptor is left"
         fix = "raise LimitNOFILE of its unit, or the container runtime's limit; see which clients have so many"
         yield Diagnosis(Severity.BROKEN if used >= FULL * limit else Severity.DEGRADED, "descriptors", what, why, fix)
 

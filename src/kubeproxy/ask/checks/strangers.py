@@ -59,7 +59,9 @@ def unevaluated(found: Iterable[Chain]) -> Iterator[Diagnosis]:
     """Report chains of other programs that this command cannot evaluate."""
     for one in found:
         what = f"table {one.family} {one.table}, chain {one.name} may drop packets, and is not evaluated"
-        why = f"where a connection hangs, one of its rules may be why (`nft list table {one.family} {one.table}`)"
+        why = (
+            f"if a connection hangs, a rule of this table may be the cause (`nft list table {one.family} {one.table}`)"
+        )
         fix = "let it accept packets of the pod network and of Services"
         yield Diagnosis(Severity.NOTE, "firewall", what, why, fix)
 
@@ -72,7 +74,7 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str, caught: str = 
         shown = f" in {theirs} mode" if theirs else ""
         same = "each may remove the other's rules" if theirs == mode else "both translate the same connections"
         what = f"{kind} runs here too (pid {process.pid}){shown}{caught}"
-        why = f"two of them write rules for the same Services: {same}, and connections may be sent to deleted endpoints"
+        why = f"two kube-proxies write rules for the same Services: {same}, and connections may reach deleted endpoints"
         fix = (
             "stop one kube-proxy: a second DaemonSet, a unit of systemd, or a process that was started by hand; "
             "docs/migrate.md describes the change from one kube-proxy to the other"
@@ -357,8 +359,7 @@ def firewalls(
                 what=f"{one.where}, chain {one.chain}: drops all new connections{_UNMARKED * one.marked} at the hook "
                 f"{one.hook}",
                 why="only KUBE-FORWARD accepts new connections: NodePorts pass under policy Cluster; connections of "
-                "pods to "
-                "cluster IPs, and all under policy Local, time out"
+                "pods to cluster IPs, and all connections with policy Local, time out"
                 if one.marked
                 else "none of the chain's rules accepts new connections: packets to endpoints are dropped, and "
                 "clients see a timeout",

@@ -115,7 +115,7 @@ def _problems(level: Level, growth: float, refused: Refusals) -> Iterator[str]:
     elif share >= NEARLY_FULL:
         yield f"it is nearly full: {int(share * 100)}%"
     elif level.limit and growth > 0 and (level.limit - level.entries) / growth < _SOON:
-        yield f"filling as fast as now, it is full in {(level.limit - level.entries) / growth:.0f} s"
+        yield f"at the present rate, the table is full in {(level.limit - level.entries) / growth:.0f} s"
     if refused.dropped:
         yield (
             f"{counted(refused.dropped, 'packet', 'was')} dropped just now, because the table had no room for "
@@ -152,7 +152,7 @@ def fixes(level: Level, services: Iterable[Filler], clients: Iterable[Filler], s
             "conntrack.tcpCloseWaitTimeout removes the entries earlier"
         )
     if sum(count for name, count in states.items() if name.startswith("UDP")) > total / 2:
-        yield "most are UDP, which has no end: shorten conntrack.udpTimeout and conntrack.udpStreamTimeout"
+        yield "most entries are UDP, which has no end: shorten conntrack.udpTimeout and conntrack.udpStreamTimeout"
     yield (
         f"raise conntrack.maxPerCore or conntrack.min in the proxy's configuration (now {level.limit} in all; an entry "
         "takes some 320 bytes), and net.netfilter.nf_conntrack_buckets with it"

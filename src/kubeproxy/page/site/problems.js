@@ -69,7 +69,7 @@ function conntrackProblems() {
   return [{
     level: share >= .95 ? 'bad' : 'warn', what: `connection tracking is ${percent(share)} full: ${count(used)} of ${count(max)} entries`,
     detail: 'A full table drops new connections, of Services and of everything else on this node.',
-    fix: `\`kube-proxy conntrack\` says who has the entries; sysctl -w net.netfilter.nf_conntrack_max=${max * 2} makes room`,
+    fix: `\`kube-proxy conntrack\` shows the largest users of the table; sysctl -w net.netfilter.nf_conntrack_max=${max * 2} makes room`,
   }];
 }
 
@@ -110,7 +110,7 @@ const problemsView = {
     this.button();
     try {
       const { after } = await getJson('api/look');
-      if (after > 1) notice(`problems are looked for in ${duration(after)}`);
+      if (after > 1) notice(`the next check starts in ${duration(after)}`);
     } catch (error) {
       if (this.asked === asked) this.asked = null;
       notice(error.message);
@@ -127,7 +127,7 @@ const problemsView = {
     // The button is not `disabled`, because a disabled button loses the keyboard focus.
     $('look').setAttribute('aria-disabled', String(waits));
     $('look').hidden = !known.facts;
-    $('look').title = `Problems are looked for by themselves 2 s after the kernel refuses or differs${often}`;
+    $('look').title = `A check starts by itself 2 s after the kernel refuses or differs${often}`;
     put($('look'), waits ? 'Looking' : 'Look again');
   },
 
@@ -163,7 +163,7 @@ const problemsView = {
     const none = rows.filter(noEndpoints).length, level = share >= .95 ? 'bad' : share >= .8 ? 'warn' : '';
     const tiles = [
       ['#/services', 'Services', count(known.rows.size), known.queued ? `${count(known.queued)} on their way` : known.rowsLoaded ? 'all committed' : 'loading'],
-      ['#/services?f=none', 'Without endpoints', count(none), none ? '' : 'every port has one', none ? 'look' : ''],
+      ['#/services?f=none', 'Without endpoints', count(none), none ? '' : 'every port has an endpoint', none ? 'look' : ''],
       ['#/now', 'Changes', rate(known.perSecond), known.lastChange ? ago(known.lastChange) : 'none seen yet'],
       ['#/now', 'API to kernel, p99', known.lag ? delay(known.lag.p99) : '–', known.lag ? `p50 ${delay(known.lag.p50)}` : 'none since the page opened'],
       ['#/services?s=rate', 'New connections', known.flowsAt && !known.flowsError ? rate(known.newPerSecond) : '–', newSentence()],

@@ -6,8 +6,8 @@ const TREATMENTS = {
   'endpoints, masqueraded': ['masqueraded', 'endpoints see this node', 'all'],
   'local endpoints': ['passed on, local only', 'endpoints see the client', 'local'],
   'local endpoints, masqueraded': ['masqueraded, local only', 'endpoints see this node', 'local'],
-  reject: ['refused', 'the client is told at once', ''],
-  drop: ['dropped', 'the client waits in vain', ''],
+  reject: ['refused', 'the client gets an error at once', ''],
+  drop: ['dropped', 'the client gets a timeout', ''],
   'not handled': ['not handled', 'no rule of the proxy applies', ''],
 };
 const TRACK = 90;  // length of the bar of the largest share

@@ -17,7 +17,7 @@ const FLAGS = {
   E: ['ejected', 'failing endpoints get no new connections from this node'],
   P: ['no such port', 'no endpoint has a port of this Service: does a container have the named targetPort?'],
   N: ['none here', 'internalTrafficPolicy: Local, and no available endpoint is on this node'],
-  T: ['terminating', 'no endpoint is ready: terminating ones serve'],
+  T: ['terminating', 'no endpoint is ready: terminating endpoints serve'],
 };
 
 const $ = (id) => document.getElementById(id);
