@@ -77,7 +77,7 @@ def _rows(state: Fullness) -> dict[str, Row]:
 
 
 def _total(state: Fullness) -> str:
-    share = f" ({state.entries / state.limit:.1%})" if state.limit else ""
+    share = f" ({state.entries * 1000 // state.limit / 10}%)" if state.limit else ""
     return f"{state.entries} of {state.limit} entries{share}"
 
 

@@ -286,6 +286,10 @@ CASES: dict = {
         settings.filled(settings.tracked(95, 100), "conntrack"),
         [(BROKEN, "connection tracking is 95% full: 95 of 100")],
     ),
+    "a table is not called full while it has room": (
+        settings.filled(settings.tracked(262_139, 262_144, ()), "conntrack"),
+        [(BROKEN, "connection tracking is 99% full: 262139 of 262144")],
+    ),
     "few files": (settings.opened(Descriptors(10, 100), 7), []),
     "many files": (
         settings.opened(Descriptors(80, 100), 7),

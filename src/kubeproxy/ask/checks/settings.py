@@ -207,7 +207,7 @@ def filled(room: Room, about: str) -> Iterator[Diagnosis]:
     if room.limit > 0 and room.used >= FILLING * room.limit:
         is_full = room.used >= FULL * room.limit
         severity = Severity.BROKEN if is_full else Severity.DEGRADED
-        what = f"{room.name} is {room.used / room.limit:.0%} full: {room.used} of {room.limit}"
+        what = f"{room.name} is {room.used * 100 // room.limit}% full: {room.used} of {room.limit}"
         harm = STOPS if room.used >= room.limit else MISLEADS if is_full else NOTHING
         yield Diagnosis(severity, about, what, room.why, room.fix, harm)
 

@@ -37,7 +37,9 @@ class Unasked(NamedTuple):
         return RESUME if self.hangs else self.text
 
 
-RESUME: Final = "if a signal stopped it, send SIGCONT; else see its log and end it: kubelet or systemd restarts it"
+RESUME: Final = (
+    "if a signal stopped the proxy, send SIGCONT; else read its log, and end it: kubelet or systemd restarts it"
+)
 """The fix for a proxy that hangs."""
 
 
