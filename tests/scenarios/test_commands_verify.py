@@ -28,6 +28,7 @@ from kubeproxy.kernel.ipvs import (
 )
 from kubeproxy.model.addresses import pack
 from lab.netns import run_in_async
+from lab.proxyprocess import proxy_command
 from support.live import TIMEOUT, Front, Live
 from support.modes import modes
 from support.owned import owned_table
@@ -410,3 +411,7 @@ async def test_the_rules_of_a_stopped_proxy_are_compared_with_the_objects(bare: 
     status, text = await bare.ask(*asked)
     lacking = f"  x  {begin} lack a part that all Services need, so default/web may not answer: "
     assert (status, text.startswith(lacking)) == (1, True), text
+    await bare.run(proxy_command(), "--cleanup")
+    status, text = await bare.ask(*asked)
+    gone = "mode; no kube-proxy serves default/web on this node\nFix: start kube-proxy on this node\n"
+    assert (status, text.startswith("  x  no kube-proxy runs here, and "), gone in text) == (1, True, True), text

@@ -24,6 +24,7 @@ from kubeproxy.model.plan import ServiceName
 from kubeproxy.setup import host, modes
 from kubeproxy.wording import counted
 
+_START = "start kube-proxy on this node"
 _FROM_OBJECTS = "the answer follows from the objects alone"
 _DIFFER = "they differ from what the objects and this configuration need; `kube-proxy verify{}{}` lists the differences"
 
@@ -60,7 +61,10 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosi
         if other := of_another_mode(node, begin, sight):
             return replace(other, what=f"{other.what}; {_FROM_OBJECTS}")
         what = f"{begin}, and the kernel has no rules of {node.mode.name} mode"
-        return Diagnosis(unread, "proxy", f"{what}; {_FROM_OBJECTS}")
+        nothing = f"no kube-proxy serves {'/'.join(name) if name is not None else 'any Service'} on this node"
+        is_unserved = not (proxies or facts.manifests)
+        severity, end, fix = (Severity.BROKEN, nothing, _START) if is_unserved else (unread, _FROM_OBJECTS, "")
+        return Diagnosis(severity, "proxy", f"{what}; {end}", fix=fix)
     except (KubeProxyError, OSError) as error:
         what = f"{begin}, and the rules in the kernel cannot be read ({error}); {_FROM_OBJECTS}"
         return Diagnosis(unread, "proxy", what)
@@ -80,7 +84,7 @@ def of_another_mode(node: CheckedNode, begin: str, sight: Sight) -> Diagnosis | 
 def _compared(asked: Desk, facts: Facts, name: ServiceName | None, flows_end: FlowsEnd, unasked: str) -> Diagnosis:
     services = list(asked.services([name] if name is not None else []))
     label = "/".join(name) if name is not None else counted(len(services), "Service")
-    begin, fix = "no kube-proxy runs here: the rules of the stopped proxy", "start kube-proxy on this node"
+    begin, fix = "no kube-proxy runs here: the rules of the stopped proxy", _START
     if unasked:
         begin, fix = f"{unasked}; its rules", ""
         if flows_end is FlowsEnd.PROXY:
