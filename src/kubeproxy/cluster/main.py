@@ -172,7 +172,9 @@ def _nearest(
     for one in fleet.answers.values():
         if isinstance(one, WhyAnswer) and len(fleet.replies) == 1:
             one.why = names.placed(one.why, ends.MOST)
-            names.other_family = in_other_family(source, target, one.why.destination)
+            other = in_other_family(source, target, one.why.destination)
+            is_shared = target.service or not one.why.service or (other and names.has_family(one.why.service, other))
+            names.other_family = other if is_shared else ""
     return first, fleet
 
 

@@ -125,6 +125,15 @@ class Names:
         self._endpoints(namespace, name)
         return f"{namespace}/{name}"
 
+    def has_family(self, service: str, place: str) -> bool:
+        """Return whether a Service NAMESPACE/NAME has a cluster IP in the address family of a place, such as
+        [fd00::1]:30080. Return False if the Service cannot be read."""
+        namespace, _, name = service.partition("/")
+        with suppress(NoAnswerError, QuestionError):  # the name comes from a node's answer
+            spec = self._kubectl.get(Service, "services", name, namespace=namespace).spec
+            return any((":" in one) is place.startswith("[") for one in spec.cluster_ips or [spec.cluster_ip or ""])
+        return False
+
     def _get(self, kind: type[T], resource: str, namespace: str, name: str) -> T:
         """Return an object. Raises NoAnswerError; the text of a missing object's error contains the namespaces that
         have an object of this name."""

@@ -270,6 +270,21 @@ def test_a_pod_that_has_not_started_is_named(cluster: StandIn, run: Run):
     assert "pod shop/new has no node and address: it is Pending" in run("why", "shop/new", "shop/web:80")[2]
 
 
+@pytest.mark.parametrize(
+    ("cluster_ips", "readable", "again"),
+    [(["10.96.0.10"], True, 0), (["10.96.0.10", "fd00:10:96::10"], True, 1), (["fd00:10:96::10"], False, 0)],
+)
+def test_a_nodeport_is_asked_about_again_in_a_family_of_its_service(
+    cluster_ips: list[str], readable: bool, again: int, cluster: StandIn, run: Run
+):
+    cluster.objects["services"][0]["spec"]["clusterIPs"] = cluster_ips
+    cluster.errors |= {} if readable else {"services": 'services "web" is forbidden'}
+    cluster.node("node-a", **why("10.244.0.7 -> 192.0.2.1:30080/tcp: kube-proxy forwards it"))
+    cluster.objects["nodes"][0]["status"]["addresses"].append({"type": "InternalIP", "address": "fd00:100::1"})
+    _, text, _ = run("why", "shop/client", "node/node-a:30080")
+    assert text.count("Next: the same over IPv6: kubectl kubeproxy why shop/client '[fd00:100::1]:30080'\n") == again
+
+
 def test_the_node_that_an_answer_names_is_asked_next(cluster: StandIn, run: Run):
     cluster.node("node-a", **why("decided on node-b", "unknown", elsewhere="node-b"))
     cluster.node("node-b", **why("decided here"))
