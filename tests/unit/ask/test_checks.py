@@ -7,15 +7,17 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
+from kubeproxy.api import lists
 from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import Reach, WatchStanding
-from kubeproxy.ask.checks import checkup, contact, identity, ports, programming, settings, strangers
+from kubeproxy.ask.checks import checkup, contact, greeting, identity, ports, programming, settings, strangers
 from kubeproxy.ask.checks.settings import InterfacePath, Setting
 from kubeproxy.ask.finding import MISLEADS, Diagnosis, Severity, duration, worst_first
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import made_strict
 from kubeproxy.engine.backlog import FamilyStanding
+from kubeproxy.errors import SourceError
 from kubeproxy.kernel.chains import RuleChain
 from kubeproxy.kernel.proc.processes import Descriptors, ProxyProcess
 from kubeproxy.kernel.route import Bridge, NetworkInterface
@@ -620,6 +622,24 @@ def test_rules_that_translate_without_a_proxy_are_compared_with_the_endpoints(en
     )
     assert (found.severity.mark, found.about, text in found.text) == (mark, strangers.PRESENT, True), found.text
     assert found.text.startswith("until x, table ip kube-proxy, chain c: ")
+
+
+def test_a_server_without_an_answer_is_one_finding(monkeypatch):
+    def fail(*_):
+        raise SourceError("10.0.0.1:6443: No route to host")
+
+    monkeypatch.setattr(greeting, "greet", fail)
+    cluster = SimpleNamespace(credentials=SimpleNamespace(files=(), program=""), proxy=None)
+    monkeypatch.setattr(greeting, "_cluster", lambda _: cluster)
+    state = reach(watched(synced=False, connected=False, stale=2.0))
+    report = checkup.Checkup(list(contact.reached(state)), [])
+    checkup._look_at_server(report, None, state)
+    (found,) = report.findings
+    assert found.what == "the API server cannot be reached at 10.0.0.1:6443: No route to host"
+    monkeypatch.setattr(greeting, "greet", lambda *_: lists.Greeting(None, None, 2.0))
+    report = checkup.Checkup(list(contact.reached(state)), [])
+    checkup._look_at_server(report, None, state)
+    assert [one.severity for one in report.findings] == [Severity.BROKEN, Severity.DEGRADED]
 
 
 def test_lists_that_could_be_read_are_not_called_unread():

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import connection
-from kubeproxy.ask.checks import checkup, contact, routes, settings, strangers, whereabouts
+from kubeproxy.ask.checks import contact, greeting, routes, settings, strangers, whereabouts
 from kubeproxy.ask.checks import node as node_checks
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.checks.node import CheckedNode
@@ -455,15 +455,15 @@ def test_a_server_with_silent_watches_gets_a_request(silent, answers, mark, age,
         if not answers:
             raise SourceError("h: sent nothing for 3 s")
 
-    monkeypatch.setattr(checkup, "greet", greet)
-    monkeypatch.setattr(checkup, "load_cluster", lambda *_: SimpleNamespace(proxy=None, credentials=UNAUTHENTICATED))
+    monkeypatch.setattr(greeting, "greet", greet)
+    monkeypatch.setattr(greeting, "load_cluster", lambda *_: SimpleNamespace(proxy=None, credentials=UNAUTHENTICATED))
     watched = tuple(
         WatchStanding(resource=name, synced=True, connected=True, stale=0.0, silent=one)
         for name, one in zip(("services", "endpointslices"), silent, strict=True)
     )
     reach = Reach(server="https://h", trouble="", watched=watched, certificates={})
     facts = SimpleNamespace(master="", began={})
-    found = list(checkup.outdated(CheckedNode(facts, 0, MODE, KubeProxyConfiguration(), running=True), reach))
+    found = list(greeting.outdated(CheckedNode(facts, 0, MODE, KubeProxyConfiguration(), running=True), reach))
     assert [one.severity.mark for one in found] == [mark] * bool(mark)
     assert all(f"traffic uses the state known {age} ago" in one.text for one in found)
 

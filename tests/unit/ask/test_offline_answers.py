@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask import offline
-from kubeproxy.ask.checks import checkup, doctor
+from kubeproxy.ask.checks import checkup, doctor, greeting
 from kubeproxy.ask.checks.checkup import Checkup
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.kernel import present
@@ -235,7 +235,7 @@ def test_a_proxy_that_waits_for_its_node_is_not_ready(words: str, capfd: pytest.
 @pytest.mark.usefixtures("waiting")
 def test_the_wait_for_a_node_is_one_finding(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(checkup, "_look_at_way", lambda *_: None)
-    monkeypatch.setattr(checkup, "_greeted", lambda *_: ())
+    monkeypatch.setattr(greeting, "greeted", lambda *_: ())
     monkeypatch.setattr(checkup, "_able", lambda *_: ())
     run(["doctor", "-o", "json"])
     findings = json.loads(capfd.readouterr().out)["findings"]
@@ -255,7 +255,7 @@ def test_refused_credentials_are_one_finding(
     facts = replace(unlisted, reach=reach, standings=standings, unready=unready)
     monkeypatch.setattr(Client, "ask", lambda _, page, *__, **___: facts if page == "/facts" else False)
     monkeypatch.setattr(Client, "pid", lambda _: 0)
-    monkeypatch.setattr(checkup, "_greeted", lambda *_: ())
+    monkeypatch.setattr(greeting, "greeted", lambda *_: ())
     monkeypatch.setattr(checkup, "_able", lambda *_: ())
     run(["doctor", "-o", "json"])
     findings = json.loads(capfd.readouterr().out)["findings"]

@@ -12,11 +12,18 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.api.cluster import Cluster, token_validity
-from kubeproxy.api.kubeconfig import load_cluster
-from kubeproxy.api.lists import greet
 from kubeproxy.api.source import Reach
-from kubeproxy.ask.checks import contact, identity, ports, programming, routes, settings, strangers, whereabouts
+from kubeproxy.ask.checks import (
+    contact,
+    greeting,
+    identity,
+    ports,
+    programming,
+    routes,
+    settings,
+    strangers,
+    whereabouts,
+)
 from kubeproxy.ask.checks import node as nodes
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.facts import Facts
@@ -26,7 +33,7 @@ from kubeproxy.backends.leftovers import is_ours
 from kubeproxy.backends.mode import FlowsEnd, Mode, Sight, Trace
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration, differences, made_strict
-from kubeproxy.errors import ConfigError, KubeProxyError, SourceError, Unsupported
+from kubeproxy.errors import ConfigError, KubeProxyError, Unsupported
 from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, listening
@@ -38,9 +45,6 @@ from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, place_text, un
 from kubeproxy.model.answer import Packet
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
-
-GREETING_PATIENCE = 10.0  # seconds to wait for each step of the API server's answer
-SHORT_PATIENCE = 3.0  # seconds to wait for an answer that does not depend on the API server
 
 _OUTRANKED = ("hostnameOverride:", "logging.")  # fields that a flag may set even with a configuration file
 
@@ -139,26 +143,10 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
         standings = [one for one in facts.standings if node.concerns(one.family)]
         report.look("kernel", lambda: programming.standing(standings, facts.began))
         if reach is not None:
-            report.look("API server", lambda: outdated(node, reach))
+            report.look("API server", lambda: greeting.outdated(node, reach))
         if facts.node_deleted:
             report.findings.append(identity.deleted(facts.world.node_name))
     return report
-
-
-def outdated(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
-    """Check whether the objects may be outdated. If all watches are silent, send a request to the server, because the
-    watches of an idle cluster are silent, too."""
-    assert node.facts is not None  # noqa: S101 - callers have a proxy
-    if node.running and not reach.trouble and reach.silent > contact.SILENT:
-        try:
-            cluster = _cluster(node)
-            if cluster.proxy is None and not cluster.credentials.program:
-                greet(cluster, SHORT_PATIENCE)
-        except SourceError as error:
-            reach = reach.unanswered(str(error))
-        except (KubeProxyError, OSError):
-            pass  # the proxy's kubeconfig is in another file system
-    yield from contact.outdated(reach, node.facts.began)
 
 
 def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
@@ -224,7 +212,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, second: Col
         if report.look("API server", lambda: contact.reached(reach, facts.began)):
             covered |= {"api"} if facts.listed else facts.unready.keys()
         report.look("certificates", lambda: contact.expiring(reach.certificates, time.time()))
-        report.look("API server's certificate and clock", lambda: _greeted(node, reach))
+        _look_at_server(report, node, reach)
         if facts.node is not None or reach.nodes_listed:
             named = report.look("Node", lambda: whereabouts.registered(facts))
             named |= report.look("pod networks", lambda: whereabouts.networked(node, facts))
@@ -247,29 +235,15 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, second: Col
             report.unknown.append(f"descriptors: /proc/{node.pid}/fd cannot be read by this command")
 
 
-def _cluster(node: CheckedNode) -> Cluster:
-    path, facts = node.config.client_connection.kubeconfig, node.facts
-    return load_cluster(str(node.path(path)) if path else "", facts.master if facts is not None else "")
-
-
-def _greeted(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:
-    cluster = _cluster(node)
-    for token in cluster.credentials.files:
-        validity = token_validity(Path(token).read_text(encoding="utf-8"))
-        if validity is not None:
-            yield from contact.expiring({"token": validity}, time.time())
-    if reach.trouble or cluster.proxy is not None or cluster.credentials.program:
-        return  # already reported, or the connection to the server needs an HTTP proxy or a plugin
-    try:
-        greeting = greet(cluster, GREETING_PATIENCE)
-    except SourceError as error:
-        yield from contact.reached(reach.unanswered(str(error)))
-        return
-    yield from contact.answered(greeting.seconds)
-    if greeting.certificate is not None:
-        yield from contact.expiring({"server": greeting.certificate}, time.time())
-    if greeting.ahead is not None:
-        yield from contact.agreeing(greeting.ahead)
+def _look_at_server(report: Checkup, node: CheckedNode, reach: Reach) -> None:
+    """Send a request to the API server. If the server does not answer, this finding replaces those on missing lists and
+    watches, which are its effects."""
+    greeted = Checkup([], [])
+    greeted.look("API server's certificate and clock", lambda: greeting.greeted(node, reach))
+    if any(one.about == "api" and one.severity is Severity.BROKEN for one in greeted.findings):
+        report.findings = [one for one in report.findings if one.about != "api"]
+    report.findings += greeted.findings
+    report.unknown += greeted.unknown
 
 
 def _configured(node: CheckedNode, path: str) -> Iterator[Diagnosis]:

@@ -16,9 +16,9 @@ def outdated(asked: Source, facts: Facts) -> list[Diagnosis]:
     the watches. A full connection table comes first, because it may be the cause of the other findings."""
     if facts.reach is None or not asked.running or facts.reach.silent <= contact.SILENT:
         return list(contact.outdated(facts.reach)) if facts.reach is not None else []
-    from kubeproxy.ask.checks import checkup, node  # noqa: PLC0415 - most answers do not need these modules
+    from kubeproxy.ask.checks import checkup, greeting, node  # noqa: PLC0415 - most answers do not need these modules
 
-    found = list(checkup.outdated(checkup.checked(asked, facts), facts.reach))
+    found = list(greeting.outdated(checkup.checked(asked, facts), facts.reach))
     return [*node.conntrack_without_room(), *found] if found else []
 
 
