@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from functools import partial
 
 from support.answers import valid
 from support.live import METRICS_PORT, Live
@@ -90,6 +91,17 @@ async def test_a_problem_has_its_beginning_in_doctor_and_its_end_in_changes(bare
         return "" if begins and ends else str(texts)
 
     await bare.eventually(repaired)
+    refused = "the lists or watches of endpointslices fail: "
+
+    async def has(kind: str, begin: str) -> str:
+        found = await stored(bare)
+        return "" if any(one == kind and re.match(begin + refused, text) for one, _, text in found) else str(found)
+
+    bare.cluster.faults.update({"fail": 10**6, "fail_code": 403, "resources": ["endpointslices"]})
+    bare.cluster.server.end_watches()
+    await bare.eventually(partial(has, "problem", ""))
+    bare.cluster.faults.update({"fail": 0, "resources": []})
+    await bare.eventually(partial(has, "end", r"after [\d.]+ s: "))
     await bare.cluster.server.refuse()
 
     async def known() -> str:

@@ -147,6 +147,15 @@ class Reach(Struct, frozen=True, kw_only=True):
         return any(one.resource == "nodes" and one.synced for one in self.watched)
 
     @property
+    def failing(self) -> str:
+        """A text about the resources that the server does not let the proxy list or watch, with one reason; '' without
+        such a resource."""
+        failed = [one for one in self.watched if one.trouble and not one.connected]
+        names = ", ".join(one.resource for one in failed)
+        reason = failed[0].trouble.removeprefix(f"{failed[0].resource}: ") if failed else ""
+        return f"the lists or watches of {names} fail: {reason}" if failed else ""
+
+    @property
     def silent(self) -> float:
         """The seconds since the server's last bytes. Watches of an idle cluster are silent for up to a minute."""
         return min((one.silent for one in self.watched), default=0.0)

@@ -202,7 +202,9 @@ class App:
         self._service_health = ServiceHealth(self._health.healthy, self._service_health_failed)
         self._flows = self._flow_cleaner(backends)
         self._journal = Journal(
-            lambda: (reach.trouble, reach.silent) if (reach := sources.reach()) is not None else ("", 0.0)
+            lambda: (
+                (reach.trouble, reach.silent, reach.failing) if (reach := sources.reach()) is not None else ("", 0, "")
+            )
         )
         self._reporter = Reporter(
             self._metrics, self._health, self._service_health, self._events, self._flows, self._journal

@@ -62,28 +62,28 @@ class Past(NamedTuple):
 class Journal:
     """Records changes and problems, and passes each report of the engine on to `audience`, the open pages.
 
-    `unreachable` returns the reason why the API server cannot be reached ('' if it can be reached), and the seconds
-    since its last bytes. The owner sets `engine` before the first report."""
+    `contact` returns the reason why the API server cannot be reached ('' if it can be reached), the seconds since its
+    last bytes, and Reach.failing. The owner sets `engine` before the first report."""
 
     engine: Engine
     audience: Audience | None = None
 
     def __init__(
         self,
-        unreachable: Callable[[], tuple[str, float]],
+        contact: Callable[[], tuple[str, float, str]],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.changes = 0
         self.number = int(wall_clock() * 1000)  # larger than before a restart
         self.seconds: deque[dict[str, float | None]] = deque(maxlen=SECONDS)  # see `tick`
-        self._unreachable = unreachable
+        self._contact = contact
         self._clock = clock
         self._wall_clock = wall_clock
         self._entries: deque[Happened] = deque()
         self._bytes = 0
         self._kept_since = wall_clock()
-        self.problems: dict[str, Happened] = {}  # by family label, or 'api'
+        self.problems: dict[str, Happened] = {}  # by family label, or 'api' or 'lists'
         self.began: dict[str, float] = {}  # a problem may begin before its entry
         self._since: dict[str, float] = {}  # as times of `clock`
         self._arrivals: dict[ServiceName, float] = {}
@@ -152,9 +152,11 @@ class Journal:
     def look(self) -> None:
         """Record problems of the kernel and of the API server that have begun or ended."""
         found = {one.family.label: one.problem for one in self.engine.standings if one.problem}
-        trouble, silent = self._unreachable()
+        trouble, silent, failing = self._contact()
         if trouble:
             found["api"] = redact(f"the API server cannot be reached at {trouble}")
+        elif failing:
+            found["lists"] = redact(failing)
         now = self._wall_clock()
         for subject in self.problems.keys() - found.keys():
             entry = self.problems.pop(subject)

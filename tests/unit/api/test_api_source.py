@@ -1,8 +1,9 @@
 """The text about the age of the proxy's objects."""
 
 import pytest
+from msgspec.structs import replace
 
-from kubeproxy.api.source import BOOKMARKED, ResourceStatus, why_stale
+from kubeproxy.api.source import BOOKMARKED, Reach, ResourceStatus, why_stale
 
 
 def status(resource, *, synced=True, connected=False, heard=0.0, trouble=""):
@@ -38,6 +39,15 @@ REFUSED = "10.0.0.1:6443: connection refused"
 def test_the_first_reason_is_given_with_its_details(services, unreachable, why):
     statuses = [status("nodes", connected=True), status("services", **services)]
     assert why_stale(statuses, unreachable, 1000.0) == why
+
+
+def test_a_refused_list_or_watch_has_a_text_with_the_resources():
+    refused = {"trouble": "services: Unauthorized (code 401)"}
+    old = status("servicecidrs", connected=True, trouble="from before")
+    watched = [one.standing(1000.0) for one in (status("services", **refused), old, status("nodes", **refused))]
+    reach = Reach(server="https://h", trouble="", watched=tuple(watched), certificates={})
+    assert reach.failing == "the lists or watches of services, nodes fail: Unauthorized (code 401)"
+    assert replace(reach, watched=(watched[1],)).failing == ""
 
 
 def test_a_source_that_has_just_begun_is_not_as_old_as_the_machine():

@@ -68,7 +68,7 @@ class Node:
         self.gone: set[str] = set()
         self.snapshot = snapshot(self.planner, engine=self)
         clocks = (lambda: self.now), (lambda: 2e9 + self.now)
-        self.journal = Journal(lambda: ("", 0.0), *clocks)
+        self.journal = Journal(lambda: ("", 0.0, ""), *clocks)
         self.journal.engine = self
         self.news = News(self.snapshot, self.journal, *clocks)
 

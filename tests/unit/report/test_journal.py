@@ -51,6 +51,7 @@ class Proxy:
         self.standings = (SOUND,)
         self.unreachable = ""
         self.silent = 0.0
+        self.failing = ""
         self.planner = Planner(WORLD)
         self.planner.apply([Replaced("services", ()), Replaced("endpointslices", ())])
         self.journal = self.made()
@@ -58,7 +59,7 @@ class Proxy:
         self.journal._entries.clear()
 
     def made(self):
-        made = Journal(lambda: (self.unreachable, self.silent), lambda: self.now, lambda: AT + self.now)
+        made = Journal(lambda: (self.unreachable, self.silent, self.failing), lambda: self.now, lambda: AT + self.now)
         made.engine = self
         return made
 
@@ -197,6 +198,11 @@ def test_the_delay_counts_from_the_first_event_that_waits(proxy):
             "api",
             "the API server cannot be reached at 192.0.2.1:6443: timeout",
         ),
+        (
+            {"failing": "the lists or watches of services, nodes fail: Unauthorized (code 401)"},
+            "lists",
+            "the lists or watches of services, nodes fail: Unauthorized (code 401)",
+        ),
     ],
 )
 def test_a_problem_has_a_beginning_and_an_end(proxy, begin, subject, text):
@@ -226,7 +232,7 @@ def test_an_outage_begins_with_the_last_bytes_of_the_api_server(proxy):
 
 def test_a_problem_lasts_as_long_if_the_clock_is_set_in_the_meantime(proxy):
     ahead = 0.0
-    proxy.journal = Journal(lambda: (proxy.unreachable, 0.0), lambda: proxy.now, lambda: AT + proxy.now + ahead)
+    proxy.journal = Journal(lambda: (proxy.unreachable, 0.0, ""), lambda: proxy.now, lambda: AT + proxy.now + ahead)
     proxy.journal.engine = proxy
     proxy.unreachable = "192.0.2.1:6443: timeout"
     proxy.journal.look()
