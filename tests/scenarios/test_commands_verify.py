@@ -337,7 +337,7 @@ async def test_answers_from_objects_are_compared_with_the_rules_of_a_proxy_that_
             now = f"translates {bare.front('web').address}:80 to {old} at the hook output"
             first = f"kube-proxy forwards it, but not all is well: while the proxy hangs, .*: {now} \\(x\\)$"
             assert re.search(first, text.splitlines()[0]), text
-            assert (text.count(hangs), "Fix: if a signal stopped it, send SIGCONT; " in text) == (1, True), text
+            assert (text.count(hangs), "Fix: if a signal stopped the proxy, send SIGCONT; " in text) == (1, True), text
             status, text = await bare.ask("services", "web", *asked)
             assert (status, hangs in text, "its rules still serve 0 of 1 endpoint" in text) == (1, True, True), text
         if bare.mode.name == "iptables-nft":
@@ -371,7 +371,7 @@ async def test_the_rules_of_a_stopped_proxy_are_compared_with_the_objects(bare: 
         await bare.nft("flush", "map", "ip", "kube-proxy", "cluster-services")
         status, text = await bare.ask("verify", *asked[1:])
         os.kill(bare.proxy.pid, signal.SIGCONT)
-        fix = "Fix: if a signal stopped it, send SIGCONT; "
+        fix = "Fix: if a signal stopped the proxy, send SIGCONT; "
         assert (status, fix in text, "start kube-proxy" in text) == (1, True, False), text
         await bare.expect(bare.front("web"), {"pod": "a1 a2"})
         await bare.eventually(partial(repaired, bare))
