@@ -178,7 +178,7 @@ class WatchDecoder:
         return self._decode(lines)
 
     def finish(self) -> WatchChanges:
-        """Decode the bytes after the last newline at the end of the stream; incomplete bytes give an error."""
+        """At the end of the stream, decode the bytes after the last newline; incomplete bytes give an error."""
         rest = bytes(self._tail)
         self._tail = bytearray()
         return self._decode([rest])

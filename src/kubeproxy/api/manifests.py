@@ -304,7 +304,7 @@ class FileContent(NamedTuple):
     """The content of a file."""
 
     found: dict[Key, Object]
-    rejected: list[Rejected]  # problems; the field of each names file and document
+    rejected: list[Rejected]  # problems; each problem's field contains the file and the document
     whole: bool  # False if a document or object is missing from `found` because it is invalid
     ignored: frozenset[str]  # the kinds of objects that no proxy uses
 

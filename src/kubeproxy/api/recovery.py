@@ -237,7 +237,7 @@ class Silence:
         self.broken()
 
     def broken(self) -> None:
-        """Reset the silence to 0 after an event."""
+        """Reset the silence to 0, because an event ended it."""
         self.left = self._limit * random.uniform(1.0, 1.25)  # noqa: S311 - nodes must not list at the same time
 
     def broken_by_bookmark(self) -> None:

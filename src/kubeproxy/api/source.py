@@ -112,7 +112,7 @@ class ResourceStatus(Struct):
     connected: bool = False  # changes are arriving as they happen
     absent: bool = False  # the resource does not exist or must not be listed; an empty list was delivered
     bookmarked: bool = False  # the server sends bookmarks, so an open watch is not silent for long
-    last_contact: float = field(default_factory=time.monotonic)  # time of the last bytes; at first, of the start
+    last_contact: float = field(default_factory=time.monotonic)  # of the last bytes; initially of the start
     resource_version: str = ""
     trouble: str = ""  # the reason why lists and watches fail; '' if they work or the server is unreachable
 

@@ -52,7 +52,7 @@ class Reply(Struct, kw_only=True):
 
 
 class Shared(Struct):
-    """A fact, the nodes that state the fact, and with `lacking` the nodes that do not."""
+    """A fact, and the nodes that state it; if `lacking`, the nodes that do not state it."""
 
     fact: Fact
     nodes: list[str]

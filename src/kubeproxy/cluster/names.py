@@ -241,8 +241,8 @@ class Names:
         return ""
 
     def _node_of(self, address: bytes) -> str:
-        """Return the name of the node to which an address belongs, or ''. The address belongs to a Node, to a pod of
-        the node, or to a pod network of the node."""
+        """Return the name of the node to which an address belongs, or ''. An address belongs to a node if it is an
+        address of the Node or of its pods, or is in its pod networks."""
         text = unpack(address)
         if owner := self._node_with(text):
             return owner

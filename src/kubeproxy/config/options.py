@@ -45,7 +45,7 @@ class Options(Struct, frozen=True, kw_only=True):
     manifests: str = ""
     control_socket: str = ""  # the socket for commands
     page: PageAccess = PageAccess()  # the clients that may see the page
-    features: Mapping[str, Any] = {}  # the values of the features that flags set
+    features: Mapping[str, Any] = {}  # the values of features that were set by flags
     idle: str = ""  # a sentence about flags without effect
     cleanup: bool = False
     init_only: bool = False

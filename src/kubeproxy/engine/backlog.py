@@ -33,7 +33,7 @@ LARGE = 10_000
 """A change with more endpoints times frontends is large, and is committed in parts."""
 PART_SIZE = 6000
 """The number of elements in a part of a large change (30 ms of CPU time), unless a single port has more elements."""
-PORT, FRONTEND = 8, 4  # the cost of comparing a port and a frontend, as a number of elements
+PORT, FRONTEND = 8, 4  # the costs of comparing one port, and of comparing one frontend, in elements
 POOL = 16  # comparing this number of endpoints costs as much as one element
 MOST_TRIGGERS = 100  # the maximum number of stored trigger times per Service while the kernel refuses
 
@@ -242,8 +242,8 @@ def is_large(change: Change, family: Family) -> bool:
 
 def first_part(change: Change, family: Family) -> Change:
     """Return the part of a change that is committed first: the first ports that differ, with up to PART_SIZE elements,
-    at least one port. The last part is the rest of the change. After each part a port has either its old or its new
-    elements. A change in which a frontend moves from one port to another is not split."""
+    at least one port. If no more than this is left, it is the whole rest of the change. After each part a port has
+    either its old or its new elements. A change in which a frontend moves from one port to another is not split."""
     # The keys are the port's name and protocol, because hashing a whole ServicePortKey takes a microsecond.
     old, new = ({plan.key[2:4]: plan for plan in _plans(entry, family)} for entry in (change.before, change.after))
     ports = [(old.get(key), new.get(key)) for key in new | old]

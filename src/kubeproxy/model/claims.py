@@ -286,7 +286,7 @@ class NodeBudget:
         return name not in self._denied
 
     def costs(self, names: KeysView[ServiceName]) -> dict[ServiceName, int]:
-        """Return the number of entries of each of these Services that has entries, oldest first."""
+        """Return the numbers of entries of these Services, oldest Service first, without Services that have none."""
         found = sorted(self._asked[name] for name in names & self._asked.keys() if self.has(name))
         return {asker.name: entries for asker, entries in found}
 

@@ -100,7 +100,8 @@ class Frontend(Struct, frozen=True, gc=False):
 
 
 class PortRange(Frontend, frozen=True, gc=False):
-    """A range of ports at a Service's address; each port leads to an endpoint's same port. The key has the first."""
+    """A range of ports at a Service's address; each port leads to the same port number of an endpoint. The key
+    has the first port."""
 
     last: int
 

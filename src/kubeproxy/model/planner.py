@@ -140,7 +140,7 @@ class Planner:
         """Return the Service that has a frontend (address, protocol and port, packed; a NodePort has no address)."""
         owner = self._claims[family].owner(key)
         if owner is None or (len(key) == NODEPORT_KEY and owner.right is Right.WRITTEN):
-            return None  # an external address that is also the node's address claims the NodePort's key
+            return None  # the key belongs to an external address that is also the node's address
         return owner.service
 
     def range_owner(self, family: Family, key: bytes) -> ServiceName | None:

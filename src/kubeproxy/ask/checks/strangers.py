@@ -85,7 +85,7 @@ def second(others: Iterable[tuple[ProxyProcess, str]], mode: str, caught: str = 
 
 
 def with_rules(place: str, ends: Sequence[End] = ()) -> str:
-    """Return a text about rules for the checked connection's destination, and the destinations `ends` of the rules; ''
+    """Return a text that there are rules for the checked connection's destination, and that they lead to `ends`; ''
     if no connection is checked."""
     return f", with rules for {place}{leading(ends)}" * bool(place)
 

@@ -288,7 +288,7 @@ class IptablesBackend:
     # -- changes by other programs --------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
-        """Do nothing, because the hourly full sync runs together with a change."""
+        """Do nothing: the only periodic work is the hourly full sync, which waits for the next change."""
 
     def inspect(self, depth: Depth) -> ForeignChange | None:  # noqa: ARG002 - audits have their own interval
         """See backends.mode.Backend. The inspection is one short request, unless another program changed our chains.

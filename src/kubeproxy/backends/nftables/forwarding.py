@@ -117,7 +117,7 @@ class Devices:
             if len(fresh) > 1:  # one of them may have been deleted in the meantime: add each alone
                 each = [self._added({index: name}, commit) for index, name in fresh.items()]
                 return {index: name for part in each for index, name in part.items()}
-            self._look = True  # the interface is deleted, or the next attempt adds it
+            self._look = True  # either the interface no longer exists, or the next attempt adds it
             log.debug("Cannot fast forward from an interface name=%s error=%r", *fresh.values(), str(error))
             return {}
         return fresh

@@ -351,7 +351,7 @@ POOL_SETS: Final = (*ENDPOINT_MAPS, SetId.SESSION_SLOTS)
 """Maps with keys that end with the slot of a pool."""
 
 PADDING: Final[dict[str, bytes]] = {**dict.fromkeys(ENDPOINT_MAPS, b"\0\0"), SetId.SESSION_SLOTS: b""}
-"""Padding after an entry of a pool, by map, which extends the port to a whole register."""
+"""For each map, the padding after an entry of a pool. It extends the port to a whole register."""
 
 
 def pool_number(number: int, policy: Policy, family: Family) -> bytes:

@@ -26,7 +26,7 @@ TABLE_FAMILIES: Final = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge",
 ANONYMOUS, CONSTANT, INTERVAL, MAP, TIMEOUT, DYNAMIC, CONCATENATION, COUNTED = 1, 2, 4, 8, 16, 32, 128, 256
 """Flags of sets (NFT_SET_...). COUNTED means that each element counts packets (NFT_SET_EXPR)."""
 VERDICT: Final = ("verdict",)
-"""The data of a map to verdicts."""
+"""The data type of a verdict map."""
 
 _TYPE_BITS: Final = 6  # the number of bits of each field's type in a concatenation's type
 _DROP: Final = 0  # NF_DROP

@@ -1,9 +1,9 @@
 """The lock of legacy iptables, and detection of changes that other programs make in legacy tables.
 
 The commands can wait for the lock (-w), but they report neither the duration nor the holder, and they cannot hold the
-lock from the time when we read a table until they change it. The kernel does not count changes of legacy tables. A
-change after which the table has the same size is detected only by the use of the lock. Programs use the lock also to
-list rules. If the lock file cannot be watched, its use is not detected. Sources: iptables' xshared.c; struct
+lock from the time when we read a table until they change it. The kernel does not count changes of legacy tables. If a
+change leaves the size of a table the same, the only sign of it is that a program took the lock. Programs use the lock
+also to list rules. If the lock file cannot be watched, its use is not detected. Sources: iptables' xshared.c; struct
 ipt_getinfo in include/uapi/linux/netfilter_ipv4/ip_tables.h, and in ip6_tables.h."""
 
 from __future__ import annotations
