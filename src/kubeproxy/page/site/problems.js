@@ -163,7 +163,7 @@ const problemsView = {
     const none = rows.filter(noEndpoints).length, level = share >= .95 ? 'bad' : share >= .8 ? 'warn' : '';
     const tiles = [
       ['#/services', 'Services', count(known.rows.size), known.queued ? `${count(known.queued)} on their way` : known.rowsLoaded ? 'all committed' : 'loading'],
-      ['#/services?f=none', 'Without endpoints', count(none), none ? '' : 'every port has an endpoint', none ? 'look' : ''],
+      ['#/services?f=none', 'Without endpoints', count(none), none ? 'for all or some ports' : 'every port has an endpoint', none ? 'look' : ''],
       ['#/now', 'Changes', rate(known.perSecond), known.lastChange ? ago(known.lastChange) : 'none seen yet'],
       ['#/now', 'API to kernel, p99', known.lag ? delay(known.lag.p99) : '–', known.lag ? `p50 ${delay(known.lag.p50)}` : 'none since the page opened'],
       ['#/services?s=rate', 'New connections', known.flowsAt && !known.flowsError ? rate(known.newPerSecond) : '–', newSentence()],
