@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from e2e.layout import CLIENT, HUB, HUB_IPV4, HUB_IPV6, NAMESPACES, NODES
+from e2e.layout import CLIENT, HUB, HUB_IPV4, HUB_IPV6, LOAD_BALANCERS, NAMESPACES, NODES
 from lab.iproute import ip_batch
 from lab.netns import names
 
@@ -16,6 +16,9 @@ def network_up() -> None:
     ip_batch(f"netns add {name}" for name in NAMESPACES)
     hub = ["link set lo up", "link add br0 type bridge", f"addr add {HUB_IPV4}/24 dev br0"]
     hub += [f"addr add {HUB_IPV6}/64 dev br0 nodad", "link set br0 up", f"addr add {CLIENT}/32 dev lo"]
+    # A removed load balancer does not answer. Without this route `connect` fails, which a test of UDP does not expect.
+    hub += ["link add gone type bridge", "link set gone arp off up"]
+    hub += [f"route add {LOAD_BALANCERS} dev gone src {CLIENT}"]
     for node in NODES:
         hub += [f"link add {node.name} type veth peer name eth0 netns {node.namespace}"]
         hub += [f"link set {node.name} master br0 up"]

@@ -35,14 +35,15 @@ programs of Kubernetes:
     make e2e KUBERNETES=DIR PROXY=go MODE=iptables
     make e2e KUBERNETES=DIR FOCUS=affinity                      # some tests; the page stays as it is
     make e2e KUBERNETES=DIR RESUME=1                            # after an interruption, or a change of the program
-    make e2e KUBERNETES=DIR WITH="--parallel 8 --minutes 10"    # tests side by side; end of a test that hangs
+    make e2e KUBERNETES=DIR WITH="--parallel 8 --minutes 20"    # tests side by side; end of a test that hangs
 
 - The command lists missing Debian packages, and builds missing programs of the source tree into `_output/e2e`.
 - The command uses **etcd** from the folder of programs, otherwise from `PATH`. With an etcd 3.4 before 3.4.31 (Debian
   12 has 3.4.23), or an etcd 3.5 before 3.5.13, tests of rolling updates fail; the command prints a warning when it
   starts. Use a release of etcd.
 - Each test runs in a separate process. The command ends a test that hangs, and runs a failed test again later, with no
-  other test in the cluster. The page shows the last attempt and mentions the first attempt.
+  other test in the cluster. The page shows the last attempt and mentions the first attempt. Tests of rolling updates
+  take 10 to 12 minutes.
 - The command writes the result of each test at once. `RESUME=1` keeps the results of tests that passed, and runs the
   failed tests and the tests without a result.
 - At its end, even after an error or Ctrl-C, the command removes the cluster. The last run's logs remain in
