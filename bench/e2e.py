@@ -126,7 +126,7 @@ def run(with_: Run) -> Report:
     contestants = [("kube-proxy", OURS, "nftables")]
     if with_.peer is not None:
         contestants.append((f"peer ({with_.peer_mode})", with_.peer, with_.peer_mode))
-    sizes, count, changes = (("1kx10",), 2, 30) if with_.quick else (SIZES, 3, 100)
+    sizes, count, changes = (("1kx10",), 2, 30) if with_.quick else (SIZES, 2 if with_.peer else 3, 100)
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
     for size in sizes:
         for turn in range(count):
