@@ -666,7 +666,8 @@ async def test_an_endpoint_that_packets_do_not_reach_by_the_routes_of_this_node(
     pod = live.ips["pod"]["IPv4"]
     async with changed(live, (f"ip route add {pod}/32 dev eth0", f"ip route del {pod}/32 dev eth0")):
         await fails(live, "pod", front, True)
-        await told(pod, front, f"it does not get through: answers to {pod} leave by eth0, and not by cbr0")
+        lost_answers = f"answers to {pod} leave by eth0, although it is in the network of cbr0"
+        await told(pod, front, f"it does not get through: {lost_answers}")
     await fails(live, "pod", front, False)
     for client in (pod, "node"):
         await told(client, lost, "x  TCP from this node to 10.244.0.77:3000: ", "as nothing answers ARP for 10.244.0.7")
