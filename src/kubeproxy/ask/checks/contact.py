@@ -43,13 +43,6 @@ _NAMES: Final = {
 _RENEWALS: Final = {
     "client": "renew the certificate; the proxy reads a replaced file of client-certificate without a restart, and the "
     "kubeconfig itself only at the start",
-    "authority": "the kubeconfig's certificate authority",
-    "server": "the API server's certificate",
-    "token": "the service account's token",
-}
-_RENEWALS: Final = {
-    "client": "renew the certificate, and write the new certificate into the kubeconfig; the proxy reads a replaced "
-    "file without a restart",
     "authority": "rotate the cluster's authority, and add the new authority to the kubeconfig in addition to the "
     "old authority",
     "server": "renew the API server's certificate (kubeadm certs renew apiserver)",
