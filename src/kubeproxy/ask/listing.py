@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from kubeproxy.model.addresses import PORT_BYTES, Family, host_port, unpack
-from kubeproxy.model.choosing import NO_PORT, lacking
+from kubeproxy.model.addresses import FAMILIES, PORT_BYTES, Family, host_port, unpack
+from kubeproxy.model.choosing import lacks_port
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Service
 from kubeproxy.model.plan import Globals, Policy, ServicePlan
@@ -33,7 +33,7 @@ def addresses(plans: Iterable[ServicePlan], here: Globals | None = None) -> Iter
 
 def nodeport_hosts(family: str, here: Globals | None) -> list[str]:
     """Return the addresses of NodePorts of a family ('IPv4' or 'IPv6') as text, as in `addresses`."""
-    ours = here.ipv4 if here is not None and family == "IPv4" else here.ipv6 if here is not None else None
+    ours = here.of(FAMILIES[family]) if here is not None else None
     return ["*"] if ours is None or ours.nodeport_ips is None else list(map(unpack, ours.nodeport_ips))
 
 
@@ -91,7 +91,7 @@ def flags(plans: Sequence[ServicePlan], slices: Collection[Slice]) -> str:
     affinity. H: hints exclude ready endpoints. E: failing endpoints are ejected. P: some ports have no
     endpoint, because no EndpointSlice has these ports."""
     empty = _empty(plans)
-    nameless = bool(empty) and all(NO_PORT in lacking(slices, plan.key) for plan in empty)
+    nameless = bool(empty) and all(lacks_port(slices, plan.key) for plan in empty)
     found = dict.fromkeys("LlAHE", False) | {"P": nameless}
     hinted = [piece for piece in slices if piece.particular and any(e.zones or e.nodes for e in piece.particular)]
     for plan in plans:

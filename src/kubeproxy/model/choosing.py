@@ -134,25 +134,37 @@ def absent(
                     yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
 
 
-NO_PORT: Final = "no endpoint has a port"
+def lacks_port(slices: Iterable[Slice], key: ServicePortKey) -> bool:
+    """Return whether slices have endpoints of a service port's family, but none of these endpoints has the port."""
+    known = _known(slices, key)
+    return bool(known) and not any(has_port for has_port, _ in known)
 
 
 def lacking(slices: Iterable[Slice], key: ServicePortKey) -> str:
     """Return the reason why a service port has no available endpoint; '' if its slices contain a ready endpoint."""
-    pieces, named = [one for one in slices if one.family is key.family], (key.port_name, key.protocol)
-    all_known = [
-        (one, endpoint) for one in pieces for endpoint in (one.endpoints if one.ports else one.particular or ())
-    ]
+    all_known = _known(slices, key)
     if not all_known:
         return f"no EndpointSlice has an {key.family.label} endpoint: spec.selector matches no pod, or is missing"
-    known = {end.address: end for one, end in all_known if named in {(port.name, port.protocol) for port in one.ports}}
+    known = {end.address: end for has_port, end in all_known if has_port}
     if not known:
         name = f"named {key.port_name}" if key.port_name else "without a name"
-        return f"{NO_PORT} {name} ({PROTOCOL_NAMES[key.protocol]})"
+        return f"no endpoint has a port {name} ({PROTOCOL_NAMES[key.protocol]})"
     counts = Counter("terminating" if one.terminating else "not ready" for one in known.values() if not one.ready)
     if counts.total() < len(known):
         return ""
     return ", ".join(f"{counts[state]} {'is' if counts[state] == 1 else 'are'} {state}" for state in sorted(counts))
+
+
+def _known(slices: Iterable[Slice], key: ServicePortKey) -> list[tuple[bool, Endpoint]]:
+    """Return the endpoints of a service port's family, each with whether its slice has the port."""
+    named = (key.port_name, key.protocol)
+    return [
+        (has_port, endpoint)
+        for piece in slices
+        if piece.family is key.family
+        for has_port in [any(named == (port.name, port.protocol) for port in piece.ports)]
+        for endpoint in (piece.endpoints if piece.ports else piece.particular or ())
+    ]
 
 
 def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
