@@ -97,9 +97,14 @@ class Explanation(Struct, frozen=True):
         if first:
             yield f"unless rules of {' or '.join(dict.fromkeys(first))} come first"
 
+    def _error(self, *abouts: str) -> Diagnosis | None:
+        """Return the first error about one of these subjects."""
+        return next((one for one in self.findings if one.about in abouts and one.is_wrong), None)
+
     def _wrong(self, *abouts: str) -> str:
         """Return the text of the first error about one of these subjects; '' without such an error."""
-        return next((one.what for one in self.findings if one.about in abouts and one.is_wrong), "")
+        error = self._error(*abouts)
+        return error.what if error is not None else ""
 
     def _noted(self, about: str) -> str:
         """Return the text of the first note about a subject; '' without such a note."""
@@ -148,8 +153,7 @@ class Explanation(Struct, frozen=True):
 
     def _reservations(self) -> Iterator[str]:
         """Yield the texts, for the heading, about causes that limit the proxy's decision."""
-        why, failing = self.why, self.lost(Effect.LOSES)
-        left = next((one for one in self.findings if one.about == "leftovers" and one.is_wrong), None)
+        why, failing, left = self.why, self.lost(Effect.LOSES), self._error("leftovers")
         is_partial = bool(failing) and why.passes
         cause = self._cause(Effect.LOSES) if is_partial else self._cause(*Effect)
         if is_partial:
