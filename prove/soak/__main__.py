@@ -18,10 +18,15 @@ from bench.worker import enter_new_namespace
 from prove.soak import verdict
 from prove.soak.chart import draw
 from prove.soak.ground import Ground
-from prove.soak.samples import COUNTED, Sample
+from prove.soak.samples import COUNTED, IPVS, Sample
+from support.guest.guest import run_in_guest
+from support.modes import GUEST
 
 EVERY = 10.0
 """Seconds between two samples."""
+
+_GUEST_MARGIN = 900.0
+"""Seconds for the start, the load and the final checks in a guest."""
 
 
 class Soak(msgspec.Struct):
@@ -56,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parse(argv)
     out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
+    if given.mode == IPVS and not GUEST:
+        return _in_guest(sys.argv[1:] if argv is None else argv, given.minutes, out)
     path = out / f"soak-{given.mode}.json"
     started = time.time()
     over = threading.Event()
@@ -79,6 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run.wrong:
         print("FAILED", *run.wrong, sep="\n  ")
     return int(bool(run.wrong))
+
+
+def _in_guest(argv: Sequence[str], minutes: float, out: Path) -> int:
+    """Run the same arguments under the guest's kernel, which has IPVS; return the exit code. Raises GuestError."""
+    command = [sys.executable, "-m", "prove.soak", *argv]
+    seconds = 60 * minutes + _GUEST_MARGIN
+    environment = {"KUBEPROXY_GUEST": "1"}
+    return run_in_guest(command, seconds, environment=environment, writable=[out.absolute()], echo=sys.stdout).status
 
 
 def sampled(ground: Ground, seconds: float, every: float, over: threading.Event) -> Iterator[Sample]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import memory
+from kubeproxy.kernel.ipvs import Ipvs
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes, messages, text_attribute
 from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_SET, SUBSYSTEM, rules
@@ -20,6 +21,8 @@ Sample = dict[str, float]
 """Figures by name. `at` is the time in seconds since the first sample."""
 
 METRICS: Final = "http://127.0.0.1:10249/metrics"
+IPVS: Final = "ipvs"
+"""The mode that runs in a guest."""
 _NEW_SET: Final = SUBSYSTEM << 8 | 9  # NFT_MSG_NEWSET
 _SET_COUNT: Final = 20  # NFTA_SET_COUNT, since Linux 6.16
 _NF_IPV4: Final = 2  # NFPROTO_IPV4
@@ -97,10 +100,17 @@ def nft_rules() -> float:
     return float(len(rules(_NF_IPV4, "nat")))
 
 
+def real_servers() -> float:
+    """Return the number of real servers of all virtual servers of IPVS."""
+    with Ipvs.open() as asked:
+        return float(sum(len(asked.destinations(server.key)) for server in asked.servers()))
+
+
 COUNTED: Final[dict[str, tuple[str, Callable[[], float]]]] = {
     "nftables": ("elements", lambda: set_elements("kube-proxy")),
     "userspace": ("elements", lambda: set_elements("kube-proxy-userspace")),
     "iptables-legacy": ("rules", legacy_entries),
     "iptables-nft": ("rules", nft_rules),
+    IPVS: ("servers", real_servers),
 }
 """The function that counts the parts of each mode's tables."""

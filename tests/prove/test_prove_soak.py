@@ -80,15 +80,19 @@ def test_the_cluster_changes_all_the_time_and_does_not_grow():
 
 
 @pytest.mark.slow("a soak")
-@pytest.mark.long(15)
-def test_a_few_seconds(tmp_path):
-    given = "--size 60x10 --rate 40 --minutes 0.12 --every 0.6 --beside --out"
+@pytest.mark.long(45)
+@pytest.mark.parametrize(
+    ("mode", "times"),
+    [("nftables", "--rate 40 --minutes 0.12 --every 0.6"), ("ipvs", "--rate 2 --minutes 0.6 --every 3")],
+)
+def test_a_few_seconds(tmp_path, mode, times):
+    given = f"--mode {mode} --size 60x10 {times} --beside --out"
     command = [sys.executable, "-m", "prove.soak", *given.split(), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=100)
-    written = json.loads((tmp_path / "soak-nftables.json").read_text())
+    written = json.loads((tmp_path / f"soak-{mode}.json").read_text())
     assert (done.returncode, written["wrong"]) == (0, []), done.stdout + done.stderr
     assert "ok   descriptors" in done.stdout
-    assert "<svg" in (tmp_path / "soak-nftables.svg").read_text()
+    assert "<svg" in (tmp_path / f"soak-{mode}.svg").read_text()
     assert len(written["samples"]) == 12
     assert min(written["asked"][kind] for kind in ("new", "lasting", "udp")) > 0
     assert all(sample["parts"] > 600 and sample["lag"] > 0 and sample["cpu"] > 0 for sample in written["samples"][1:])
