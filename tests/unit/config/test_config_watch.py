@@ -4,32 +4,44 @@ import asyncio
 import logging
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from kubeproxy.config.load import load_text, watch
+from kubeproxy.config import load
+from kubeproxy.config.load import load_text
 from kubeproxy.config.types import with_values
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 INTERVAL = 0.01
 
 
+TURNS = 5
+"""The number of reads of the file's status in which a change is noticed; the pause has no limit on a busy machine."""
+
+
 def first_change(path, running, *edits, resolve=lambda config: config, invalid=lambda _: None):
-    """Return the first change that is reported during a series of edits, or None after a second."""
+    """Return the first change that is reported during a series of edits, or None."""
 
     async def scenario():
-        changes = watch(path, running, resolve, INTERVAL, invalid)
+        with mock.patch.object(load, "_signature", wraps=load._signature) as status:
 
-        task = asyncio.create_task(anext(changes))
-        try:
-            for edit in edits:
-                await asyncio.sleep(INTERVAL * 8)
+            async def noticed():
+                until = status.call_count + TURNS
+                while status.call_count < until and not task.done():
+                    await asyncio.sleep(INTERVAL)
+
+            changes = load.watch(path, running, resolve, INTERVAL, invalid)
+            task = asyncio.create_task(anext(changes))
+            for edit in (*edits, lambda: None):
+                await noticed()
                 edit()
-            return await asyncio.wait_for(task, 1)
-        except TimeoutError:
-            return None
-        finally:
+            await noticed()
+            found = task.result() if task.done() else None
+            task.cancel()
+            await asyncio.wait([task])
             await changes.aclose()
+            return found
 
     return asyncio.run(scenario())
 

@@ -110,6 +110,7 @@ class Between:
         assert [always - each for each in self.under_way if not always <= each] == []
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("earlier", "later"), list(itertools.permutations(SPECS, 2)))
 def test_a_packet_that_is_served_before_and_after_is_served_during_a_start(monkeypatch, earlier, later):
     """Make transactions as short as a small send buffer requires."""
@@ -125,6 +126,7 @@ def test_a_packet_that_is_served_before_and_after_is_served_during_a_start(monke
         ground.is_clean(backend, {NAME: after})
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("earlier", "later"), list(itertools.product(SPECS, SPECS)))
 def test_a_packet_that_is_served_before_and_after_a_change_is_served_during_its_commits(earlier, later):
     with FakeGround.fresh() as ground:

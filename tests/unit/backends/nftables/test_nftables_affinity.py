@@ -224,6 +224,7 @@ WRITTEN_TWICE = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("together", [1, 256])
 @pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.parametrize("case", WRITTEN_TWICE)
