@@ -11,6 +11,7 @@ import pytest
 from kubeproxy.config import load
 from kubeproxy.config.load import load_text
 from kubeproxy.config.types import with_values
+from support.scripted import eventually
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 INTERVAL = 0.01
@@ -28,8 +29,7 @@ def first_change(path, running, *edits, resolve=lambda config: config, invalid=l
 
             async def noticed():
                 until = status.call_count + TURNS
-                while status.call_count < until and not task.done():
-                    await asyncio.sleep(INTERVAL)
+                await eventually(lambda: status.call_count >= until or task.done())
 
             changes = load.watch(path, running, resolve, INTERVAL, invalid)
             task = asyncio.create_task(anext(changes))
