@@ -284,10 +284,6 @@ class Desired:
                 del counts[entry]
 
 
-DEADLINE: Final = 900.0
-"""Maximum seconds of draining of a real server: the kernel's timeout of an idle TCP connection (IP_VS_TCP_S_ESTABLISHED
-in net/netfilter/ipvs/ip_vs_proto_tcp.c). The Go kube-proxy has no such limit."""
-
 CHECK: Final = 5.0
 """Seconds between two reads of the connection counts of draining real servers (Go kube-proxy: 60)."""
 
@@ -313,39 +309,40 @@ class ActualServer(NamedTuple):
 
 
 class Draining:
-    """The draining real servers with their deadlines, and the operations that lead from a found to a desired state.
+    """The draining real servers, and the operations that lead from a found to a desired state.
 
     A real server that is no longer desired gets weight 0: its connections continue, and new connections use other real
-    servers. The real server is deleted when it has no connections left, or at its deadline. UDP and SCTP real servers
-    are deleted immediately, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers
+    servers. The real server is deleted when it has no connections left; the kernel forgets an idle connection after 15
+    minutes (IP_VS_TCP_S_ESTABLISHED in net/netfilter/ipvs/ip_vs_proto_tcp.c). UDP and SCTP real servers are deleted
+    immediately, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers
     (expire_nodest_conn). With weight 0 alone, the flow of a client that sends without pause would remain on a dead
     endpoint."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._deadlines: dict[bytes, dict[bytes, float]] = {}
+        self._servers: dict[bytes, set[bytes]] = {}  # real servers by virtual server
         self._next_check = 0.0
 
     def due(self, now: float) -> bool:
         """Return whether the connection counts of draining real servers must be read now."""
-        return bool(self._deadlines) and now >= self._next_check
+        return bool(self._servers) and now >= self._next_check
 
     def keys(self) -> list[bytes]:
         """Return the virtual servers with draining real servers."""
-        return list(self._deadlines)
+        return list(self._servers)
 
     def expected(self, key: bytes, virtual: Virtual | None) -> ActualServer | None:
         """Return the found state that results from writing a desired virtual server."""
         if virtual is None:
             return None
-        weights = dict.fromkeys(virtual.pool, WEIGHT) | dict.fromkeys(self._deadlines.get(key, ()), 0)
+        weights = dict.fromkeys(virtual.pool, WEIGHT) | dict.fromkeys(self._servers.get(key, ()), 0)
         return ActualServer(virtual.affinity, same=True, weights=weights)
 
     def retain(self, found: Mapping[bytes, ActualServer]) -> None:
         """Remove from the record the real servers that the kernel does not have."""
         for key in self.keys():
             there = found[key].weights if key in found else {}
-            for destination in self._deadlines[key].keys() - there.keys():
+            for destination in self._servers[key] - there.keys():
                 self._forget(key, destination)
 
     def change(
@@ -353,7 +350,7 @@ class Draining:
     ) -> Iterator[ServerStep]:
         """Yield the operations from the found to the wanted virtual server, additions of real servers first."""
         if wanted is None:
-            self._deadlines.pop(key, None)
+            self._servers.pop(key, None)
             if found is not None:
                 yield ServerStep(Verb.DELETE_SERVICE, key)
             return
@@ -376,29 +373,27 @@ class Draining:
                 yield operation
 
     def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[ServerStep]:
-        """Yield the deletion of real servers past their deadline or without connections. `connections` are counts by
-        virtual server and real server; a real server without a count is already deleted."""
+        """Yield the deletion of real servers without connections. `connections` are counts by virtual server and real
+        server; a real server without a count is already deleted."""
         self._next_check = now + CHECK
         for key in self.keys():
             counts = connections.get(key, {})
-            for destination, deadline in list(self._deadlines[key].items()):
-                if destination not in counts:
-                    self._forget(key, destination)
-                elif not counts[destination] or now >= deadline:
-                    self._forget(key, destination)
+            for destination in [one for one in self._servers[key] if not counts.get(one)]:
+                self._forget(key, destination)
+                if destination in counts:
                     yield ServerStep(Verb.DELETE_SERVER, key, destination=destination)
 
     def _let_go(self, key: bytes, destination: bytes, now: float) -> ServerStep:
         if key[-3] != socket.IPPROTO_TCP or not self._scheduler.skips_draining:
             self._forget(key, destination)
             return ServerStep(Verb.DELETE_SERVER, key, destination=destination)
-        if not self._deadlines:
+        if not self._servers:
             self._next_check = now + 1.0  # most real servers have no connections
-        deadlines = self._deadlines.setdefault(key, {})
-        deadlines.setdefault(destination, now + DEADLINE)
+        self._servers.setdefault(key, set()).add(destination)
         return ServerStep(Verb.SET_SERVER, key, destination=destination, weight=0)
 
     def _forget(self, key: bytes, destination: bytes) -> None:
-        deadlines = self._deadlines.get(key, {})
-        if deadlines.pop(destination, None) is not None and not deadlines:
-            del self._deadlines[key]
+        draining = self._servers.get(key, set())
+        draining.discard(destination)
+        if not draining:
+            self._servers.pop(key, None)
