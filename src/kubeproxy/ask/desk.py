@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask import state
 from kubeproxy.ask.facts import Facts, NodeListener, Objects, ProgrammedService
+from kubeproxy.ask.listing import cause
 from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.ask.state import Query
@@ -161,13 +162,15 @@ class Desk:
             return None
         service, compiled = planner.services.get(name), planner.compiled.get(name, NOTHING)
         waits = name in self.snapshot.engine.queued or planner.is_dirty(name)
+        slices, plans = planner.slices.get(name, {}), tuple(self.snapshot.engine.committed(name))
         return ProgrammedService(
             name=name,
             state=verdict[0],
             reason=verdict[1],
             version=service.metadata.resource_version if service is not None else None,
-            slices={piece: held.version for piece, held in planner.slices.get(name, {}).items()},
-            plans=tuple(self.snapshot.engine.committed(name)),
+            slices={piece: held.version for piece, held in slices.items()},
+            plans=plans,
             wanted=compiled.plans if waits else None,
             problems=compiled.problems,
+            cause=cause(plans, slices.values()),
         )

@@ -62,6 +62,7 @@ class ProgrammedService(Struct, frozen=True, kw_only=True):
     plans: tuple[ServicePlan, ...]  # the last plans of all families that the kernel accepted
     wanted: tuple[ServicePlan, ...] | None = None  # the desired plans, or None if equal to `plans`
     problems: tuple[Problem, ...] = ()
+    cause: str = ""  # the reason why ports have no available endpoint, as in listing.cause
 
 
 class NodeListener(Struct, frozen=True):

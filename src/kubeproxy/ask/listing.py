@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from kubeproxy.model.addresses import FAMILIES, PORT_BYTES, Family, host_port, unpack
-from kubeproxy.model.choosing import lacks_port
+from kubeproxy.model.choosing import lacking, lacks_port
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Service
 from kubeproxy.model.plan import Globals, Policy, ServicePlan
@@ -84,6 +84,20 @@ def unserved(plans: Sequence[ServicePlan]) -> Iterator[str]:
 
 def _empty(plans: Iterable[ServicePlan]) -> list[ServicePlan]:
     return [plan for plan in plans if not plan.usable and plan.frontends]
+
+
+def cause(plans: Iterable[ServicePlan], slices: Collection[Slice]) -> str:
+    """Return the reasons why the ports of `unserved` have no available endpoint, in a few words; '' if the slices do
+    not tell."""
+    return "; ".join(filter(None, dict.fromkeys(_cause(plan, slices) for plan in _empty(plans))))
+
+
+def _cause(plan: ServicePlan, slices: Collection[Slice]) -> str:
+    if lacks_port(slices, plan.key):
+        return f"no port named {plan.key.port_name}" if plan.key.port_name else "no port without a name"
+    if reason := lacking(slices, plan.key):
+        return "no endpoints" if reason.startswith("no ") else reason.replace(" is ", " ").replace(" are ", " ")
+    return "drained" if plan.balance is not None and plan.balance.drained else ""
 
 
 def flags(plans: Sequence[ServicePlan], slices: Collection[Slice]) -> str:

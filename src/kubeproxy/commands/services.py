@@ -27,7 +27,7 @@ from kubeproxy.commands import NO, UNKNOWN, exit_code, output
 from kubeproxy.commands.watching import Row, WatchedAnswer, answered, argument
 from kubeproxy.errors import ConfigError, QuestionError
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Globals, ServiceName, ServicePlan
+from kubeproxy.model.plan import Globals, Policy, ServiceName, ServicePlan
 
 _LONGEST = 63 + 1 + 253
 """The maximum length of a namespace, a slash and the name of an object of any kind."""
@@ -146,6 +146,7 @@ def _row(held: ProgrammedService) -> dict[str, object]:
         "endpoints": used,
         "serving": serving,
         "unserved": list(unserved(held.plans)),
+        "cause": held.cause,
         "addresses": list(addresses(_wanted(held))),
         "problems": [f"{problem.field}: {problem.reason}" for problem in held.problems],
     }
@@ -159,4 +160,7 @@ def _cells(held: ProgrammedService, row: Mapping[str, Any], here: Globals) -> tu
         count += f", {ejected} ejected"
     if lacking:
         count += f", none for {' '.join(lacking)} (x)" if used else " (x)"
+        count += f": {held.cause}" * bool(held.cause)
+    elif serving and not used and all(plan.policies.internal is Policy.LOCAL for plan in held.plans):
+        count += " on this node (policy Local)"
     return ("/".join(held.name), held.state, count, " ".join(addresses(_wanted(held), here)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask.listing import EndpointCount, addresses, endpoints, flags, unserved
+from kubeproxy.ask.listing import EndpointCount, addresses, cause, endpoints, flags, unserved
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.endpoints import parse_slice
 from kubeproxy.model.events import Replaced
@@ -73,6 +73,29 @@ def test_an_ejected_endpoint_is_not_ready_and_has_a_letter() -> None:
     ejected = [replace(plans[0], ejected=(dest("10.244.1.2:8080"),))]
     assert endpoints([parse_slice(FOUR)], ejected) == EndpointCount(1, 3)
     assert (flags(plans, ()), flags(ejected, ())) == ("", "E")
+
+
+@pytest.mark.parametrize(
+    ("ends", "name", "words"),
+    [
+        ([], "http", "no endpoints"),
+        ([endpoint("10.244.1.1", ready=False), endpoint("10.244.1.2", ready=False)], "http", "2 not ready"),
+        ([endpoint("10.244.1.1", ready=False)], "", "no port without a name"),
+        ([endpoint("10.244.1.1", ready=False)], "dead", "no port named dead"),
+        ([endpoint("10.244.1.1")], "http", ""),
+    ],
+)
+def test_the_cause_of_a_port_without_endpoints_is_short(ends: list[SliceEndpoint], name: str, words: str) -> None:
+    piece = endpoint_slice(*ends, ports=PORTS)
+    plans = planner_of(world(), service("web", "10.96.0.10", ports=[ServicePort(port=80, name=name)]), piece)
+    assert cause(plans.compiled["default", "web"].plans, plans.slices["default", "web"].values()) == words
+
+
+def test_a_drained_service_tells_so() -> None:
+    web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http")])
+    plan = planner_of(world(), web, endpoint_slice(ports=PORTS)).compiled["default", "web"].plans[0]
+    drained = [replace(plan, balance=Balance(drained=(dest("10.244.1.2:8080"),)))]
+    assert cause(drained, [parse_slice(FOUR)]) == "drained"
 
 
 def test_ports_without_an_available_endpoint_are_named() -> None:

@@ -81,8 +81,11 @@ def test_endpoints_are_counted_as_this_node_uses_them(tmp_path: Path, capfd: pyt
     dual["spec"]["clusterIPs"] = ["10.96.0.11", "fd00:96::11"]
     (tmp_path / "web.json").write_text(json.dumps(local))
     (tmp_path / "dual.json").write_text(json.dumps({**SERVICE, **dual}))
+    far = {"metadata": {"name": "far", "namespace": "shop"}, "spec": {**local["spec"], "clusterIP": "10.96.0.12"}}
+    (tmp_path / "far.json").write_text(json.dumps({**SERVICE, **far}))
     for service, family, addresses in (
         ("web", "IPv4", {"10.244.0.7": "here", "10.244.1.7": "there"}),
+        ("far", "IPv4", {"10.244.1.7": "there"}),
         ("dual", "IPv4", {"10.244.0.7": "here", "10.244.1.7": "there"}),
         ("dual", "IPv6", {"fd00:244::7": "here", "fd00:244:1::7": "there"}),
     ):
@@ -104,10 +107,11 @@ def test_endpoints_are_counted_as_this_node_uses_them(tmp_path: Path, capfd: pyt
     rows = [line.split("  ") for line in capfd.readouterr().out.splitlines()[1:]]
     assert {row[0]: [cell.strip() for cell in row if cell.strip()][2] for row in rows[1:]} == {
         "shop/dual": "2",
+        "shop/far": "0 of 1 on this node (policy Local)",
         "shop/web": "1 of 2",
     }
     assert run(["services", "-o", "json", *folder]) == 0
-    assert [one["endpoints"] for one in json.loads(capfd.readouterr().out)["services"]] == [2, 1]
+    assert [one["endpoints"] for one in json.loads(capfd.readouterr().out)["services"]] == [2, 0, 1]
 
 
 def test_a_port_without_endpoints_is_marked_and_does_not_change_the_exit_code(
@@ -124,14 +128,17 @@ def test_a_port_without_endpoints_is_marked_and_does_not_change_the_exit_code(
     }
     (tmp_path / "web.json").write_text(json.dumps({**SERVICE, "spec": {**SERVICE["spec"], "ports": ports}}))
     folder = ["--manifests", str(tmp_path), "--hostname-override", "here"]
-    for count, lines, lacking in ((" 0 (x) ", 2, ["80/TCP", "81/TCP"]), (" 1, none for 81/TCP (x) ", 1, ["81/TCP"])):
+    for count, lines, lacking, cause in (
+        (" 0 (x): no endpoints ", 2, ["80/TCP", "81/TCP"], "no endpoints"),
+        (" 1, none for 81/TCP (x): no port named dead ", 1, ["81/TCP"], "no port named dead"),
+    ):
         assert run(["services", *folder]) == 0
         assert count in capfd.readouterr().out
         assert run(["services", "shop/web", *folder]) == 0
         assert capfd.readouterr().out.count("    endpoints    none (x)") == lines
         assert run(["services", "-o", "json", *folder]) == 0
         made = valid("services", capfd.readouterr().out)
-        assert [one["unserved"] for one in made["services"]] == [lacking]
+        assert [(one["unserved"], one["cause"]) for one in made["services"]] == [(lacking, cause)]
         (tmp_path / "piece.json").write_text(json.dumps(piece))
 
 
