@@ -41,18 +41,20 @@ def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> Endpoint
     """Count the endpoints of a Service's slices, in the families of its plans if it has plans. An endpoint in two
     slices, for example while it moves, counts once. A dual-stack pod has an address in each family, so only the family
     with more ready endpoints is counted. Drained endpoints (weight 0), ejected endpoints, and endpoints of a slice
-    without ports (no container has the named targetPort) are never ready."""
+    without ports (no container has the named targetPort) are never ready; no endpoint is ready if `_lack_ports`."""
     every = list(plans)
     served = {plan.key.family for plan in every}
     pieces = [piece for piece in slices if not served or piece.family in served]
     drained = {one for plan in every if plan.balance is not None for one in plan.balance.drained}
     drained.update(one for plan in every for one in plan.ejected or ())
-    if len(pieces) == 1 and len(pieces[0].destinations) == 1 and not drained:  # nearly always
+    lacks = not any(plan.usable for plan in every) and _lack_ports(pieces, every)
+    if len(pieces) == 1 and len(pieces[0].destinations) == 1 and not (drained or lacks):  # nearly always
         count = len(pieces[0].destinations[0])
         return EndpointCount(count, count)
     families = {piece.family for piece in pieces}
     each = [_counted((piece for piece in pieces if piece.family is family), drained) for family in families]
-    return max(each, default=EndpointCount(0, 0))
+    most = max(each, default=EndpointCount(0, 0))
+    return most._replace(ready=0) if lacks else most
 
 
 def _counted(slices: Iterable[Slice], drained: set[bytes]) -> EndpointCount:
@@ -100,13 +102,17 @@ def _cause(plan: ServicePlan, slices: Collection[Slice]) -> str:
     return "drained" if plan.balance is not None and plan.balance.drained else ""
 
 
+def _lack_ports(slices: Collection[Slice], plans: Iterable[ServicePlan]) -> bool:
+    """Return whether some ports have no endpoint, and the cause is for each of them that no EndpointSlice has it."""
+    empty = _empty(plans)
+    return bool(empty) and all(lacks_port(slices, plan.key) for plan in empty)
+
+
 def flags(plans: Sequence[ServicePlan], slices: Collection[Slice]) -> str:
     """Return letters for unusual settings of a Service. L: external policy Local. l: internal policy Local. A:
     affinity. H: hints exclude ready endpoints. E: failing endpoints are ejected. P: some ports have no
     endpoint, because no EndpointSlice has these ports."""
-    empty = _empty(plans)
-    nameless = bool(empty) and all(lacks_port(slices, plan.key) for plan in empty)
-    found = dict.fromkeys("LlAHE", False) | {"P": nameless}
+    found = dict.fromkeys("LlAHE", False) | {"P": _lack_ports(slices, plans)}
     hinted = [piece for piece in slices if piece.particular and any(e.zones or e.nodes for e in piece.particular)]
     for plan in plans:
         found["L"] |= plan.policies.external is Policy.LOCAL and plan.accessible

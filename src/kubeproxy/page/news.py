@@ -136,17 +136,15 @@ def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | No
     service = planner.services.get(name)
     slices = planner.slices.get(name, {}).values()
     plans = planner.compiled.get(name, NOTHING).plans
-    count, letters, usable = endpoints(slices, plans), flags(plans, slices), any(plan.usable for plan in plans)
-    ready = count.ready if usable or "P" not in letters else 0  # ready endpoints with other ports do not count
-    if usable and "l" in letters and not any(plan.cluster or plan.local for plan in plans):
-        letters += "N"
+    count, is_served = endpoints(slices, plans), any(plan.cluster or plan.local for plan in plans)
+    is_elsewhere = not is_served and any(plan.usable for plan in plans)
     return (
         f"{name[0]}/{name[1]}",
         _LEAVING.get(verdict[0], verdict[0]),
-        ready,
+        count.ready,
         count.total,
         (service.spec.type or "ClusterIP") if service is not None else "",
-        letters + "T" * (not ready and usable),
+        flags(plans, slices) + "N" * is_elsewhere + "T" * (is_served and not count.ready),
         list(addresses(plans, planner.world)),
         max(seen, changed_at(service, slices)),
         list(unserved(plans)),

@@ -63,13 +63,15 @@ def test_endpoints_are_counted_by_address_and_port(ports: list[EndpointPort], co
 
 
 def test_a_drained_endpoint_is_not_ready() -> None:
-    plans = planner_of(world(), service("web", "10.96.0.10"), FOUR).compiled["default", "web"].plans
+    web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http")])
+    plans = planner_of(world(), web, FOUR).compiled["default", "web"].plans
     drained = Balance(drained=(dest("10.244.1.2:8080"),))
     assert endpoints([parse_slice(FOUR)], [replace(plans[0], balance=drained)]) == EndpointCount(1, 3)
 
 
 def test_an_ejected_endpoint_is_not_ready_and_has_a_letter() -> None:
-    plans = planner_of(world(), service("web", "10.96.0.10"), FOUR).compiled["default", "web"].plans
+    web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http")])
+    plans = planner_of(world(), web, FOUR).compiled["default", "web"].plans
     ejected = [replace(plans[0], ejected=(dest("10.244.1.2:8080"),))]
     assert endpoints([parse_slice(FOUR)], ejected) == EndpointCount(1, 3)
     assert (flags(plans, ()), flags(ejected, ())) == ("", "E")
@@ -117,3 +119,4 @@ def test_endpoints_without_the_port_have_a_letter(ports: list[EndpointPort], let
     web = service("web", "10.96.0.10", ports=[ServicePort(port=80, name="http")])
     plans = planner_of(world(), web, piece).compiled["default", "web"].plans
     assert flags(plans, [parse_slice(piece)]) == letters
+    assert endpoints([parse_slice(piece)], plans) == EndpointCount(0, 1)

@@ -248,6 +248,12 @@ def test_a_service_with_terminating_endpoints_alone_is_not_without_endpoints(nod
     assert rows == {"web": ((0, 2), "T"), "none": ((0, 1), ""), "both": ((1, 2), ""), "unready": ((0, 1), "")}
 
 
+def test_terminating_endpoints_on_other_nodes_serve_nobody_here_with_policy_local(node):
+    node.hears(service("web", internal_traffic_policy="Local"), endpoints("web", "10.244.0.1/draining"))
+    row = row_of(node.snapshot, ("default", "web"))
+    assert (row[2:4], row[5], row[8]) == ((0, 1), "lN", [])
+
+
 def test_a_service_with_a_ready_endpoint_of_one_family_is_not_served_by_terminating_ones():
     web = kubernetes.service("web", "10.96.0.10", "fd00:10:96::10", ports=[ServicePort(port=80)])
     four = kubernetes.endpoint_slice(kubernetes.endpoint("10.244.1.1", ready=False, serving=False))

@@ -85,7 +85,7 @@ function flowProblems() {
   return known.flowsError ? [{ level: 'unknown', what: 'new connections cannot be followed', detail: known.flowsError }] : [];
 }
 
-const noneReady = (row) => row.ready === 0 && !row.flags.includes('T');
+const noneReady = (row) => row.ready === 0 && !/[NT]/.test(row.flags);
 /** Whether a port has no available endpoint, as in the metric kubeproxy_services_without_endpoints. */
 const noEndpoints = (row) => (noneReady(row) || row.unserved.length > 0) && row.state !== 'ignored' && row.state !== 'deleting' && row.type !== 'ExternalName';
 /** A text about the ports without an available endpoint; '' for none. */
