@@ -128,6 +128,11 @@ class Explanation(Struct, frozen=True):
         if first is not None:
             program = "kube-proxy" if first.left_mode else "program"
             return f"another {program} takes it first: {first.what} ({first.severity.mark})"
+        left = next(
+            (one for one in self.findings if one.about == strangers.PRESENT and one.severity < Severity.NOTE), None
+        )
+        if left is not None and not (self.why.passes or self._leaves_open("proxy")):
+            return f"{left.what} (?)"  # the proxy hangs, and the objects have no endpoint
         untracked = next((one for one in self.findings if one.about == "notrack"), None) if self.why.forwarded else None
         if untracked is not None and untracked.severity is not Severity.UNKNOWN:
             end = "no endpoint gets it" if untracked.is_wrong else "a program of this node gets it"

@@ -286,6 +286,14 @@ def test_the_first_line_of_a_refused_connection_has_the_reason(outcome, decision
     assert f": {planned}{cause}" in stopped.heading
 
 
+@pytest.mark.parametrize("outcome", ["dropped", "refused", "not ours"])
+def test_the_first_line_has_the_rules_of_a_proxy_that_hangs_if_the_service_is_gone(outcome):
+    now = "while the proxy hangs, table ip kube-proxy, chain c: translates 10.96.0.1:80 to 10.244.0.9:80 at the hook x"
+    hangs = Diagnosis(Severity.NOTE, "proxy", "a kube-proxy runs here (pid 7), and hangs: the decision follows")
+    told = Explanation(why(outcome), (hangs, Diagnosis(Severity.UNKNOWN, strangers.PRESENT, now)))
+    assert (told.answer, told.heading.endswith(f"/tcp: {now} (?)")) == ("unknown", True), told.heading
+
+
 def test_the_first_line_names_the_table_of_rules_that_may_come_first():
     drops = strangers.dropping(one._replace(unordered=True) for one in DROPS)
     told = Explanation(why(), tuple(around(Checkup(list(drops), []))))
