@@ -168,12 +168,16 @@ def _why(request: Request, desk: Desk, ask: Ask) -> Response:
             yield await ask(question)
         except UnansweredError as error:
             why = (await desk.zoned(made)).why
-            unseen = Diagnosis(Severity.UNKNOWN, "node", f"other causes on this node are unknown: {error}")
-            answer = {"heading": why.heading, "answer": "unknown" if why.passes else "no", "why": why}
+            unseen = Diagnosis(Severity.UNKNOWN, "node", f"could not be checked: {_UNCHECKED}: {error}")
+            heading = why.heading + ", but nothing else on this node could be checked (?)" * why.passes
+            answer = {"heading": heading, "answer": "unknown" if why.passes else "no", "why": why}
             more = {"findings": [unseen.row()], "fixes": why.fixes, "next": why.next}
             yield msgspec.json.encode(answer | more)
 
     return Response(200, JSON, body())
+
+
+_UNCHECKED: Final = "the rules in the kernel, other programs, routes and endpoints"
 
 
 def _events(request: Request, feed: Feed) -> Response:
