@@ -11,11 +11,12 @@ from kubeproxy.api import lists
 from kubeproxy.api.cluster import Validity
 from kubeproxy.api.source import Reach, WatchStanding
 from kubeproxy.ask.checks import checkup, contact, greeting, identity, ports, programming, settings, strangers
+from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.checks.settings import InterfacePath, Setting
 from kubeproxy.ask.finding import MISLEADS, Diagnosis, Severity, duration, worst_first
 from kubeproxy.backends.mode import FlowsEnd, Trace
 from kubeproxy.config.load import read_text
-from kubeproxy.config.types import made_strict
+from kubeproxy.config.types import KubeProxyConfiguration, made_strict
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.errors import SourceError
 from kubeproxy.kernel.chains import RuleChain
@@ -24,6 +25,7 @@ from kubeproxy.kernel.route import Bridge, NetworkInterface
 from kubeproxy.meaning.firewall import Filter, ForeignTranslation, PassingPacket
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
+from kubeproxy.release import build
 
 V4, V6 = Family.IPV4, Family.IPV6
 BROKEN, DEGRADED, NOTE = Severity.BROKEN, Severity.DEGRADED, Severity.NOTE
@@ -668,3 +670,31 @@ def test_pods_beside_cluster_cidr_count_as_clients_outside():
 def test_a_second_proxy_need_not_do_harm(mode, why):
     (found,) = strangers.second([(ProxyProcess(9, (), True), "ipvs")], mode)
     assert (why in found.why, "and connections may reach deleted endpoints" in found.why) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("present", "reason"),
+    [([], "no Service answers at its IPv4 addresses on this node"), ([V4], "accepted before stay")],
+)
+def test_a_table_that_the_kernel_refuses_is_one_error(present, reason, monkeypatch):
+    facts = SimpleNamespace(
+        reach=None,
+        standings=[FamilyStanding(V4, refusal="Operation not permitted", queued=2)],
+        writes=True,
+        began={},
+        unready={"sync": "not yet synced for the first time: IPv4", "kernel": "Operation not permitted"},
+        version=build().name,
+        started=0.0,
+        config_file="",
+    )
+    mode = SimpleNamespace(name="nftables", interface="", traces=lambda _: [Trace("table", one) for one in present])
+    node = CheckedNode(facts, 0, mode, KubeProxyConfiguration(), running=True, family=V4)
+    monkeypatch.setattr(checkup, "rules_left", lambda *_, **__: ())
+    monkeypatch.setattr(checkup, "_translations", lambda *_, **__: ())
+    monkeypatch.setattr(checkup, "_chains", lambda *_, **__: ())
+    rules, report = SimpleNamespace(second=[], sight=None), checkup.Checkup([], [])
+    checkup._look_at_proxy(report, node, facts, rules)
+    report.look("rules", lambda: checkup._rules(node, rules))
+    assert report.unknown == []
+    assert [one.what for one in report.findings] == ["the kernel refuses changes of IPv4: Operation not permitted"]
+    assert reason in report.findings[0].why

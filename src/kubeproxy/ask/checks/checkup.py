@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
@@ -41,7 +42,7 @@ from kubeproxy.kernel.route import local_addresses
 from kubeproxy.meaning.firewall import Drop, Filter, Firewall, ForeignTranslation, PassingPacket
 from kubeproxy.meaning.found import firewalls
 from kubeproxy.meaning.rules import CompiledFor
-from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, place_text, unpack
+from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, unpack
 from kubeproxy.model.answer import Packet
 from kubeproxy.release import build
 from kubeproxy.setup import host, modes
@@ -116,7 +117,7 @@ def look_at(node: CheckedNode) -> Checkup:
     """Run all checks."""
     report, rules = Checkup([], []), NodeRules(node)
     if node.facts is not None:
-        _look_at_proxy(report, node, node.facts, rules.second)
+        _look_at_proxy(report, node, node.facts, rules)
     _look_at_way(report, node, rules)
     report.look("what the mode needs", lambda: _able(node))
     report.look("sysctls", lambda: nodes.changed_sysctls(node))
@@ -205,8 +206,8 @@ def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
     report.look("next hops", lambda: routes.unanswered(node))
 
 
-def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, second: Collection[Second]) -> None:
-    covered: set[str] = set()
+def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, rules: NodeRules) -> None:
+    second, covered = rules.second, set[str]()
     if facts.reach is not None:
         reach = facts.reach
         if report.look("API server", lambda: contact.reached(reach, facts.began)):
@@ -218,9 +219,10 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, second: Col
             named |= report.look("pod networks", lambda: whereabouts.networked(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
     standings = [one for one in facts.standings if not (second and one.difference)]  # the other proxy changes the rules
-    if facts.writes and report.look("kernel", lambda: programming.standing(standings, facts.began)):
+    if facts.writes and report.look("kernel", lambda: programming.standing(standings, facts.began, _bare(node, rules))):
         covered.add("kernel")
     covered |= {"kernel"} if len(standings) < len(facts.standings) else set()
+    covered |= {"sync"} if any(one.refusal for one in standings) else set()
     rest = {part: why for part, why in facts.unready.items() if part not in covered}
     report.look("readiness", lambda: programming.unready(rest))
     report.look("version", lambda: programming.versions(facts.version, build().name, facts.started, time.time()))
@@ -233,6 +235,14 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, second: Col
             report.look("descriptors", lambda: settings.opened(open_files, node.pid))
         else:
             report.unknown.append(f"descriptors: /proc/{node.pid}/fd cannot be read by this command")
+
+
+def _bare(node: CheckedNode, rules: NodeRules) -> set[Family]:
+    """Return the families without rules of the node's mode in the kernel; none if the rules cannot be read."""
+    with suppress(KubeProxyError, OSError):
+        traces = {one.family for one in node.mode.traces(rules.sight)}
+        return set() if None in traces else set(node.families) - traces
+    return set()
 
 
 def _look_at_server(report: Checkup, node: CheckedNode, reach: Reach) -> None:
@@ -279,7 +289,8 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
         if node.facts is None or node.facts.writes:
             standings = node.facts.standings if node.facts is not None else ()
             refusals = {one.family: one.refusal for one in standings if one.refusal}
-            yield from programming.there(traces, node.families, node.mode.name, refusals)
+            families = [one for one in node.families if one not in refusals or node.packet is not None]
+            yield from programming.there(traces, families, node.mode.name, refusals)  # a refusal has a finding
     elif not node.running and not node.proxies:
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     if not rules.second:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Severity, duration
@@ -14,13 +14,19 @@ from kubeproxy.wording import counted
 
 _REFUSED: Final = "follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s"
 
+_KEPT: Final = "rules that the kernel accepted before stay"
 
-def standing(standings: Iterable[FamilyStanding], began: Mapping[str, float] = {}) -> Iterator[Diagnosis]:
-    """Check the state that the proxy reports for each family's rules; `began` is Facts.began."""
+
+def standing(
+    standings: Iterable[FamilyStanding], began: Mapping[str, float] = {}, bare: Collection[Family] = ()
+) -> Iterator[Diagnosis]:
+    """Check the state that the proxy reports for each family's rules; `began` is Facts.began, and `bare` are families
+    without rules in the kernel."""
     for one in standings:
         label = one.family.label
         if one.refusal is not None:
-            why = f"{counted(one.queued, 'Service', 'waits')}; rules that the kernel accepted before stay"
+            kept = f"no Service answers at its {label} addresses on this node" if one.family in bare else _KEPT
+            why = f"{counted(one.queued, 'Service', 'waits')}; {kept}"
             fix = _REFUSED
             yield Diagnosis(Severity.BROKEN, "kernel", one.problem, why, fix, MISLEADS, began.get(label, 0.0))
         elif one.difference is not None:
