@@ -26,7 +26,9 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from kubeproxy.ask.checks.strangers import destinations
 from kubeproxy.ask.connection import unrouted, untranslated
+from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.kernel.journeys import UNDECIDED, DecidedFlow
 from kubeproxy.ask.kernel.tracing import SENT, Limits, Opening, Traced, look
 from kubeproxy.ask.kernel.verdicts import Serving
@@ -143,7 +145,8 @@ def decided_of(asked: Source, explained: Explained | None) -> DecidedFlow:
         return UNDECIDED
     unserved = "; ".join(one.text for one in explained.why.steps if not one.passes)
     unserved *= not (explained.why.forwarded or explained.why.outcome == Outcome.HEALTH.value)
-    return DecidedFlow(partial(unrouted, asked, explained), unserved, partial(untranslated, asked, explained))
+    ends = destinations([end_of(one.address) for one in explained.why.endpoints if explained.plan is not None])
+    return DecidedFlow(partial(unrouted, asked, explained), unserved, partial(untranslated, asked, explained), ends)
 
 
 def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Explained | None, KubeProxyError | None]:

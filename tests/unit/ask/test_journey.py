@@ -107,7 +107,36 @@ def test_a_packet_that_is_not_routed_gets_the_cause_that_why_finds(cause, said):
     rules = RULES._replace(decided=DecidedFlow(lambda: cause))
     _, made = told(marked(1), picked(1), served=[("10.244.0.1:8080", False)], rules=rules)
     assert made.passed is False
-    assert made.text.startswith(f"no rule dropped it, but it went no further than prerouting: {said}")
+    assert made.text.startswith(
+        f"no rule dropped it, but it (for 10.244.0.1:8080) went no further than prerouting: {said}"
+    )
+
+
+BENT = [Step(1, INET, "firewall", "pre", 9, "rule", 1, "", headers(CLIENT, VIP))]
+
+
+@pytest.mark.parametrize(
+    ("steps", "more", "ends"),
+    [
+        ([], {}, " (for 10.244.0.1:8080 or 10.244.0.2:8080)"),
+        (BENT, {}, ""),  # another program chose
+        ([], {"legacy": 3}, ""),  # rules without a trace may have chosen
+    ],
+)
+def test_a_packet_that_is_not_routed_was_for_one_of_the_endpoints(steps, more, ends):
+    decided = DecidedFlow(lambda: "x is 0", ends="10.244.0.1:8080 or 10.244.0.2:8080")
+    made = told(marked(1), steps or picked(1), rules=RULES._replace(decided=decided, **more))[1]
+    assert f" dropped it, but it{ends} went no further than prerouting: x is 0" in made.text
+    assert " for " not in told(marked(1), picked(1), proxied=True, rules=RULES._replace(decided=decided))[1].text
+
+
+def test_this_nodes_own_icmp_error_gets_the_cause_that_why_finds():
+    decided = DecidedFlow(lambda: "no table has a route. Fix: add it", ends="10.244.0.1:8080 or 10.244.0.2:8080")
+    made = told(marked(1), picked(1), unreachable(), rules=RULES._replace(decided=decided))[1]
+    said = (
+        "this node could not reach 10.244.0.1:8080 or 10.244.0.2:8080 (host unreachable): no table has a route. Fix: "
+    )
+    assert (made.passed, said in made.text) == (False, True), made.text
 
 
 OUT = [Step(1, IP, "ours", "out", 0, "policy", 1, "", headers(CLIENT, POD))]

@@ -43,11 +43,13 @@ RuleKey = tuple[int, str, str, int]  # family of the table, table, chain, handle
 class DecidedFlow(NamedTuple):
     """The answer of `why` for a flow. `unrouted` returns the reason why the kernel does not route the flow's packets,
     or ''. `unserved` is the reason why the proxy does not translate the packets, or ''. `untranslated` returns the
-    reason why the kernel lacks the translating rules; '' if unknown."""
+    reason why the kernel lacks the translating rules; '' if unknown. `ends` is a text of the endpoints from which the
+    proxy's rules choose; '' for none."""
 
     unrouted: Callable[[], str] = str
     unserved: str = ""
     untranslated: Callable[[], str] = str
+    ends: str = ""
 
 
 UNDECIDED = DecidedFlow()

@@ -65,10 +65,14 @@ def verdict(
     if proxied:
         serving = None
     others = next((words for one in found if one.direction == "request" and (words := by_others(one, served))), None)
-    refused = _refused(found, served[-1].endpoint if served else others[1] if others is not None else "", ruleset)
+    chosen = others[1] if others is not None else "" if proxied else _chosen(found, ruleset)
+    endpoint = served[-1].endpoint if served else chosen
+    refused = _refused(found, endpoint, ruleset)
     if refused and silent:
         refused = Verdict(f"{refused.text}; {silent}", passed=False)
-    made = refused or _became(found, served, ruleset, protocol, proxied=proxied and not others, silent=silent)
+    made = refused or _became(
+        found, served, ruleset, protocol, proxied=proxied and not others, silent=silent, endpoint=endpoint
+    )
     if untracked is not None and not made.passed:
         passed = untracked.passed if refused is None else False
         made = Verdict(untracked.text + f"; {made.text}" * (made.passed is False), passed)
@@ -160,6 +164,16 @@ def by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str
     return None
 
 
+def _chosen(found: Sequence[Journey], ruleset: KnownRules) -> str:
+    """Return the destination of the last request in its last chain; if the translation ends the trace, all endpoints
+    from which the proxy's rules choose; '' if other rules may have chosen."""
+    request = next((one for one in reversed(found) if one.direction == "request" and one.met), None)
+    if request is None or request.met[-1].destination != request.destination:
+        return request.met[-1].destination if request is not None else ""
+    is_left = any(words.startswith(LEFT) for met in request.met for words in met.words)
+    return "" if is_left or ruleset.legacy or _foreign(request, TRANSLATES) else ruleset.decided.ends
+
+
 def _strays(served: Sequence[TracedReply], serving: Serving | None) -> list[TracedReply]:
     """Return the connections that lead to an address that is not an endpoint of their Service."""
     return [one for one in served if serving is not None and one.endpoint not in serving.endpoints]
@@ -215,7 +229,8 @@ def _became(
     protocol: int,
     *,
     proxied: bool,
-    silent: str = "",
+    silent: str,
+    endpoint: str,
 ) -> Verdict:
     if not found:
         text = "no packet of this flow arrived: let the client send during the trace, or wait longer (--seconds)"
@@ -232,7 +247,8 @@ def _became(
     if later and (last == HOOKS[PREROUTING] or (last == HOOKS[OUTPUT] and not served)):
         causes = ruleset.decided.unrouted() or _possible(ruleset) * (last == HOOKS[PREROUTING])
         if causes:
-            text = f"{_undropped(ruleset, 'no rule')}, but it went no further than {last}: {causes}"
+            it = f"it (for {endpoint})" if endpoint else "it"
+            text = f"{_undropped(ruleset, 'no rule')}, but {it} went no further than {last}: {causes}"
             return Verdict(text, passed=False)
     ways = dict.fromkeys(one.leaves for one in found if one.direction == "request" and one.leaves)
     where = f"left by {' or '.join(ways)}" if ways else "left this node"
@@ -319,6 +335,7 @@ def _refused(found: Sequence[Journey], endpoint: str, ruleset: KnownRules) -> Ve
         if answer.local:
             text = f"but this node could not reach {endpoint or 'its destination'}"
         text += f" ({answer.reason})" if answer.reason else ""
+        text += f": {causes}" if answer.local and (causes := ruleset.decided.unrouted()) else ""
     more = f", or a rule of iptables-legacy rejected it {_LEGACY}" * bool(ruleset.legacy)
     return Verdict(f"{_undropped(ruleset)}, {text}{more}", passed=False)
 
