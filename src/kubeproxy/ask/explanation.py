@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from kubeproxy.ask.checks import strangers
-from kubeproxy.ask.finding import STOPS, Diagnosis, Effect, End, Severity, end_of, unreached
+from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Effect, End, Severity, end_of, unreached
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.why import Why
 from kubeproxy.model.answer import Outcome
@@ -86,7 +86,8 @@ class Explanation(Struct, frozen=True):
     @property
     def _is_left(self) -> bool:
         """Whether rules in the kernel determine the outcome until a kube-proxy runs."""
-        return self._leaves_open("leftovers") or self._leaves_open(strangers.PRESENT)
+        left = [one for one in self.findings if one.about in {"leftovers", strangers.PRESENT} and one.harm != MISLEADS]
+        return any(one.severity is Severity.UNKNOWN for one in left)
 
     def _doubts(self) -> Iterator[str]:
         """Yield the reasons, for the heading, why the answer is unknown."""
@@ -97,14 +98,9 @@ class Explanation(Struct, frozen=True):
         if first:
             yield f"unless rules of {' or '.join(dict.fromkeys(first))} come first"
 
-    def _error(self, *abouts: str) -> Diagnosis | None:
-        """Return the first error about one of these subjects."""
-        return next((one for one in self.findings if one.about in abouts and one.is_wrong), None)
-
     def _wrong(self, *abouts: str) -> str:
         """Return the text of the first error about one of these subjects; '' without such an error."""
-        error = self._error(*abouts)
-        return error.what if error is not None else ""
+        return next((one.what for one in self.findings if one.about in abouts and one.is_wrong), "")
 
     def _noted(self, about: str) -> str:
         """Return the text of the first note about a subject; '' without such a note."""
@@ -158,7 +154,8 @@ class Explanation(Struct, frozen=True):
 
     def _reservations(self) -> Iterator[str]:
         """Yield the texts, for the heading, about causes that limit the proxy's decision."""
-        why, failing, left = self.why, self.lost(Effect.LOSES), self._error("leftovers")
+        why, failing = self.why, self.lost(Effect.LOSES)
+        left = next((one for one in self.findings if one.about == "leftovers" and one.harm == MISLEADS), None)
         is_partial = bool(failing) and why.passes
         cause = self._cause(Effect.LOSES) if is_partial else self._cause(*Effect)
         if is_partial:
@@ -173,7 +170,7 @@ class Explanation(Struct, frozen=True):
             yield from (f", {doubt} (?)" for doubt in self._doubts())
         if left:
             leads = strangers.leading(left.leads)
-            yield f", unless another kube-proxy's rules take it first{leads} (x)"
+            yield f", unless another kube-proxy's rules take it first{leads} ({left.severity.mark})"
         if self._is_left:
             now = (one.what for one in self.findings if one.about == strangers.PRESENT)
             yield f"; {next(now, strangers.UNTIL + 'the rules in the kernel decide')} (?)"

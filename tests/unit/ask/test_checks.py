@@ -698,3 +698,29 @@ def test_a_table_that_the_kernel_refuses_is_one_error(present, reason, monkeypat
     assert report.unknown == []
     assert [one.what for one in report.findings] == ["the kernel refuses changes of IPv4: Operation not permitted"]
     assert reason in report.findings[0].why
+
+
+@pytest.mark.parametrize(("forwarded", "mark"), [(True, "?"), (False, "x")])
+def test_the_order_of_both_iptables_is_unknown_if_the_proxy_translates_too(forwarded, mark, monkeypatch):
+    chains = [RuleChain("nft", V4, "nat", "KUBE-SERVICES"), RuleChain("legacy", V4, "nat", "KUBE-SERVICES")]
+    sight = SimpleNamespace(xtables=chains)
+    trace = SimpleNamespace(catches=lambda *_: True)
+    every = [SimpleNamespace(traces=lambda _: [trace, trace])]
+    old = SimpleNamespace(where="iptables-legacy -t nat", ends=[(b"\n\xf4\0\x09", 80)])
+    monkeypatch.setattr(checkup, "_traces_left", lambda *_, **__: [])
+    monkeypatch.setattr(checkup, "_as_sent", lambda packet: packet)
+    monkeypatch.setattr(checkup, "modes", SimpleNamespace(every=lambda: every))
+    monkeypatch.setattr(checkup, "all_translations", lambda *_: ([old], True))
+    node = SimpleNamespace(
+        packet=SimpleNamespace(destination=b"\n\x60\0\1", port=80),
+        running=True,
+        proxies=[],
+        first=object(),
+        mode=SimpleNamespace(flows_end=ENDPOINTS, name="iptables"),
+        concerns=lambda _: True,
+        served=1,
+        targets=[],
+    )
+    (found,) = checkup.rules_left(node, SimpleNamespace(sight=sight, others=[]), forwarded=forwarded)
+    assert (found.severity.mark, "either may translate" in found.why) == (mark, forwarded)
+    assert found.what.endswith(", with rules for 10.96.0.1:80, to 10.244.0.9:80")

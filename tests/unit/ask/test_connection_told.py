@@ -294,6 +294,13 @@ def test_the_first_line_has_the_rules_of_a_proxy_that_hangs_if_the_service_is_go
     assert (told.answer, told.heading.endswith(f"/tcp: {now} (?)")) == ("unknown", True), told.heading
 
 
+def test_rules_of_the_other_iptables_may_come_first():
+    twice = Diagnosis(Severity.UNKNOWN, "leftovers", "both variants", harm=MISLEADS, leads=((b"\n\xf4\0\x09", 80),))
+    told = Explanation(why(), (twice,))
+    first = ": kube-proxy forwards it, unless another kube-proxy's rules take it first, to 10.244.0.9:80 (?)"
+    assert (told.answer, told.heading.endswith(first)) == ("unknown", True), told.heading
+
+
 def test_the_first_line_names_the_table_of_rules_that_may_come_first():
     drops = strangers.dropping(one._replace(unordered=True) for one in DROPS)
     told = Explanation(why(), tuple(around(Checkup(list(drops), []))))

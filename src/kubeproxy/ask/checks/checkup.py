@@ -427,6 +427,8 @@ def rules_left(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Itera
             leads = tuple(dict.fromkeys(away))
             caught = strangers.with_rules(place_text(packet.destination, packet.port), leads)
             twice = [replace(one, what=one.what + caught, leads=leads) for one in twice]
+            if forwarded and node.running:  # the proxy's rules match the connection, too
+                twice = [replace(one, severity=Severity.UNKNOWN, why=strangers.EITHER_FIRST) for one in twice]
     yield from twice
 
 

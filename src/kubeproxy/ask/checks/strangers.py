@@ -146,6 +146,11 @@ def both_variants(chains: Iterable[RuleChain]) -> Iterator[Diagnosis]:
             yield Diagnosis(Severity.DEGRADED, "leftovers", what, why, fix, MISLEADS)
 
 
+EITHER_FIRST: Final = (
+    "packets pass the chains of both: either may translate the connection first, by the order of the tables' creation"
+)
+
+
 def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[list[Drop], str]]:
     places: dict[tuple[str, str, str, bool, str], list[Drop]] = {}
     for one in sorted(drops, key=lambda drop: drop.unordered):

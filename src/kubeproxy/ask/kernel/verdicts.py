@@ -82,7 +82,9 @@ def verdict(
     if others is None:
         strayed = _strayed(found, served, serving, ruleset, protocol) or _left(found) * (made.passed is False)
         untraced = "" if strayed or made.passed is not False else ruleset.untraced()
-        return Verdict(made.text + strayed + f"; {_UNTRACED}: {untraced}" * bool(untraced), passed)
+        is_guess = ruleset.legacy and _NO_ANSWER in made.text and not (strayed or untraced)
+        guess = f"; a rule of iptables-legacy may have dropped it {_LEGACY}" * bool(is_guess)
+        return Verdict(made.text + strayed + f"; {_UNTRACED}: {untraced}" * bool(untraced) + guess, passed)
     table, chosen = others
     what = f"rules that another kube-proxy left in table {table} chose {chosen}, not the running proxy"
     if serving is not None and chosen not in serving.endpoints:
@@ -385,16 +387,19 @@ def _partly(made: Verdict, failed: Mapping[str, str], protocol: int, cause: str)
 _SHOWS = "`kube-proxy why` tests whether this node stops the answers; if not, the endpoint or the network does"
 
 
+_NO_ANSWER = "connection tracking saw no answer"
+
+
 def _unanswered(served: Sequence[TracedReply], where: str, protocol: int, ruleset: KnownRules, cause: str) -> Verdict:
     undropped = _undropped(ruleset)
     if not served:
         return Verdict(f"{undropped}, and connection tracking has no such connection (any more)", None)
-    where = f"{undropped}: it {where}, {f'or {_UNSEEN}' * bool(ruleset.legacy)}and"
+    where = f"{undropped}: it {where}, and"
     endpoints = ", ".join(dict.fromkeys(one.endpoint for one in served))
     if any(one.earlier for one in served):
         text = f"no answer of {endpoints} came during the trace; the connection was answered earlier"
         return Verdict(f"{where} {text}", passed=False)
-    text = f"{where} connection tracking saw no answer of {endpoints}{cause}"
+    text = f"{where} {_NO_ANSWER} of {endpoints}{cause}"
     if protocol == PROTOCOLS["UDP"]:
         return Verdict(f"{text}, which over UDP need not mean anything", None)
     return Verdict(text, passed=False)
