@@ -83,7 +83,7 @@ def is_ours(chain: str) -> bool:
 
 
 def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
-    """Return the number of chains by family and variant of iptables."""
+    """Return a trace for each family and variant of iptables with chains; its text contains the number of chains."""
     found: defaultdict[tuple[str, Family], set[RuleChain]] = defaultdict(set)
     for chain in chains:
         found[chain.variant, chain.family].add(chain)
@@ -119,9 +119,9 @@ def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Tra
 
 
 def _chains_catch(name: str, chains: Collection[RuleChain], packet: Packet, forwarded: bool) -> bool:
-    """Return whether these chains affect a packet: a hook of the packet reaches them, and their rules, or jumps to
-    them, match the packet's address and port. For a forwarded packet only the table nat counts. A packet without a
-    source is sent by this node. Return True if the rules cannot be read."""
+    """Return whether these chains affect a packet: a rule in a chain, or a jump to a chain, names the packet's address
+    and port. The packet's hooks must lead to this rule, and this rule must lead to a translation or a refusal. If the
+    packet is `forwarded`, only the table nat is searched. Returns True if the rules cannot be read."""
     names, tables = {chain.name for chain in chains}, {chain.table for chain in chains}
     tables &= {"nat"} if forwarded else tables
     try:
@@ -168,7 +168,7 @@ def _reached(chains: Iterable[str], targets: Mapping[str, Collection[str]]) -> s
 
 
 _OWN_HOOKS: Final = frozenset({"OUTPUT", "POSTROUTING"})
-"""The hooks that translate or filter a packet, depending on whether this node itself sends the packet."""
+"""The hooks that a packet from this node passes: a packet without a source. Other packets pass _HOOKS."""
 _HOOKS: Final = frozenset({"PREROUTING", "INPUT", "FORWARD", "POSTROUTING"})
 _DECIDING: Final = frozenset({"DNAT", "REDIRECT", "REJECT", "DROP"})
 

@@ -131,7 +131,7 @@ class Trace(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """The number of kernel objects that a mode writes for Services, and their plural noun."""
+    """The number of kernel objects that a mode writes for Services, and a plural noun for the objects."""
 
     amount: int
     of: str

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Features(NamedTuple):
-    """A node's features: the set values, by flag; the mode ("" supports all features); `strict` disables all."""
+    """A node's features: the values of the given flags; the mode ("" supports all features). `strict` disables all."""
 
     values: Mapping[str, Any] = {}
     mode: str = ""
@@ -199,8 +199,8 @@ BALANCING: Final = Feature[int](
     kind="int32",
     default=str(ENTRIES),
     usage="The limit of entries in the kernel for weights and consistent hashing, for all Services together; one "
-    "namespace gets at most a quarter of the limit. Older Services come first; connections of other Services are "
-    "shared evenly. 0 ignores these annotations; nftables mode only. (Not in the Go kube-proxy.)",
+    "namespace gets at most a quarter of the limit. Older Services get entries first; connections of Services "
+    "without entries are shared evenly. 0 ignores these annotations; nftables mode only. (Not in the Go kube-proxy.)",
     off=0,
     unset=ENTRIES,
     modes=_NFTABLES,

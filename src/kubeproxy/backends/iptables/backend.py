@@ -300,7 +300,7 @@ class IptablesBackend:
         return self._audit.look(self._contents, self._common()) if self._audit.due() else None
 
     def touched(self) -> bool:
-        """Return whether an audit is due; if an audit is due, the next inspection reads rules."""
+        """Return whether the next inspection reads chains or rules."""
         return self._watch.touched() or self._audit.due()
 
     def _common(self) -> dict[skeleton.Place, skeleton.SharedChain]:
@@ -308,7 +308,8 @@ class IptablesBackend:
 
 
 def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapping[str, str]]:
-    """Return the lines of the filter table to write before nat changes, and the lines of both tables to write later."""
+    """Return two values: the lines to write to the filter table before the nat table changes, and the lines to write
+    to both tables afterwards."""
     if not any(table == "filter" for table, _ in delta.lost):
         return lines["filter"], {"nat": lines["nat"]}
     gained = [rules for (table, _), rules in delta.gained.items() if table == "filter"]

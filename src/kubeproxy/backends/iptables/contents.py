@@ -146,7 +146,7 @@ def rule_count(chains: OwnChains) -> int:
 
 
 def _compare(before: Sequence[Lines], after: Sequence[Lines], gained: dict[Place, list[str]], lost: set[Place]) -> None:
-    """Add a Service's new lines of shared chains to `gained`, and to `lost` the chains that lose or reorder lines."""
+    """Add a Service's new lines of shared chains to `gained`; add the chains that lose or reorder lines to `lost`."""
     if before == after:
         return
     for place in dict.fromkeys(place for part in (*before, *after) for place in part):

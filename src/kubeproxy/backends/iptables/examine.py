@@ -67,7 +67,7 @@ class IptablesExaminer(Examiner):
         for table, seen in tables.items():
             if skeleton.CANARY not in seen.chains:
                 few = len(seen.chains) < len(skeleton.SHARED)
-                what = "all of our chains" if few else "the chain that is missing after a flush"
+                what = "all of our chains" if few else "the canary chain, which a flush deletes"
                 yield Finding(None, Kind.MISSING, what, _where((table, skeleton.CANARY), self.family))
         suspects = [
             *self._own(contents, tables["nat"]),
@@ -82,7 +82,7 @@ class IptablesExaminer(Examiner):
                 yield Finding(None, Kind.MISSING, f"the jump to {jump.target}", where)
 
     def remembered(self, plan: ServicePlan, client: bytes, policy: Policy) -> Iterator[bytes]:
-        """See Examiner. Of the endpoints with an entry that is young enough, the kernel picks the first."""
+        """See Examiner. The kernel picks the first endpoint whose entry for the client has not timed out."""
         name = (plan.key.namespace, plan.key.name)
         contents = self._contents({name: (plan,)})
         chains = contents.chains_of(name, commented=False)
@@ -165,7 +165,7 @@ def _own_chains(contents: Contents) -> dict[str, ServiceName]:
 
 
 def _possible(contents: Contents, own: dict[str, ServiceName]) -> dict[str, ServiceName]:
-    """Return the Service of each chain name that could belong to a Service, also under other traffic policies."""
+    """Return the Service of each chain that a Service has now, or would have with other traffic policies."""
     ends = [(end, name) for name, entry in contents.entries.items() for end in entry.suffixes]
     possible = {prefix + end: name for end, name in ends for prefix in _ROLES}
     return possible | own

@@ -44,8 +44,9 @@ _MARK: Final = re.compile(r"--(or|xor)-mark (\S+)")
 
 
 class FoundTable(NamedTuple):
-    """Chains of a table, with a hash of the rules of each readable chain, and the rules of the chains to keep. `asked`
-    are the chains that were read, or None if all were read. A chain that was not read is reported as equal."""
+    """Chains of a table. `numbers` contains a hash of the rules of each readable chain, `rules` contains the rules of
+    some chains. `asked` are the chains that were read, or None if all were read. A chain that was not read is reported
+    as equal."""
 
     family: Family
     chains: AbstractSet[str] = frozenset()
@@ -58,7 +59,7 @@ class FoundTable(NamedTuple):
         return self.asked is None or chain in self.asked
 
     def present(self, chain: str) -> Sequence[str] | None:
-        """Return the kept rules of a chain, or None if the chain does not exist."""
+        """Return the rules of a chain that `rules` contains, or None if the chain does not exist."""
         return self.rules.get(chain, ()) if chain in self.chains else None
 
     def has_jump(self, jump: Jump) -> bool:
@@ -93,7 +94,7 @@ def _lines(rules: str, family: Family) -> list[str]:
 
 
 def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = None) -> FoundTable:
-    """Read a table; keep the rules of the chains in `keep`, by default of the shared chains. Raises ApplyError."""
+    """Read a table. `keep` selects the chains whose rules are stored, by default shared chains. Raises ApplyError."""
     common = OWN_CHAINS | {jump.chain for jump in JUMPS if jump.table == table}
     keep = keep or common.__contains__
     numbers: dict[str, int] = {}

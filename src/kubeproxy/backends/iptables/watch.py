@@ -102,8 +102,8 @@ class NftWatch:
         self._noted |= changes.chains
 
     def inspect(self) -> ForeignChange | None:
-        """Return another program's change that is found without reading all rules, else reset `touched`. Raises
-        ApplyError."""
+        """Return a change by another program, searched for without reading all rules. If there is none, `touched`
+        returns False until the next change. Raises ApplyError."""
         self._note()
         unknown = self._unknown or len(self._noted) > MOST_PLACES
         for table in skeleton.CANARY_TABLES if unknown else ():
@@ -121,7 +121,8 @@ class NftWatch:
 
 
 def _concerns(change: ChainChange) -> bool:
-    """Return whether a change may affect us: any in our chains, and deletions in built-in chains with our jump."""
+    """Return whether a change may affect our rules: a change in one of our chains, a deletion in a built-in chain
+    with one of our jumps, or the deletion of a table."""
     if change.table not in skeleton.CANARY_TABLES:
         return False
     if change.deleted and not change.chain.startswith("KUBE-"):

@@ -5,7 +5,8 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.model.plan import Affinity, FrontendKind, Habits
 
 INTERFACE = "kube-ipvs0"
-"""Dummy interface with the addresses of Services. The kernel passes packets to IPVS only if their address is local."""
+"""Dummy interface with the addresses of Services. The kernel passes packets to IPVS only if their destination is
+local."""
 
 MODE = Mode(
     MODES["ipvs"],

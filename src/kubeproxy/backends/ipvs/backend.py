@@ -138,9 +138,8 @@ class IpvsBackend:
         missing = {set_id: [entry for entry, _ in entries] for set_id, entries in lacking.items()}
         kernel.add_entries(missing)
         yield sum(map(len, missing.values()))
-        # Rules that reject packets are written before the addresses that they protect. But if all our jumps exist in
-        # nat, they may lead to chains of iptables mode, which serve Services until our nat chains replace them at the
-        # end.
+        # Rules that reject packets are written before the addresses that they protect. If all our jumps exist in nat,
+        # the jumps may lead to chains of iptables mode, which serve Services; our nat chains are then written last.
         jumps = kernel.missing_jumps()
         first, last = TABLES_AT_ONCE if any(jump.table == "nat" for jump in jumps) else TABLES_IN_TURN
         kernel.write_rules(self._rules, first, jumps)

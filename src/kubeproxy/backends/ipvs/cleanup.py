@@ -1,5 +1,5 @@
 """Removes the objects of ipvs mode, of this program or of the Go kube-proxy: after a change of mode, and for --cleanup.
-This module removes only objects of ipvs mode; leftovers.py removes the chains that iptables mode has as well
+This module removes only objects of ipvs mode; leftovers.py removes the chains that iptables mode uses too
 (KUBE-SERVICES, ...). Virtual servers of other programs are not removed. Virtual servers are ours if they use an address
 of kube-ipvs0 or a port in our NodePort sets."""
 

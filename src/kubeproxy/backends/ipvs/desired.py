@@ -332,7 +332,7 @@ class Draining:
         return list(self._servers)
 
     def expected(self, key: bytes, virtual: Virtual | None) -> ActualServer | None:
-        """Return the found state that results from writing a desired virtual server."""
+        """Return the state in the kernel after a desired virtual server is written."""
         if virtual is None:
             return None
         weights = dict.fromkeys(virtual.pool, WEIGHT) | dict.fromkeys(self._servers.get(key, ()), 0)

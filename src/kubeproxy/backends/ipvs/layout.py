@@ -149,8 +149,8 @@ filter KUBE-IPVS-FILTER [EXTERNAL_IP_LOCAL] -j RETURN
 filter KUBE-IPVS-FILTER [HEALTH_CHECK_NODE_PORT dst] -j RETURN
 filter KUBE-IPVS-FILTER [IPVS_IPS dst] -j REJECT
 
-# This node's own connections to frontends that drop everybody, and to load balancers that it may not use. Their source
-# is the frontend's own address, which the kernel picks, whichever node address is allowed (desired.py, _sources).
+# This node's own connections to frontends that drop everybody, and to load balancers that it may not use. The kernel
+# picks the frontend's own address as the source; LOAD_BALANCER_SOURCE_IP admits it if a node address is allowed.
 nat KUBE-SERVICES [DROP] {_LOCAL} {DROP_IN_NAT}
 nat KUBE-SERVICES [LOAD_BALANCER_FW] [! LOAD_BALANCER_SOURCE_IP dst,dst,src] \
 [! LOAD_BALANCER_SOURCE_CIDR dst,dst,src] {_LOCAL} {DROP_IN_NAT}
@@ -160,7 +160,7 @@ nat KUBE-SERVICES [LOAD_BALANCER] -j KUBE-LOAD-BALANCER
 nat KUBE-SERVICES [CLUSTER_IP]<masqueraded> -j KUBE-MARK-MASQ
 nat KUBE-SERVICES [EXTERNAL_IP] -j KUBE-MARK-MASQ
 nat KUBE-SERVICES [EXTERNAL_IP_LOCAL] {_LOCAL} -j KUBE-MARK-MASQ
-# Before the NodePorts: their sets contain ports alone, and would match a Service's address as well.
+# Accepted before the NodePorts are looked up, because the sets of NodePorts contain ports without addresses.
 nat KUBE-SERVICES [EXTERNAL_IP] -j ACCEPT
 nat KUBE-SERVICES [EXTERNAL_IP_LOCAL] -j ACCEPT
 nat KUBE-SERVICES [CLUSTER_IP] -j ACCEPT
@@ -229,8 +229,8 @@ class Rules:
         return f"-m set {found[1] or ''}--match-set {name} {found[3] or 'dst,dst'}"
 
     def text(self, tables: Sequence[str], missing: Sequence[Jump]) -> str:
-        """Return the inputs of iptables-restore that rewrite our chains, and insert missing jumps first in built-in
-        chains."""
+        """Return the inputs of iptables-restore that rewrite our chains, and insert missing jumps at the beginning of
+        built-in chains."""
         lines = []
         for table in tables:
             chains = self.tables[table]

@@ -72,7 +72,7 @@ class NodeView(Struct, eq=False):
         return dict(self._with_weights(self._listed()))
 
     def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
-        """Return all virtual servers. Real servers are read only for the given virtual servers."""
+        """Return two values: all virtual servers, and the given virtual servers with their real servers."""
         listed = {server.key: server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 

@@ -69,8 +69,8 @@ def rules(layout: Layout, choose: str) -> dict[str, tuple[str, ...]]:
             f"meta l4proto @transports dnat {ip} addr . port to {to}",
             original,
         ),
-        # If the endpoint is the original destination, the kernel's translation does not write it into the packet, so
-        # the first rule restores it.
+        # If the endpoint is the original destination, the kernel's translation does not change the packet, so the
+        # first rule restores the packet's destination address.
         f"{_GO}-untranslated": (original, f"dnat to {ip} daddr"),
     }
 
@@ -104,8 +104,8 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
 class NumberMark:
     """A marker element in the map of clients, with a number that no assigned endpoint number exceeds. The mark is
     needed because clients may still be stored with a removed endpoint's number. A later process reads the mark, and
-    assigns only larger numbers. The mark is in this map because it must exist as long as the map. The mark advances by
-    1,024 numbers at a time."""
+    assigns only larger numbers. The mark is in this map because the mark must exist as long as the map. The mark
+    advances by 1,024 numbers at a time."""
 
     def __init__(self, family: Family) -> None:
         self._family = family

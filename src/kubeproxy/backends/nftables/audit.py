@@ -1,6 +1,7 @@
 """The found state of our table without the elements of Services: chains, rules, small sets. The module is used at the
 start, after a failure, and when another program may have changed the table. It returns messages, and writes nothing.
-The second part is for found tables of earlier versions and of other programs: copies of elements, temporary rules."""
+The code after `_OLDER` copies elements of earlier versions' tables, and writes temporary rules when a table of another
+program is replaced."""
 
 from __future__ import annotations
 
@@ -127,12 +128,11 @@ def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
 
 def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[bytes] | None:
     """Return the messages that change chains, rules and sets to the desired state; [] if nothing differs. Returns None
-    if a set with elements of Services has a wrong declaration, because its rules and elements must then change
-    together."""
+    if a set with elements of Services has a wrong declaration, because the whole table must then be replaced."""
     definition = wanted(ruleset, found)
     of_services = [spec for spec in definition.sets if spec.name in ruleset.layout.shapes]
     forms = {spec.name: found.sets.get(spec.name) or older_form(spec.name, found) for spec in of_services}
-    added = {*layout.SESSION_SETS, *layout.OF_RANGES}  # not in earlier versions, or tables without ranges
+    added = {*layout.SESSION_SETS, *layout.OF_RANGES}  # missing in earlier versions, or without ranges of ports
     if any(forms[spec.name] != spec.form for spec in of_services if forms[spec.name] or spec.name not in added):
         return None
     changes = messages.changes(ruleset.family, TABLE, found, definition)

@@ -76,7 +76,7 @@ class NftablesBackend:
         self._gone = GoneEndpoints(family) if RESETS.value(world) else None
         self._in_use: Callable[[bytes], bool] = lambda _: False
         self._is_whole = False  # whether `_placed` describes the whole table
-        self._is_unsure = False  # whether changes of another program during the last resync are unknown
+        self._is_unsure = False  # whether announcements of changes may have been lost during the last resync
         self._differs = False  # whether the last inspection found a difference that is not repaired yet
         self._ruleset = Ruleset(family, world)
         self._ours = world.of(family) or FamilyGlobals()
@@ -354,8 +354,8 @@ class NftablesBackend:
             placed = batch.services[name] = place_all(plans, before, self._numbers)
             desired = Parts(placed)
             for shared in SHARED:
-                # Each Service counts as one user of a shared element, which is added only if the kernel lacks the
-                # element.
+                # Count the Service as a user of the shared elements in the kernel. For elements that the kernel lacks,
+                # the transaction counts the user.
                 self._users[shared].update(desired.elements.get(shared, {}).keys() & elements.left[shared].keys())
             delta = elements.take(desired)
             if any(delta):

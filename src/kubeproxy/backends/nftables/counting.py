@@ -25,7 +25,8 @@ PERIOD: Final = 30.0
 """Minimum seconds between the beginnings of two passes over the counters."""
 
 TURN: Final = 0.005
-"""Maximum share of a processor for reading counters, at any number of endpoints."""
+"""Seconds after which a call of `step` stops reading. With one call per second, this is also the share of a processor
+for reading counters, at any number of endpoints."""
 
 TOP: Final = 100
 """Maximum number of service ports of a family with their own series; another series is the sum of the other ports."""
@@ -164,8 +165,8 @@ class Counting:
         seen: dict[tuple[str, bytes], ElementCount],
         new: Counts[ServicePortKey],
     ) -> None:
-        """Store the counters of elements in `seen`, and add their increase since the earlier pass to `new`. An element
-        with a lower count or another endpoint counts as new."""
+        """Store the counters of elements in `seen`, and add their increase since the earlier pass to `new`. If an
+        element has a lower count or another endpoint than before, its whole count is added."""
         owners = dict(elements)
         for count in self._read(name, list(owners)) if owners else ():
             if count.packets:

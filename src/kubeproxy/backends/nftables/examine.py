@@ -135,7 +135,7 @@ class NftablesExaminer(Examiner):
         return found
 
     def _ranges_of(self, name: str, plans: Plans) -> dict[bytes, bytes]:
-        """Return the ranges of these Services' ports at their cluster IPs, without ranges of other Services."""
+        """Return the found ranges of ports at these Services' cluster IPs, and those that overlap a desired range."""
         own, size = [*self._range_keys(plans)], self.family.address_size
         spans = [span for its in plans.values() for span in ranges_of(its, self.family)]
         cluster_ips = {span.address for span in spans if span.kind is FrontendKind.CLUSTER}

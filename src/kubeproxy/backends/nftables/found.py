@@ -2,8 +2,8 @@
 
 Elements of endpoints are read by key, for a few hundred Services at a time; all other sets are read by dumps. Endpoints
 are not read by dumps, because the time of a dump grows faster than the set (kernel/nftables/fetch.py), and 100,000
-dumped elements take 30 MB of memory. The class of a frontend or pool determines its possible slots. The kernel's number
-of elements shows whether other elements exist."""
+dumped elements take 30 MB of memory. The class of a frontend or pool determines its possible slots. If the kernel
+counts more elements than were found in these slots, other elements exist."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def _sticky(
 
 
 def _number(plan: ServicePlan, maps: Iterable[SetId], intervals: Iterable[SetId], actual: Elements) -> int:
-    """Return the number that these maps contain for a frontend of a plan, or `intervals` for one of its ranges of
-    ports; 0 if there is no number."""
+    """Return the number that `maps` contain for a frontend of a plan, or that `intervals` contain for one of the plan's
+    ranges of ports; 0 if there is no number."""
     found = [actual[name].get(service_key(front.key), b"") for front in plan.frontends for name in maps]
     found += [actual.get(name, {}).get(layout.range_key(span), b"") for span in plan.port_ranges for name in intervals]
     return next(filter(None, map(service_port_number, found)), 0)
@@ -217,7 +217,7 @@ class FoundElements:
             frontends = self._frontends[endpoint_map].items()
             self._read_slots(endpoint_map, [(key, *slots) for key, slots in frontends])
         for of_pools in _OF_POOLS:
-            # If another program wrote the number of a pool twice, the same elements are read twice.
+            # `left` contains elements that Services took, too, if another program wrote the number of a pool twice.
             self.left[of_pools] = {}
         unsure = [name for name, count in self._taken.items() if count + len(self.left[name]) != self._count(name)]
         # The value is the number of used slots if the key is a frontend or pool, and 1 if the key is an endpoint's

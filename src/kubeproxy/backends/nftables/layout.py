@@ -41,16 +41,16 @@ BELOW: Final[dict[int, int]] = dict(pairwise(reversed(CLASSES)))
 """The next smaller class of each class except the first."""
 
 _MISSED: Final = 0.005
-"""Maximum share of picks that find an unused slot in every try and then use the class below. This share is the largest
-error of an endpoint's share."""
+"""Maximum share of connections for which every try picks an unused slot. The rules then pick from the next smaller
+class, so this is also the largest error of an endpoint's share."""
 
 _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
 
 class SetId(StrEnum):
-    """Names of our sets and maps in the kernel. No name is the name of a map of the Go kube-proxy, which takes over our
-    table after a rollback. No name begins with `affinity-`, because the Go kube-proxy deletes such sets, and the kernel
-    refuses the deletion while our chains use them."""
+    """Names of our sets and maps in the kernel. None is the name of a map of the Go kube-proxy, because the Go
+    kube-proxy takes over our table after a rollback. No name begins with `affinity-`, because the Go kube-proxy deletes
+    such sets, and the kernel refuses the deletion while our chains use them."""
 
     # address . protocol . port . slot : destination
     ENDPOINTS = "endpoints"
@@ -81,7 +81,7 @@ class SetId(StrEnum):
     SESSION_CLASSES = "session-classes"  # pool : class
     SESSION_SLOTS = "session-slots"  # pool . slot : the endpoint's number
     SESSION_ENDPOINTS = "session-endpoints"  # the endpoint's number . protocol : destination
-    SESSION_OWN = "session-own"  # the endpoint's number . address . port, if also a frontend has this address and port
+    SESSION_OWN = "session-own"  # the endpoint's number . address . port, if they are also a frontend's
     CLUSTER_IPS = "cluster-ips"
     HAIRPIN = "hairpin-endpoints"
     NO_ENDPOINT_SERVICES = "unserved-services"
@@ -247,8 +247,8 @@ def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple
 
 
 def _error(kinds: tuple[int, ...], counts: tuple[int, ...], slots: tuple[int, ...], total: int) -> float:
-    """Return the largest relative error of a share. The slots of the class below get more than their share, because a
-    pick that misses in every try uses that class."""
+    """Return the largest relative error of a share. The slots of the next smaller class get more than their share,
+    because the rules pick from that class after every try has picked an unused slot."""
     size = class_of(total)
     missed = (1 - total / size) ** tries(size)
     more = missed * (total / BELOW[size] - 1) if missed else 0
@@ -263,7 +263,7 @@ class Packing(IntEnum):
     PLAIN = 0
     DESTINATION = 1  # address and port, in whole registers
     VERDICT = 2
-    INTERVAL = 3  # as data, a number
+    INTERVAL = 3  # a range of keys; the data, if any, is a number
     NUMBER = 4  # as an address
     CLASS = 5  # as a port
 

@@ -18,7 +18,7 @@ class Jumps(NamedTuple):
 
     firewall: tuple[str, ...] = ()  # before translation
     translate: tuple[str, ...] = ()
-    refuse: tuple[str, ...] = ()  # after the same rule for service ports
+    refuse: tuple[str, ...] = ()  # each follows the corresponding rule for service ports
 
 
 def needed_sets(services: Iterable[Iterable[ServicePlan]]) -> tuple[SetId, ...]:
@@ -45,9 +45,9 @@ def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]
     """Return the chains of ranges. `key` is the key of a frontend as an nft expression, `sources` are the rules that
     compare a client with a list of source ranges; the packet contains the list's number.
 
-    The packet carries the pool's number, and then the endpoint's number, in place of its destination address. The
-    address of the endpoint is written before the translation, which keeps the port, so the translation also works if
-    the endpoint is the frontend itself."""
+    The packet carries the pool's number, and then the endpoint's number, in place of its destination address. Before
+    the translation, a rule writes the endpoint's address into the packet; the translation keeps the port. The
+    translation therefore also works if the endpoint is the frontend itself."""
     ip = layout.ip
     source, destination = (f"{ip} {end} set ct original {ip} {end}" for end in ("saddr", "daddr"))
 

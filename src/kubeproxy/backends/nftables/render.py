@@ -73,8 +73,8 @@ class Numbers:
         return layout.endpoint_number(self.last_endpoint, family)
 
     def compare(self, had: Iterable[Placed]) -> None:
-        """Begin a comparison with the kernel, and record the numbers in the placements before it (`had`). Numbers that
-        a failed comparison recorded remain valid."""
+        """Begin a comparison with the kernel, and record the numbers of the former placements (`had`). Numbers that a
+        failed comparison recorded remain valid."""
         for item in had:
             if item.number:
                 self._had[item.plan.key] = item.number
@@ -93,8 +93,8 @@ class Numbers:
 
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
-        Returns 0 if the kernel has no number for the service port, or if the number is already that of a different
-        service port, because another program wrote it."""
+        Returns 0 if there is no number, or if another program wrote it: it is too large, or a different service port
+        has it."""
         if key in self._had:
             return self._had.pop(key)
         if number in self._taken or number > LARGEST_NUMBER:
@@ -140,7 +140,7 @@ class Placed(NamedTuple):
     """A plan with the endpoints of its pools in slot order. With affinity or ranges of ports, `number` identifies the
     plan's pools (else it is 0), and `endpoints` has the numbers that identify the endpoints. With weights an endpoint
     has several slots. `ranges` is the number that identifies the Service's list of source ranges, or 0 if the Service
-    has no list. `allowed` are these ranges, which only one plan of the Service has."""
+    has no list. `allowed` contains the list's ranges in the Service's first plan, and is empty in the others."""
 
     plan: ServicePlan
     cluster: Pool
@@ -215,8 +215,8 @@ def repeated(pool: Pool, weights: Weights, most: int) -> Pool:
 
 def assign(before: Pool, wanted: Pool) -> Pool:
     """Return the desired destinations in the order that moves the fewest destinations. Remaining destinations keep
-    their slots, and new destinations fill the free slots. The last destinations move into the remaining free slots. An
-    endpoint that loses some of its slots keeps its lowest slots."""
+    their slots. Destinations in slots beyond the new size, and then new destinations, fill the free slots. An endpoint
+    that loses some of its slots keeps its lowest slots."""
     if before == wanted or not before:
         return wanted
     missing = dict.fromkeys(wanted, 1)
@@ -255,7 +255,7 @@ class Parts:
 
     def __init__(self, placed: Iterable[Placed]) -> None:
         self.elements: Elements = {}
-        """The elements of all sets except the endpoint maps."""
+        """The elements of all sets except layout.POOL_SETS."""
         self.pools: dict[tuple[str, bytes], Pool] = {}
         """Entries of pools in slot order. Keys: the map (one of layout.POOL_SETS), and the frontend or the pool's
         number."""

@@ -104,7 +104,7 @@ class Ruleset:
         return tables.ChainContents(hook, tuple([compiling.rule(text, self.layout.ip) for text in rules]))
 
     def sets(self) -> list[tables.SetSpec]:
-        """Return the sets that every table has."""
+        """Return the declarations of the table's sets and maps."""
         counted = CONNECTION_COUNTERS.value(self._world)
         found = [
             shape.spec._replace(flags=tables.COUNTED)
@@ -241,9 +241,9 @@ class Ruleset:
         """Return the chains that pick one of a frontend's endpoints. A frontend's class selects its chain.
 
         A random slot above the frontend's number of endpoints is not in the map; then the rule does not match, and the
-        next rule picks again. The last rule picks from the class below, in which every frontend of this class uses all
-        slots. A commit between two lookups can remove the picked slot as well; then the packet gets the first slot,
-        which always exists."""
+        next rule picks again. The last rule picks from the next smaller class, which has no unused slots. A commit
+        between two lookups can remove the picked slot as well; then the packet gets the first slot, which always
+        exists."""
         # nft derives the type of the port from the protocols. Checksums are computed after the port is restored.
         put_back = f"meta l4proto {{ {_TRANSPORTS} }} th dport set ct original proto-dst"
         found: dict[str, tuple[str, ...]] = {PUT_BACK: (put_back,)}
@@ -255,8 +255,8 @@ class Ruleset:
         return found
 
     def _pick(self, pool_set: SetId, size: int) -> dict[str, tuple[str, ...]]:
-        """Return two chains for one class: the chain that picks an endpoint, and the chain with the rule for each try.
-        For a new client with affinity, these chains write the endpoint's number into the packet, and then end."""
+        """Return the chain that picks an endpoint for a class, and above EXACT also the chain with the rule of each
+        try. For a new client with affinity, these chains write the endpoint's number into the packet, and then end."""
         chain, slot = pick_chain(pool_set, size), f"numgen random mod {size}"
         ip, sticky = self.layout.ip, pool_set == SetId.SESSION_SLOTS
         pick = f"{ip} daddr set {ip} daddr . {slot} map @{pool_set}" if sticky else self._dnat(pool_set, slot)

@@ -28,7 +28,7 @@ _MEANINGS: Final[dict[str, str]] = {
     SetId.LOCAL_NODEPORTS: "forwarded to this node's endpoints",
     SetId.STICKY_NODEPORTS: "a NodePort with session affinity",
     SetId.CLUSTER_IPS: "a cluster IP; connections to its other ports are refused",
-    SetId.HAIRPIN: "masqueraded on the way to itself",
+    SetId.HAIRPIN: "masqueraded when it connects to itself",
     SetId.NO_ENDPOINT_SERVICES: "refused, as no endpoint is ready",
     SetId.NO_ENDPOINT_RANGES: "refused, as no endpoint is ready",
     SetId.NO_LOCAL_ENDPOINT_RANGES: "dropped, as no endpoint is on this node",
@@ -110,7 +110,8 @@ class ElementWords(TableWords):
         return Wording(what, where, _OWN_NUMBERS.get(place, should) if should else "", there)
 
     def _endpoint(self, place: str, key: bytes, wanted: Any, present: Any, where: str) -> Wording:
-        """Return the text about an entry of a pool (see _normalised), or about an element outside the pool (bytes)."""
+        """Return the text about an entry of a pool (examine._normalised), or about an element outside the pool
+        (bytes)."""
         size = self._front_size(place)
         front = self._front(place, key)
         if len(key) == size:

@@ -53,8 +53,8 @@ class Watched(Protocol):
 class DescriptorBudget:
     """Limit and use of file descriptors for traffic, by kind (such as "connections"). Each listener uses one
     descriptor. A quarter of the descriptors is reserved for each kind that has listeners, so that many clients of one
-    kind cannot exclude clients of another. (The Go kube-proxy had no such limit; at the system's limit it accepted no
-    connection.)"""
+    kind cannot exclude clients of other kinds. (The Go kube-proxy had no such limit; at the system's limit it accepted
+    no connection.)"""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -175,7 +175,7 @@ class DataPath:
         self._epoll.modify(fd, events)
 
     def release(self, sock: socket.socket) -> None:
-        """Close a socket after the present round of events, because its descriptor must not be reused before."""
+        """Close a socket after the present round of events, so that its descriptor is not reused during the round."""
         self._watched.pop(sock.fileno(), None)
         if self._dispatching:
             self._released.append(sock)

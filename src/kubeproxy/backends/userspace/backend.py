@@ -176,7 +176,7 @@ class UserspaceBackend:
         self._listeners.drop(gone)
         self._signature, self._generation = self._sign(), expected
         if self._transactions.generation() != expected:
-            self._signature = _UNKNOWN  # other programs committed as well; their changes count as our own
+            self._signature = _UNKNOWN  # another program may have changed the table: the next inspection reports this
         yield _count(total)
         if gone and self._waiting:
             yield from self.sync(list(islice(self._waiting.items(), len(gone))))
@@ -225,7 +225,8 @@ class UserspaceBackend:
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:
-    """Return the local address to which connections from outside are redirected: the Node's address, if it is local."""
+    """Return the local address to which connections from outside are redirected: an address of the Node object if it is
+    local, else the lowest local address; None if there is none."""
     ours = world.of(family) or FamilyGlobals()
     candidates = [*(ip for ip in ours.node_ips if ip in local), *sorted(local)]
     return candidates[0] if candidates else None

@@ -41,8 +41,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, ServiceName, ServicePlan
 
 _SOCKETS: Final = "sockets"
-"""The place in a state where the key is a listener and the value is its port; a desired port is 0 if no port is
-free."""
+"""Place of listeners in a state; a value is the listener's port. A desired port is 0 if the table contains no port."""
 _MEANINGS: Final = {
     LISTENERS: "a listener",
     FIREWALL_IPS: "closed except to its source ranges",
@@ -112,7 +111,7 @@ class UserspaceExaminer(Examiner):
         }
         open_ports = {protocol: {one.port for one in listening(self.family, protocol)} for protocol in KINDS}
         found[_SOCKETS] = {name: port for name, port in ports.items() if port in open_ports[name.key.protocol]}
-        # Service ports without a listener, and source ranges of other frontends, are not compared.
+        # Listeners that these plans do not need, and source ranges of other frontends, are not compared.
         asked = {key for state in desired.values() for key in state.get(LISTENERS, ())}
         found[LISTENERS] = {key: value for key, value in found[LISTENERS].items() if key in asked}
         found[FIREWALL_ALLOW] = {k: b"" for k in found[FIREWALL_ALLOW] if _front_of(k, self.family) in owners}

@@ -52,8 +52,8 @@ def shapes(family: Family) -> dict[str, SetSpec]:
 
 def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Elements:
     """Return a plan's elements of the table, given the ports of its listeners. A frontend without a listener (no port
-    left, SCTP) is rejected. The data of a map is a listener's port (2 bytes), the data of a plain set is b''; the key
-    of an interval is its first and last value."""
+    was free, or the protocol is SCTP) is rejected. The data of a map is a listener's port (2 bytes), the data of a
+    plain set is b''; the key of an interval is its first and last value."""
     found: Elements = {}
     for frontend in plan.frontends:
         key = element_key(frontend)
@@ -79,7 +79,7 @@ def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Ele
 
 
 def carrying_map(origin: str, frontend: Frontend) -> str:
-    """Return the map of an origin that contains a frontend's port."""
+    """Return the name of the map that contains the listener's port for a frontend and an origin."""
     return f"{origin}-{'nodeports' if frontend.kind is FrontendKind.NODEPORT else 'services'}"
 
 
@@ -172,7 +172,7 @@ class UserspaceRuleset:
                 Hook("filter", 3, -110),
                 [
                     ours,
-                    # Without its conntrack entry, an answer would have the listener's own address as its source.
+                    # An answer without a conntrack entry would have the listener's own address as its source.
                     f"ct state new meta l4proto . th sport {listeners} meta l4proto udp drop",
                     "ct state new jump firewall",
                     "ct state new goto refuse-node",
