@@ -85,7 +85,7 @@ async def test_the_client_with_many_connections_is_named(live: Live) -> None:
     total = int(line.split()[1])  # with the UDP flows of `expect`, to the other port of the Service
     assert total >= 60
     assert f"{live.ips['pod']['IPv4']} ({total})" in line
-    assert "s of a processor" in text
+    assert "s of CPU time" in text
 
 
 async def test_nodeports_are_their_services(live: Live) -> None:

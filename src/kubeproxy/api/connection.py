@@ -180,7 +180,7 @@ class ApiConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the exchange: with success if the close of the connection ends the answer, else with ConnectionFailed."""
         exchange = self._exchange
-        # If there are no such headers, closing the connection marks the end of the body (RFC 9112, 6.3).
+        # Without these headers, the end of the connection marks the end of the body (RFC 9112, 6.3).
         framing = {"content-length", "transfer-encoding"}
         if exchange is not None and exc is None and exchange.status >= 200 and not framing & exchange.headers.keys():
             self._end(None)

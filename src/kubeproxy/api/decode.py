@@ -295,7 +295,7 @@ def kept_identities(
     objects: Iterable[Object | PackedSlice], rejected: Iterable[Rejected]
 ) -> frozenset[tuple[str, str]] | None:
     """Return (namespace, name) of the objects in `rejected` that are not among `objects`; None if a rejected object has
-    no readable name, because it may be any object that is missing."""
+    no readable name, because any missing object may be this object."""
     named = {(problem.namespace, problem.name, problem.resource) for problem in rejected}
     if not all(name and (namespace or resource not in NAMESPACED) for namespace, name, resource in named):
         return None

@@ -142,8 +142,8 @@ async def _items(client: HttpClient, path: str, query: Mapping[str, str], kind: 
 
 
 class Greeting(NamedTuple):
-    """The validity of the server's certificate, the seconds by which its clock is ahead, and the seconds until the
-    answer."""
+    """The validity of the server's certificate, the seconds by which the server's clock is ahead, and the seconds until
+    the answer."""
 
     certificate: Validity | None
     ahead: float | None

@@ -250,7 +250,7 @@ class ManifestSource:
                 if is_watched(found, self._node_name):
                     wanted[key] = found
         for key, name in sorted(conflicts - self._reported):
-            rejected.append(Rejected(*key, "", name, f"is in {first_in[key]} already, which precedes this file"))
+            rejected.append(Rejected(*key, "", name, f"is read from {first_in[key]}, the first file that contains it"))
         self._reported = conflicts
         if self.statuses["services"].synced:
             events: list[Event] = [*_difference(self._delivered, wanted), *rejected]

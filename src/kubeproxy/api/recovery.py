@@ -1,5 +1,6 @@
 """Reactions to failed lists and watches of one resource: the next request, its delay, and limits for streams without
-data. If client-go's reflector reacts to a failure, the reaction is the same here. watch.py sends the requests."""
+data. For each failure to which client-go's reflector reacts, the reaction here is the same. watch.py sends the
+requests."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from kubeproxy.errors import SourceError
 log = logging.getLogger("kubeproxy.api")
 
 _BAD_REQUEST: Final = frozenset((400, 422))
-_RESUMES: Final = 3  # consecutive failures after which a list is requested; of malformed answers, one fewer
+_RESUMES: Final = 3  # consecutive failures after which the next request is a list; 2 malformed answers are enough
 
 
 class WatchListSupport:
@@ -120,7 +121,7 @@ class Recovery:
 
     def react(self, error: SourceError, *, listing: bool, streamed: bool) -> float:
         """Choose the next request after `error`; return the seconds to wait before the request. `listing`: the failed
-        request was an incomplete list; `streamed`: it was a WatchList."""
+        request was an incomplete list; `streamed`: the failed request was a WatchList."""
         if isinstance(error, ConnectionFailed):
             self._contact.failed(str(error))
             self._unreachable = True
@@ -178,8 +179,8 @@ class Recovery:
         self.list_from = ""
 
     def _expired(self, backoff: Backoff, *, listing: bool) -> float:
-        """Make the next request a list; return the seconds to wait: few, unless a list failed or was delivered
-        recently."""
+        """Make the next request a list; return the seconds until this request: a backoff if a list failed or was
+        delivered recently, else a short random time."""
         recent = time.monotonic() - self._listed_at < self._pace.healthy
         self.list_needed = True
         if listing:

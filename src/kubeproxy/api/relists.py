@@ -18,9 +18,10 @@ _OTHER: Final[Mapping[Resource, Resource]] = {"services": "endpointslices", "end
 
 
 class Relists:
-    """Passes events on to a sink. If the watch of slices delivers nothing, a new list of Services, and the events
-    after it, wait for a new list of slices; the same holds the other way round. With new Services and old
-    slices a renamed port has no endpoint, so connections to it would be refused. The Go kube-proxy does not wait."""
+    """Passes events on to a sink. A new list of Services that arrives while the watch of slices is interrupted waits
+    for the slices, at most LONGEST seconds, and so do later events of Services. A new list of slices waits for Services
+    in the same way. With new Services and old slices a renamed port has no endpoint, so connections to it would be
+    refused. The Go kube-proxy does not wait."""
 
     def __init__(self, sink: Sink, status: Callable[[Resource], ResourceStatus]) -> None:
         self._sink = sink

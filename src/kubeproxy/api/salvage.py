@@ -32,7 +32,7 @@ _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
         *((objects.Annotations, info.name) for info in fields(objects.Annotations)),
     }
 )
-"""Optional fields. If an invalid optional field is dropped, an object has the same or a smaller effect."""
+"""Fields that are dropped if they are invalid. Without such a field, an object never has a larger effect."""
 
 _WHOLE_LISTS: frozenset[tuple[type, str]] = frozenset({(objects.ServiceSpec, "load_balancer_source_ranges")})
 """Lists that must not lose an entry: if source ranges were lost, a load balancer would be open to all clients."""

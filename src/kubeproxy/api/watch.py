@@ -123,7 +123,8 @@ class Reflector:
         while True:
             delay = await self._step()
             if self.status.connected:
-                # Changes arrived until the connection's last packet, because TCP keepalive detects a dead connection.
+                # The state was current until the connection's last packet, because TCP keepalive detects a dead
+                # connection.
                 self.status.connected = False
                 now, last = time.monotonic(), self.status.last_contact
                 if self._silent or now - last < BOOKMARKED or not self._failed:
@@ -304,8 +305,8 @@ TIMEOUT: Final = 5.0
 
 class Zones:
     """Passes events of Services and slices to the sink, and adds zones to slices. `run` ends only when cancelled.
-    `services` is the set of Services with weights by zone, in which decoders look up each slice. `target` is the
-    watched resource of slices."""
+    `services` is the set of Services with weights by zone; decoders look up the Service of each slice in this set.
+    `target` is the watched resource of slices."""
 
     def __init__(self, client: HttpClient, target: WatchTarget, sink: Sink, pace: ListPace) -> None:
         self.services: set[ServiceName] = set()

@@ -310,7 +310,7 @@ class TraceAnswer(_Answer):
 
     @property
     def kept(self) -> TracedReply:
-        """The entry of the last connection. A reset removes the entry, but contains the entry's addresses."""
+        """The entry of the last connection, made from the addresses of a reset if the reset removed the entry."""
         if not self.reset:
             return self.served[-1]
         answer = next(one for one in reversed(self.journeys) if one.direction == "answer")

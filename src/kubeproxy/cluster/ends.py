@@ -105,8 +105,8 @@ def _with_share(ends: Sequence[Target]) -> str:
 
 
 def asked(answer: WhyAnswer, node: str) -> list[Target]:
-    """Return the endpoints to check on all nodes except `node`: one endpoint of each node first, and on each node the
-    endpoints that a probe did not reach first."""
+    """Return the endpoints to check on nodes other than `node`: first one endpoint of each node, then a second endpoint
+    of each node, and so on. Of each node's endpoints, those that a probe did not reach come first."""
     failed = {one.address for one in answer.probes if one.problem}
     ends = [one for one in answer.why.endpoints if one.client and one.node not in {"", node}]
     ends.sort(key=lambda one: one.address not in failed)
@@ -159,8 +159,8 @@ def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
 
 
 def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
-    """Report the failed probe of the endpoint's node as an error if the client is a node, and its own probe failed,
-    too."""
+    """If the client is a node, and the client's probe failed, too, report the failed probe of the endpoint's node as an
+    error."""
     failed = {one.address for one in near.probes if one.problem}
     unsure = [one for one in far.judged.findings if _is_doubt(one)] if far.judged is not None else []
     if far.judged is None or near.why.source != THIS_NODE or far.end.address not in failed or not unsure:
@@ -193,8 +193,9 @@ def unanswered(near: WhyAnswer, deliveries: Sequence[Delivery]) -> list[Delivery
 
 
 def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> None:
-    """If the endpoint's node drops the packets of the client's node itself, as `probe` states, turn the doubts about
-    probes into notes, because these probes are no evidence about the client."""
+    """Turn the doubts about failed probes into notes if the endpoint's node drops packets of the client's node itself,
+    because such probes are no evidence about the client. `probe` is the answer of the endpoint's node about these
+    packets."""
     if probe.answer != "no":
         return
     problems = {one.address: one.problem for one in near.probes}

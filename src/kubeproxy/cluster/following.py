@@ -23,8 +23,8 @@ Ask: TypeAlias = Callable[[Mapping[str, Flow], int], Fleet]
 """Runs `kube-proxy trace` on each of these nodes at the same time, for a number of packets."""
 
 _AGAIN: Final = 10
-"""The number of packets in the second attempt. The client's node sends one packet per second, of which the other node's
-trace misses a few if it starts later."""
+"""The number of packets in the second attempt. The client's node sends one packet per second; a trace that starts later
+on the other node misses a few packets."""
 _CERTAIN: Final = 2  # if this many packets left and none arrived, the network lost them
 
 
@@ -38,8 +38,8 @@ class Followed(NamedTuple):
 
 
 def follow(ask: Ask, node: str, client: str, why: Why, decider: str) -> Followed:
-    """Trace a connection from `client` on the client's node, and on the node of its endpoint, which is `decider` if the
-    destination itself is the endpoint. `why` is the answer of the node `decider`."""
+    """Trace a connection from `client` on the client's node (`node`) and on the endpoint's node. `why` is the answer of
+    the node `decider`; if the destination itself is the endpoint, `decider` is the endpoint's node."""
     flows = {node: (client, why.destination)}
     fleet = ask(flows, 1)
     first = _answer(fleet, node)
@@ -56,7 +56,8 @@ def follow(ask: Ask, node: str, client: str, why: Why, decider: str) -> Followed
     kept = first.kept
     end = f"{kept.endpoint}/{why.destination.rpartition('/')[2]}"
     flows[where] = kept.client, end
-    # Packets to the endpoint itself keep the client's address, and are sent only if the endpoint sees this address.
+    # Packets that bypass the Service keep the client's address, so they are sent only if the endpoint sees this
+    # address.
     direct = client == NODE or (first.sent and kept.client == client)
     again = ask({where: flows[where], node: (client, end if direct else why.destination)}, _AGAIN)
     (reply,) = (reply for reply in again.replies if reply.node == where)
@@ -107,7 +108,8 @@ def _further(node: str, first: TraceAnswer, why: Why, decider: str) -> tuple[str
 def _result_if_arrived(
     node: str, where: str, endpoint: str, far: TraceAnswer, second: TraceAnswer | None, lost: Collection[str]
 ) -> tuple[str, int]:
-    """Return the result and its exit code; `lost` has the endpoints that do not answer through `where`."""
+    """Return the result and its exit code; `lost` contains the endpoints whose answers do not return through
+    `where`."""
     if far.drops:
         return f"{where} {far.drops}: {far.verdict.text}", NO
     if far.unanswered:

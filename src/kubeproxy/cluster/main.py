@@ -1,11 +1,11 @@
 """kubectl kubeproxy: questions to all kube-proxies of a cluster, from a machine with kubectl and a kubeconfig.
 
 CLIENT is pod/NAME, NAMESPACE/NAME, node/NAME or an address; TARGET is svc/NAME:PORT, NAMESPACE/NAME:PORT,
-pod/NAME:PORT, node/NAME:PORT or ADDRESS:PORT, with /udp or /sctp after it unless it is TCP; NAME is svc/NAME or
+pod/NAME:PORT, node/NAME:PORT or ADDRESS:PORT, followed by /udp or /sctp if the protocol is not TCP; NAME is svc/NAME or
 NAMESPACE/NAME. `why` runs on the client's node; for a client outside of the cluster, it runs on the node with the
 address TARGET, or else on all nodes. `trace` follows packets on the client's node, and on the endpoint's node if they
-leave unanswered. The exit code is the worst of the nodes' commands (0 fine, 1 wrong, 2 unknown); 1 if nodes differ in a
-Service, 2 if a node gives no answer.
+leave the first node and get no answer. Exit code 1: a node's command has the exit code 1 (wrong), or nodes differ in a
+Service; 2: otherwise, if a node's command has the exit code 2 (unknown), or a node gives no answer; 0: otherwise.
 
   kubectl kubeproxy why pod/client svc/web:80 -n shop
   kubectl kubeproxy trace pod/client svc/web:80 -n shop
@@ -166,7 +166,7 @@ def _nearest(
     first = fleet
     if elsewhere is not None and elsewhere.node in found.places:
         if arguments[0] == NODE and (own := names.address_of(source.node, answers[0].why.destination)):
-            arguments = own, arguments[1]  # on the other node, the word node would be that node
+            arguments = own, arguments[1]  # on the other node, the word node would mean the other node
         fleet = _asked(given, kubectl, found.of([elsewhere.node]), "why", arguments, options)
         first = first if elsewhere.end == "destination" else fleet
     for one in fleet.answers.values():

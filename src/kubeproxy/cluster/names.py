@@ -204,8 +204,9 @@ class Names:
         return ends if slices else None
 
     def placed(self, why: Why, most: int) -> Why:
-        """Return an answer with the nodes of its first `most` endpoints, also of those without nodeName; a node stays
-        '' if no pod, Node or podCIDR has the address. Remember the names of these nodes' addresses."""
+        """Return an answer that contains the node of each of its first `most` endpoints, even if the slice lacks
+        nodeName; the node is '' if no pod, Node or podCIDR has the endpoint's address. Remember the names of these
+        nodes' addresses."""
         ends = [
             replace(one, node=one.node or self._node_of(end_of(one.address)[0])) if one.host != why.source else one
             for one in why.endpoints[:most]

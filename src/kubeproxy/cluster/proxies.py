@@ -74,8 +74,8 @@ class ListedPod(ApiStruct, frozen=True):
 
 
 class ProxyPlace(NamedTuple):
-    """A node with the container of its kube-proxy, or the reason why there is none. `arguments` are the arguments of a
-    question that differ from those to other nodes."""
+    """A node with the container of its kube-proxy, or the reason why there is none. `arguments` replace the question's
+    arguments on this node."""
 
     node: str
     container: Container | None = None

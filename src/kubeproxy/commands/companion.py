@@ -2,7 +2,7 @@
 
 The proxy starts this process with the lowest priority. The process writes each result as a line of JSON to standard
 output, until standard input ends. `problems` runs the checks of doctor for each input line; `flows` counts connections
-every second; `question` answers one line like why."""
+every second; `question` answers the question in one input line, as why does."""
 
 from __future__ import annotations
 

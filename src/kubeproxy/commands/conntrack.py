@@ -1,9 +1,9 @@
 """kube-proxy conntrack: the use of the connection tracking table, its growth, its failures, and its largest users.
 
-Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us per entry. If no proxy runs, it
-counts entries by client only. Exit code 1: the table is nearly full, will be full within a minute, or dropped packets
-between the two readings. With -w, the command reads again and again, and prints counts that change and problems that
-begin or end. `kube-proxy flows -f` prints each connection of a Service when it begins and when it ends.
+Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us per entry. If no proxy runs, the
+command counts entries by client only. Exit code 1: the table is nearly full, will be full within a minute, or dropped
+packets between the two readings. With -w, the command reads again and again, and prints counts that change and problems
+that begin or end. `kube-proxy flows -f` prints each connection of a Service when it begins and when it ends.
 
   kube-proxy conntrack
   kube-proxy conntrack --seconds 10 -o json
@@ -97,7 +97,7 @@ def _print(state: Fullness, spent: float, unknown: str) -> None:
             output.say()
             output.table((head, "ENTRIES"), [(one.name, str(one.entries)) for one in rows], "  ", _SHOWN)
     output.say()
-    output.marked(output.NOTE, f"all entries were read, in {spent:.2f} s of a processor")
+    output.marked(output.NOTE, f"all entries were read, in {spent:.2f} s of CPU time")
     for fix in state.fixes:
         output.say(f"Fix: {fix}")
     if unknown:

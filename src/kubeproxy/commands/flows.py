@@ -6,8 +6,8 @@ reply; `trace` finds an endpoint that has replied before but no longer replies. 
 connections; 2: the Service is unknown. With -f, the command prints each connection when it begins and when it ends,
 until Ctrl-C or for --seconds.
 
-The kernel does not report other connections. If following all new connections would take more than 0.4 of a CPU, the
-command follows one in two, four, ..., and prints the number of omitted connections.
+The kernel reports no connections without a Service to the command. If following all new connections would take more
+than 0.4 of a CPU, the command follows one in two, four, ..., and prints the number of omitted connections.
 
   kube-proxy flows
   kube-proxy flows default/web
@@ -145,7 +145,7 @@ def _busiest_client(ports: Sequence[PortUse]) -> str:
 
 def _print_cost(cost: Cost) -> None:
     text = f"listened for {cost.seconds:.1f} s and read {counted(cost.connections, 'connection')}"
-    text += f", in {cost.processor_seconds:.2f} s of a processor"
+    text += f", in {cost.processor_seconds:.2f} s of CPU time"
     if cost.left_out:
         text += f"; {cost.new} of the new connections were examined and stand for {cost.left_out} more"
     if cost.lost:

@@ -77,7 +77,7 @@ def _source_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where to ask")
     socket = BY_NAME["control-socket"].default
     group.add_argument(
-        "--control-socket", metavar="PATH", default=socket, help=f"the running proxy's (default {socket})"
+        "--control-socket", metavar="PATH", default=socket, help=f"the running proxy's socket (default {socket})"
     )
     group.add_argument(
         "--manifests", metavar="FOLDER", help="without a proxy: read the objects from files in this folder"

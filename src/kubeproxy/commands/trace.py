@@ -1,13 +1,14 @@
 """kube-proxy trace: follows packets of one flow through all hooks of this node, with the kernel's tracing.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-with /udp or /sctp after it unless it is TCP; a port of a Service may be given by its name alone. If SOURCE is node or a
-pod of this node, the command sends a packet from the client's network namespace (a TCP SYN or an empty UDP datagram),
-with --packets one per second, with --no-send none; for other clients, and if it may not enter the namespace, it follows
-the client's own packets for --seconds. At most 22 packets per second are traced in each direction. Exit code 0: no rule
-on this node drops the packets, and each connection gets a reply; 1: otherwise; 2: no packet arrived,
-or the outcome is unknown. If no proxy answers, TARGET must be an address, and the command shows only the rules in the
-kernel. `kubectl kubeproxy trace` follows a packet on the endpoint's node, too.
+followed by /udp or /sctp if the protocol is not TCP. PORT may also be the name of a Service's port; a name needs no
+protocol. If SOURCE is node or a pod of this node, the command sends one packet (a TCP SYN or an empty UDP datagram)
+from the client's network namespace, or with --packets several packets, one per second. For other clients, with
+--no-send, or if it cannot enter the namespace, the command sends nothing, and follows the client's own packets for
+--seconds. At most 22 packets per second are traced in each direction. Exit code 0: no rule on this node drops the
+packets, and each connection gets a reply; 1: a packet is dropped, or a connection gets no reply or leads to no
+endpoint; 2: no packet arrived, or the outcome is unknown. If no proxy answers, TARGET must be an address, and the
+command shows only the rules in the kernel. `kubectl kubeproxy trace` follows a packet on the endpoint's node, too.
 
   kube-proxy trace node default/web:80
   kube-proxy trace 10.244.1.7 default/web:80
@@ -59,7 +60,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
     parser.add_argument("--seconds", type=seconds, metavar="N", default=10.0, help="seconds to wait (default 10)")
     parser.add_argument(
-        "--packets", type=int, metavar="N", default=0, help="packets to follow (4), or first packets to send (1)"
+        "--packets",
+        type=int,
+        metavar="N",
+        default=0,
+        help="packets to send (default 1), or packets of the client to follow (default 4)",
     )
     group = parser.add_mutually_exclusive_group()
     for flag, sending, text in (

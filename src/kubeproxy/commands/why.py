@@ -1,10 +1,10 @@
 """kube-proxy why: the outcome of a connection on this node, and the reasons.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-with /udp or /sctp after it unless it is TCP; a port of a Service may be given by its name alone. Prints the proxy's
-decision, and other causes on this node that stop the connection. Exit code 0: an endpoint gets the connection, as far
-as this node can see; 1: no endpoint gets it; 2: the client is on another node, where the command must run, or only a
-probe from this node failed.
+followed by /udp or /sctp if the protocol is not TCP. PORT may also be the name of a Service's port; a name needs no
+protocol. Prints the proxy's decision, and other causes on this node that stop the connection. Exit code 0: an endpoint
+gets the connection, as far as this node can see; 1: no endpoint gets it; 2: the client is on another node, where the
+command must run, or only a probe from this node failed.
 
   kube-proxy why 10.244.1.7 10.96.0.10:53/udp
   kube-proxy why node default/web:80
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="the client's address (and port, as 192.0.2.7:40000), or node")
     parser.add_argument("target", metavar="TARGET", help="ADDRESS:PORT[/PROTOCOL] or NAMESPACE/NAME:PORT[/PROTOCOL]")
-    parser.add_argument("--interface", default="", help="the incoming interface, if it identifies pods")
+    parser.add_argument("--interface", default="", help="the interface on which the client's packets reach this node")
     parser.add_argument("--no-probe", action="store_true", help="do not probe the endpoints")
     parser.add_argument("--trace", action="store_true", help="then follow the packets through this node, as trace does")
 

@@ -85,8 +85,8 @@ def _parse(text: str) -> int:
 
 
 def _fraction(digits: str, unit: int) -> int:
-    """Return 0.DIGITS of a unit in nanoseconds, truncated: as Go computes it, with floats, and without digits beyond 63
-    bits."""
+    """Return 0.DIGITS of a unit in nanoseconds, truncated. As in Go, the computation uses floats, and ignores digits
+    beyond 63 bits."""
     value, scale = 0, 1.0
     for digit in digits:
         if value > _MAX // 10 or value * 10 + int(digit) > _MAX + 1:

@@ -68,7 +68,7 @@ class ClientConnection(ConfigStruct, frozen=True, kw_only=True):
 
 
 class OutputRouting(ConfigStruct, frozen=True, kw_only=True):
-    """Options of one log format, which need the feature gate LoggingAlphaOptions."""
+    """Options of one log format; they need the feature gate LoggingAlphaOptions."""
 
     split_stream: bool = False
     info_buffer_size: Quantity = Quantity(0)

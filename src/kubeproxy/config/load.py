@@ -1,7 +1,7 @@
-"""Reads a configuration file, completes and checks it, and watches the file. As in the Go kube-proxy, a field that is
-unknown or occurs twice only causes a log message (it is a mistake of strict reading), so that a file for another
-release still works: the unknown field is ignored, and the last of several values is used. Wrong types are errors. All
-mistakes are collected with their paths, and reported together."""
+"""Reads a configuration file, completes and checks it, and watches the file. As in the Go kube-proxy, a file for
+another release still works: an unknown field is ignored, the last value of a repeated field is used, and the log
+reports both (*mistakes of strict reading*). Wrong types are errors. All mistakes are collected with their paths, and
+reported together."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The proxy modes in the configuration: each mode's blocks and flags, and the checks of its settings. A mode consists
-of a ModeConfig in the list below, a folder with its name in kubeproxy.backends, which programs the kernel, and its
-block, a struct in fields.py."""
+of a ModeConfig in the list below, its block (a struct in fields.py), and a folder of kubeproxy.backends with the mode's
+name, whose code programs the kernel."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def parse_port_range(text: str) -> range | None:
 
 
 class ModeConfig(Struct, frozen=True, kw_only=True):
-    """One mode in the configuration. A subclass overrides the methods with defaults that do not fit its mode."""
+    """One mode in the configuration. The methods implement defaults; a subclass overrides the methods whose default
+    does not fit its mode."""
 
     name: str
     syncs: str  # the field of KubeProxyConfiguration that contains the sync periods
@@ -92,8 +93,9 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
 
 
 class NftablesMode(ModeConfig, frozen=True, kw_only=True):
-    """nftables mode. If `mode` is empty, an unset setting inherits a value other than the default from the iptables
-    block, so that a configuration for the Go kube-proxy's default mode keeps its meaning."""
+    """nftables mode. If `mode` is empty, a setting that is unset in the nftables block inherits the value in the
+    iptables block, unless that value is the default. So a configuration for the Go kube-proxy's default mode keeps its
+    meaning."""
 
     def path(self, config: ConfigurationFields, attribute: str) -> str:
         """Return the JSON path of an attribute; the path is in the iptables block for an inherited value."""

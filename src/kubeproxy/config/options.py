@@ -56,8 +56,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def build_options(line: CommandLine) -> Options:
-    """Return the options of a command line. Raises ConfigError: for mistakes in the file with the text of load_file,
-    and for mistakes in flags with one line each, which starts with the flag."""
+    """Return the options of a command line. Raises ConfigError. For mistakes in the file, its text is that of
+    load_file; for mistakes in flags, it has one line per mistake, which starts with the flag."""
     given = line.given
     host = _hostname(given)
     file = given.get("config", "")

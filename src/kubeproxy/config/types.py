@@ -104,8 +104,8 @@ _OMITTED_AT_DEFAULT = ("udpIdleTimeout", "windowsRunAsService", "strict")  # the
 
 
 def in_effect(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    """Fill in empty mode, detectLocalMode and nodePortAddresses, so that the configuration has the same meaning for the
-    Go kube-proxy, which has another default mode, and which also writes these fields."""
+    """Fill in empty mode, detectLocalMode and nodePortAddresses. The Go kube-proxy also writes these fields; with them
+    the configuration has the same meaning for both proxies, although their default modes differ."""
     usual = config.of_mode.nodeport_addresses
     return replace(
         config,
