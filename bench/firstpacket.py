@@ -37,9 +37,9 @@ add chain ip sink end { type filter hook postrouting priority 150 ; policy drop 
 COLUMNS = (
     Column("added ns", "ours", 0),
     Column("upstream's shape ns", "upstream", 0),
-    Column("to it", "ratio", 2),
+    Column("ratio", "ratio", 2),
     Column("straight ns", "straight", 0),
-    Column("there ns", "upstream_straight", 0),
+    Column("upstream's straight ns", "upstream_straight", 0),
     Column("connect() us", "ours_connect", 2),
     Column("upstream's shape us", "upstream_connect", 2),
 )

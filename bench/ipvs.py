@@ -206,11 +206,12 @@ def run(with_: Run) -> Report:
         rows.append(Row(size, figures))
     notes = [
         "The guest is user-mode Linux with one CPU: compare a figure with the limit in its row, not with other tables.",
-        "`sync` ends with the last acknowledgement, iptables-restore included; `limit` has only its netlink messages.",
+        "`sync` is the time to the last acknowledgement, with iptables-restore; `limit` is the time of its netlink",
+        "messages alone.",
         "Sync and limit are the fastest of three runs in new namespaces.",
-        "`iptables` is three processes, of at least 30 ms each.",
-        "`same again` is a full comparison without a difference. `change` starts with the event's bytes; its limit is",
-        "one message about one real server.",
+        "`iptables` is the time of three iptables processes, each of which takes at least 30 ms.",
+        "`same again` is a full comparison that finds no difference. `change` is measured from the event's bytes; its",
+        "limit is the time of one message about one real server.",
     ]
     return Report("ipvs", "ipvs mode: full sync and one change, in a guest kernel", COLUMNS, rows, _chart(rows), notes)
 

@@ -182,7 +182,8 @@ def run(with_: Run) -> Report:
     kept = with_.in_turns(MODES, count, lambda mode, what: dict(with_.measure(what, measure_memory, mode=mode)), FILLED)
     rows += [Row(f"{mode}, rules of {FILLED}", dict(spreads(found))) for mode, found in kept.items()]
     notes = (
-        f"The Service, one of {SIZE}, has one endpoint; the receiver counts datagrams of {DATAGRAM} bytes.",
+        f"The connections use a Service with one endpoint, in addition to the Services of {SIZE}.",
+        f"A datagram has {DATAGRAM} bytes; the receiver counts the datagrams.",
         "The kernel's memory for the rules consists of kmalloc objects (*slab*) and whole pages (*other*).",
         "Client, endpoint and (in userspace mode) proxy share the CPUs.",
     )

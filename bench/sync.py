@@ -131,7 +131,8 @@ def run(with_: Run) -> Report:
             summarised(size, [with_.measure(f"{size} run {n + 1}/{count}", measure, size=size) for n in range(count)])
         )
     notes = [
-        "*Ours* is the time from the decoded pages to the last acknowledgement; the limit has only the same bytes.",
+        "*Ours* is the time from the decoded pages to the last acknowledgement;",
+        "the limit is the kernel's time for the same messages.",
         "`ratio CPU` is the ratio of CPU times, which other programs on the machine hardly change.",
         "`own` is a Service's CPU time outside the kernel, in units of a fixed piece of Python (bench/yardstick.py).",
         "`held` is the longest delay of a timer on the event loop, as the median of the runs.",

@@ -169,7 +169,7 @@ def run(with_: Run) -> Report:
             rows.append(Row(case, figures))
     notes = (
         "The CPU time includes the planner, both searches of the table, and the event loop between them.",
-        "In *two dumps*, the kernel searches its table twice and returns the flows to one destination.",
+        "`dumps` is the time of two dumps: the kernel searches its table twice for the flows to one destination.",
     )
     panel = panel_by_kind("CPU time of a change", "ms", "change", rows, {"cpu": "ours", "limit": "two dumps"})
     return Report(

@@ -33,9 +33,9 @@ programs of Kubernetes:
 
     make e2e KUBERNETES=/path/to/kubernetes                     # ours, nftables mode
     make e2e KUBERNETES=DIR PROXY=go MODE=iptables
-    make e2e KUBERNETES=DIR FOCUS=affinity                      # some tests; the page stays as it is
+    make e2e KUBERNETES=DIR FOCUS=affinity                      # some tests; the page does not change
     make e2e KUBERNETES=DIR RESUME=1                            # after an interruption, or a change of the program
-    make e2e KUBERNETES=DIR WITH="--parallel 8 --minutes 20"    # tests side by side; end of a test that hangs
+    make e2e KUBERNETES=DIR WITH="--parallel 8 --minutes 20"    # 8 tests at a time, each for at most 20 minutes
 
 - The command lists missing Debian packages, and builds missing programs of the source tree into `_output/e2e`.
 - The command uses **etcd** from the folder of programs, otherwise from `PATH`. With an etcd 3.4 before 3.4.31 (Debian
