@@ -79,14 +79,14 @@ def _kept(asked: Source, facts: Facts, explained: Explained, *, at_proxy: bool) 
 
 
 def _silent_client(explained: Explained, probed: Collection[int]) -> bytes | None:
-    """Return a client on another node; None if the client answers a datagram, which is sent unless `probed` is
-    empty."""
+    """Return the client if it is on another node and does not answer a datagram, else None. If `probed` is empty, no
+    datagram is sent, and a client on another node counts as silent."""
     client = explained.packet.source if explained.client_node else None
     return client if client is not None and not (probed and present.is_heard(client)) else None
 
 
 def _whole_way(node: CheckedNode, rules: checkup.NodeRules, why: Why, explained: Explained) -> CheckedNode:
-    """Return the hooks to check as `_way` does, with the packets to the proxy's listener."""
+    """Return the result of `_way`, with the packets to the proxy's listener."""
     way = _way(node, why, explained)
     if why.forwarded and _ends_at_proxy(node, explained) and not explained.relayed:
         with suppress(KubeProxyError, OSError):  # the checks of other programs' rules report unreadable rules
@@ -111,7 +111,7 @@ def _of_running(
         around.look("port", lambda: ports.asked(way, asked, explained.packet, why.steps[0].field))
     kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
     if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
-        ends = {end_of(one.address) for one in explained.why.endpoints}  # also those to which no client is bound
+        ends = {end_of(one.address) for one in explained.why.endpoints}  # all, even if the client is bound to one
         kernel = _untranslated(kernel, *checkup.all_translations(way, rules), ends)
     reached = {one.address for one in probes if not (one.failed or one.unanswered)}
     away = probing.away(why, explained)
@@ -124,8 +124,8 @@ def _of_running(
 
 
 def unrouted(asked: Source, explained: Explained) -> str:
-    """Return the findings, with fixes, about routes, forwarding and untraced rules that stop a connection; without such
-    findings, return the findings that may stop the connection, or ''."""
+    """Return the findings, with fixes, about routes, forwarding and untraced rules: only findings that stop the
+    connection if there are any, else all findings; '' for none."""
     why, report = explained.why, checkup.Checkup([], [])
     with suppress(KubeProxyError, OSError):
         node = replace(checkup.checked(asked, asked.facts()), family=family_of(explained.packet.destination))
@@ -275,8 +275,8 @@ def _while_hanging(node: CheckedNode, rules: checkup.NodeRules, explained: Expla
 
 
 def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:
-    """Yield endpoints with the client's address in packets to the endpoint. For a masqueraded connection the kernel
-    picks this address by the route to the endpoint; the function determines the address only for probed endpoints."""
+    """Yield the endpoints, each with the client's address in packets to this endpoint. If packets are masqueraded, the
+    kernel picks the address by the route to the endpoint; this function determines it only for probed endpoints."""
     own = packet.source
     if own is None and not all(one.masqueraded for one in endpoints):
         own = _source_for(packet.destination)
@@ -302,7 +302,7 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
 
 
 def _around(report: checkup.Checkup) -> Iterator[Diagnosis]:
-    """Yield the node's findings, with the severity of a certain or a possible cause."""
+    """Yield the node's findings: as errors if they harm the connection, else as notes or as unknown."""
     for each in report.findings:
         severity = Severity.BROKEN if each.harm.effect is not Effect.NOTHING else Severity.NOTE
         yield each if each.severity is Severity.UNKNOWN else replace(each, severity=severity)
@@ -316,9 +316,9 @@ def _ends_at_proxy(node: CheckedNode, explained: Explained) -> bool:
 
 
 def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
-    """Return the hooks to check for a connection. Connections that begin or end on this node are not forwarded. In a
-    mode that ends connections at the proxy, the proxy's own connections to endpoints begin on this node. `why` is the
-    answer without endpoints that session affinity excludes."""
+    """Return the node with a connection's hooks and packets. Connections that begin or end on this node are not
+    forwarded. In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin on this
+    node. `why` is the answer without endpoints that session affinity excludes."""
     packet = explained.packet
     source, family = packet.source, family_of(packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]

@@ -120,7 +120,7 @@ class Desk:
         return self.snapshot.journal.past(after, since)
 
     def services(self, names: Iterable[ServiceName] = ()) -> Iterator[ProgrammedService]:
-        """Yield the existing Services of `names`; all Services without names."""
+        """Yield the existing Services of `names`, or all Services if `names` is empty."""
         return (held for name in names or self.snapshot.names if (held := self._service(name)) is not None)
 
     def service(self, name: ServiceName) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Desk:
         return list({**self.snapshot.planner.services, **self.snapshot.planner.slices})
 
     def objects(self, names: Sequence[ServiceName] = ()) -> Iterator[Objects]:
-        """Yield the inputs of these Services' plans; of all Services without names."""
+        """Yield the inputs of the plans of these Services, or of all Services if `names` is empty."""
         planner, names = self.snapshot.planner, names or self.watched
         return (Objects(name, planner.services.get(name), planner.slices.get(name, {})) for name in names)
 

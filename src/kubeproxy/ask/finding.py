@@ -124,7 +124,7 @@ def unreached(problems: Mapping[str, str], findings: Iterable[Diagnosis]) -> str
 
 
 _NAMED: Final = 3  # endpoints in the heading
-REFUSED: Final = "refused"  # the problem of a probe
+REFUSED: Final = "refused"  # Probe.problem if the endpoint refused the probe
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:

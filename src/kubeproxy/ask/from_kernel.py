@@ -82,8 +82,8 @@ def comparisons(config: KubeProxyConfiguration, planner: Planner) -> dict[Family
 
 
 def _compared(family: Family, now: CompiledRules, then: CompiledRules, place: NodePlace) -> Comparison:
-    """Compare two rulesets. The order of two sets of present rules is unknown, because the kernel does not report the
-    order of chains with equal priorities."""
+    """Compare two rulesets. If two places have present rules, the order of these rules is unknown, because the kernel
+    does not report the order of chains with equal priorities."""
     found, several = compare(now, then, place), rulesets_of_kube_proxies(family)
     if len(several) < 2:
         return found

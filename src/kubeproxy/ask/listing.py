@@ -41,7 +41,8 @@ def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> Endpoint
     """Count the endpoints of a Service's slices, in the families of its plans if it has plans. An endpoint in two
     slices, for example while it moves, counts once. A dual-stack pod has an address in each family, so only the family
     with more ready endpoints is counted. Drained endpoints (weight 0), ejected endpoints, and endpoints of a slice
-    without ports (no container has the named targetPort) are never ready; no endpoint is ready if `_lack_ports`."""
+    without ports (no container has the named targetPort) are never ready. If no port has an endpoint, because no
+    EndpointSlice has these ports, no endpoint is ready."""
     every = list(plans)
     served = {plan.key.family for plan in every}
     pieces = [piece for piece in slices if not served or piece.family in served]
@@ -103,7 +104,7 @@ def _cause(plan: ServicePlan, slices: Collection[Slice]) -> str:
 
 
 def _lack_ports(slices: Collection[Slice], plans: Iterable[ServicePlan]) -> bool:
-    """Return whether some ports have no endpoint, and the cause is for each of them that no EndpointSlice has it."""
+    """Return whether some ports have no endpoint, and no EndpointSlice has any of these ports."""
     empty = _empty(plans)
     return bool(empty) and all(lacks_port(slices, plan.key) for plan in empty)
 

@@ -188,8 +188,8 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
     ranges = parse_networks(networks, family_of(source))
     ours = planner.world.of(family_of(source))
     is_pod = ours is not None and ours.detector.holds(source, "")
-    # Some CNI plugins do not assign pod addresses from podCIDRs. If this node has an address in its podCIDRs, its
-    # plugin does.
+    # Some CNI plugins do not assign pod addresses from podCIDRs. This node's plugin assigns them from podCIDRs if this
+    # node has an address in its podCIDRs.
     if (
         is_pod
         and not counted_host(planner.world, planner.nodes.get(own), source)

@@ -134,7 +134,7 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
     """Return the changes for clients; `pods` are the known pods of the cluster. IPv6 link-local addresses of the node
     are omitted, because a client can use them only with the name of an interface."""
     found: dict[tuple[str, str, str, str], dict[str, set[int]]] = {}
-    protocols: dict[tuple[str, str], set[int]] = {}  # the outcomes of connections to a Service at one place
+    protocols: dict[tuple[str, str], set[int]] = {}  # by place and Service
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
     places = {

@@ -201,7 +201,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     ends_here = packet.destination in snapshot.addresses or (direct and home(snapshot, packet.destination) is None)
     there = None if packet.interface or ends_here else client
     why = _told(snapshot, packet, made, is_away=client is not None and there is None)
-    asked = made.plan is not None or packet.source == packet.destination  # or a Node connects to its own NodePort
+    asked = made.plan is not None or packet.source == packet.destination  # equal if a Node uses its own NodePort
     unknown = stranger(snapshot, packet) if there is None and asked else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))

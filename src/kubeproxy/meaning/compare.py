@@ -23,7 +23,7 @@ from kubeproxy.wording import counted
 TOLERANCE: Final = 0.02
 """Two shares count as equal if their difference is less than this fraction of the larger share."""
 EACH: Final = 1000
-"""Until this number of differences is found, all units of a shape with differences are compared, and not only one."""
+"""If a shape has differences, all units of this shape are compared, until this number of differences is found."""
 _LEAST: Final = 1e-7
 _LIKELY: Final = ("198.51.100.7", "2001:db8:51::7")
 """The source addresses of witnesses if any source is possible; both are reserved for documentation."""
@@ -84,7 +84,7 @@ class Comparison(NamedTuple):
 
 
 def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Comparison:
-    """Compare two rulesets for all packets. Of the units that have the same shape, only one is compared: see EACH."""
+    """Compare two rulesets for all packets. If a unit has no difference, no other unit of its shape is compared."""
     comparing, shapes = _Comparing(first, second, place), Shapes((first, second), place)
     known: dict[object, _Compared] = {}
     classes, causes, differences = 0, dict[str, tuple[int, Witness]](), list[UnitDifference]()

@@ -45,10 +45,10 @@ class Filter(NamedTuple):
     """The effect of a base chain on packets that begin a connection.
 
     `accepts` means that a rule accepts or may accept new connections. `drops` is the number of rules that drop or
-    reject. `closes` means that packets without a matching rule are dropped or rejected. `where` is the table's name in
-    the form of its program. `untracks` means that a rule exempts packets from connection tracking. `marked` means that
-    a chain of kube-proxy accepts new connections that kube-proxy masquerades. `zones` means that a rule assigns packets
-    to a conntrack zone."""
+    reject. `closes` means that packets without a matching rule are dropped or rejected. `where` names the table, such
+    as `table inet filter` or `iptables-legacy -t filter`. `untracks` means that a rule exempts packets from connection
+    tracking. `marked` means that a chain of kube-proxy accepts new connections that kube-proxy masquerades. `zones`
+    means that a rule assigns packets to a conntrack zone."""
 
     where: str
     family: str
@@ -147,8 +147,8 @@ class ForeignTranslation(NamedTuple):
 
 
 class Firewall:
-    """The rules of a table of another program; `where` is the table's name in that program. `whole` means that all
-    rules were read. `shared` means that the running proxy's rules are in the same chains."""
+    """The rules of a table of another program; `where` names the table, as in Filter. `whole` means that all rules were
+    read. `shared` means that the running proxy's rules are in the same chains."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class PacketOutcome(NamedTuple):
 
 
 Client = tuple[str, int | None, bytes]
-"""An element that a rule stores for a packet's client: the set's name, the packet's `hidden`, and the element's
+"""An element that a rule stores for a packet's client: the set's name, `hidden` of the PacketSet, and the element's
 data."""
 
 

@@ -41,10 +41,9 @@ def place_of(family: Family) -> NodePlace:
 def firewalls(
     known: Iterable[Chain], without: frozenset[str], owns: Callable[[str], bool] = lambda _: False
 ) -> list[Firewall]:
-    """Return the tables with base chains, except the nf_tables tables in `without`. The table nat of iptables-nft, if
-    the command is installed, and all tables of legacy iptables are read from iptables-save. In the table nat, chains
-    that the running proxy `owns` end the evaluation, except the chain that masquerades. Raises NetlinkError or
-    ApplyError."""
+    """Return the tables with base chains, except the nf_tables tables in `without`. The table nat of iptables-nft and
+    all tables of legacy iptables are read from iptables-save, if it is installed. In the table nat, chains that the
+    running proxy `owns` end the evaluation, except the chain that masquerades. Raises NetlinkError or ApplyError."""
     tables = sorted({(chain.family, chain.table) for chain in known if chain.hook and chain.table not in without})
     place, found = cache(place_of), []
     saved = [(command, family, table) for family, command in LEGACY.items() for table in legacy_tables(family)]

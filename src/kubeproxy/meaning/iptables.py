@@ -46,7 +46,7 @@ _STATES: Final = {
 }
 _TCP_FLAGS: Final = {"NONE": 0, "FIN": 1, "SYN": 2, "RST": 4, "PSH": 8, "ACK": 16, "URG": 32}
 _CHANGING: Final = frozenset({"--rcheck", "--update"})
-"""Options that test a list of clients, which rules that are not compiled may have changed."""
+"""Options that test a list of clients. Rules that are not compiled may have changed this list."""
 _OWN: Final = "KUBE-"
 
 

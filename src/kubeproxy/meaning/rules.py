@@ -35,10 +35,10 @@ class Op(IntEnum):
     FIND = 8  # table, for a verdict
     MISSES = 9  # table: whether the table lacks the key
     MARK = 10  # mask, xor
-    # Field (SOURCE, DESTINATION or PORT), and value: (offset, length) in the found data, bytes, or None for the
-    # original.
+    # Field (SOURCE, DESTINATION or PORT), and new value: bytes, or (offset, length) of bytes in the data of the element
+    # that FIND found, or None for the value before any rule.
     WRITE = 11
-    TRANSLATE = 12  # address (or HERE) and port: each is bytes, (offset, length) in the found data, or None
+    TRANSLATE = 12  # new address (or HERE) and new port: bytes or (offset, length), as for WRITE; None if unchanged
     MASQUERADE = 13  # the new source of snat, in the form of TRANSLATE's address; () if it is unknown
     REFUSE = 14  # whether the refusal is a TCP reset
     VERDICT = 15  # code, chain

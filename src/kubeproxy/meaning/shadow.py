@@ -76,6 +76,6 @@ class Shadow:
         return news
 
     def interrupt(self) -> None:
-        """Discard undecided differences, because the objects were outdated and the proxies receive them at different
-        times."""
+        """Discard undecided differences: the objects were outdated, and the proxies receive the new objects one after
+        the other."""
         self._open = {identity: each for identity, each in self._open.items() if each.lasts}

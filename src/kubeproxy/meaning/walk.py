@@ -473,7 +473,8 @@ class Walk:
 
     @staticmethod
     def _set_port(flow: PacketSet, port: int) -> list[PacketSet]:
-        """Set the port of a flow, after splitting the flow by protocol; return all parts except the first."""
+        """Set the port of a flow. A flow of several protocols keeps only the first protocol; return a flow with the new
+        port for each other protocol."""
         mine = flow.services if flow.current is None else flow.current
         only = rules.point(mine)
         if only is not None:

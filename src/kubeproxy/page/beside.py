@@ -32,7 +32,7 @@ LEAST: Final = 5.0  # minimum seconds from the end of a check to the next reques
 SOON: Final = 2.0  # seconds from a change of a family's state to the next check
 SHARE: Final = 0.002  # the maximum share of a CPU for periodic checks
 _STEP: Final = 200
-_MOST_OBJECTS: Final = 100  # problems of objects in an event
+_MOST_OBJECTS: Final = 100  # maximum number of problems of objects in one event
 
 
 class Flows:
@@ -243,7 +243,7 @@ class Companion(Struct):
     _greeted: bool = False
 
     def tell(self, line: bytes) -> None:
-        """Send a line to the process. After a start, `greet` contains the information of earlier lines."""
+        """Send a line to the process. A restarted process gets the information of earlier lines from `greet`."""
         process = self._process
         if process is None or process.stdin is None or not self._greeted or process.stdin.is_closing():
             return

@@ -68,7 +68,7 @@ class News:
             self.seen[change.name] = at
 
     def _touch(self, name: ServiceName) -> None:
-        # MOST_ROWS + 1 means that there are too many.
+        # With MOST_ROWS + 1 names, the page loads all Services again; more names are not needed.
         if len(self._touched) <= MOST_ROWS:
             self._touched[name] = None
 
@@ -111,8 +111,8 @@ class News:
         return {"rows": rows, "gone": gone}
 
     def _trouble(self) -> tuple[tuple[Family, bool, bool, bool], ...]:
-        """Return for each family whether it is refused, differs, or is complete. The states of Services depend on these
-        values."""
+        """Return for each family whether the kernel refuses its changes, whether its rules differ from the plans, and
+        whether the rules are complete. The states of Services depend on these values."""
         return tuple(
             (one.family, one.refusal is not None, one.difference is not None, one.sound_since is not None)
             for one in self._snapshot.engine.standings

@@ -215,7 +215,7 @@ CASES: dict = {
     ),
     "never sound": (
         programming.standing([FamilyStanding(V4)]),
-        [(DEGRADED, "the proxy has never confirmed that the kernel has all of IPv4")],
+        [(DEGRADED, "the proxy has never confirmed that the kernel has all IPv4 rules")],
     ),
     "not ready": (programming.unready({"api": "no list"}), [(BROKEN, "the proxy is not ready: no list")]),
     "table there": (programming.there([Trace("table", V4), Trace("table", V6)], (V4, V6), "nftables"), []),

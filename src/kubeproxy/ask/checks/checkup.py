@@ -218,7 +218,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, rules: Node
             named = report.look("Node", lambda: whereabouts.registered(facts))
             named |= report.look("pod networks", lambda: whereabouts.networked(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
-    standings = [one for one in facts.standings if not (second and one.difference)]  # the other proxy changes the rules
+    standings = [one for one in facts.standings if not (second and one.difference)]  # `second` causes differences
     if facts.writes and report.look("kernel", lambda: programming.standing(standings, facts.began, _bare(node, rules))):
         covered.add("kernel")
     covered |= {"kernel"} if len(standings) < len(facts.standings) else set()
@@ -289,8 +289,9 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
         if node.facts is None or node.facts.writes:
             standings = node.facts.standings if node.facts is not None else ()
             refusals = {one.family: one.refusal for one in standings if one.refusal}
+            # Without a connection to check, `standing` has already reported the families that the kernel refuses.
             families = [one for one in node.families if one not in refusals or node.packet is not None]
-            yield from programming.there(traces, families, node.mode.name, refusals)  # a refusal has a finding
+            yield from programming.there(traces, families, node.mode.name, refusals)
     elif not node.running and not node.proxies:
         yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
     if not rules.second:
@@ -316,8 +317,7 @@ _OF_IP = frozenset({"ip", "ip6", "inet"})
 
 
 def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
-    """Check the chains of other programs, and tables that other kube-proxies left; `ends_here` is that of
-    _foreign_chains."""
+    """Check the chains of other programs, and tables that other kube-proxies left."""
     return strangers.of_tables_left(_foreign_chains(node, rules, ends_here=ends_here), _left_tables(node))
 
 
@@ -333,8 +333,8 @@ def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> 
             harmless = firewall.harmless((*node.passing, *node.possible)) if node.covered else frozenset()
             filters += [one for one in firewall.filters() if one.hook in node.hooks and one.chain not in harmless]
             drops += firewall.drops(node.passing)
-    # If the node itself answers, nothing is translated, and only `drops` is certain. Chains of kube-proxy accept
-    # masqueraded packets.
+    # If the node itself answers, no packet is translated, and only the chains in `drops` certainly stop the connection.
+    # Chains of kube-proxy accept masqueraded packets.
     safe = [one for one in filters if one.marked and node.masqueraded and not _unreachable_behind(node, one)]
     filters = [one._replace(accepts=one.accepts or node.answers or one in safe) for one in filters]
     # Each chain has at most one finding. A finding says that the chain drops every packet, drops this connection, or
@@ -446,8 +446,8 @@ def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> It
 
 
 def translated_now(node: CheckedNode, rules: NodeRules, until: str = strangers.UNTIL) -> Iterator[Diagnosis]:
-    """Check for rules of other programs and leftover rules that translate a connection while no proxy runs, or while it
-    hangs; `until` begins the findings."""
+    """Check for rules that translate a connection while no proxy runs, or while the proxy hangs: rules of other
+    programs, and leftover rules. Findings on leftover rules begin with `until`, which is UNTIL or HANGING."""
     yield from _translations(node, rules, forwarded=True)
     every, is_all = all_translations(node, rules)
     foreign = {one for each in rules.others for one in each.translations(_first_packet(node))}

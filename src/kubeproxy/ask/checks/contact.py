@@ -187,8 +187,8 @@ _FIXES: Final = {
     "look at the server's log",
     _SILENT: f"the server accepts connections, so address and port are right: {_BUSY}",
     _UNRESOLVED: "correct the host of the kubeconfig's server (or --master), or see why this node does not resolve it: "
-    "`getent hosts NAME`, /etc/resolv.conf, and the name server there; a name that only the cluster's DNS has needs "
-    "this proxy first, so give an address or a name of the node's own DNS",
+    "`getent hosts NAME`, /etc/resolv.conf, and the name server there; the cluster's DNS does not answer before this "
+    "proxy has written rules, so give an address or a name of the node's own DNS",
 }
 
 

@@ -222,7 +222,7 @@ def interfaces_down(node: CheckedNode) -> Iterator[Diagnosis]:
                 roles[address.interface] = f"the Node's address {unpack(address.ip)}"
             elif _is_pods(part, address):
                 roles.setdefault(address.interface, f"the address {unpack(address.ip)} of the pod network")
-    if node.packet is not None:  # only the interfaces to the client and the endpoints; the uplinks if unknown
+    if node.packet is not None:  # only interfaces in the network of client or endpoint; without such a network, uplinks
         lost: dict[str, set[End | None]] = {}
         for end in node.ends:
             near = {name for name, held in networks.items() if within(end, held)}
@@ -283,8 +283,8 @@ def full_rooms(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
-    """Yield the interfaces with a strict reverse path filter on which packets of clients from other networks may
-    arrive."""
+    """Yield the interfaces that have a strict reverse path filter, and that may receive packets of clients from other
+    networks."""
     part = node.facts.world.ipv4 if node.facts is not None else None
     if part is None:
         return
@@ -313,7 +313,7 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
 
 
 def arrival(node: CheckedNode, packet: Packet) -> str:
-    """Return the interface on which a client's packets arrive: the packet's interface if the packets can arrive there,
+    """Return the interface on which a client's packets arrive: the interface in `packet` if packets can arrive there,
     else the interface of the client's network. '' stands for the interface of the route to the client. Raises
     NetlinkError."""
     if packet.interface and packet.interface in _entrances():
@@ -368,7 +368,7 @@ def unfiltered_bridges(node: CheckedNode) -> Iterator[Diagnosis]:
 
 def unreflecting_bridges(node: CheckedNode, client: bytes | None = None, share: float = 0) -> Iterator[Diagnosis]:
     """Check for bridges that do not send a pod's connection to itself back to the pod, for all pods or for one client.
-    Only modes that translate packets on the bridge need hairpin mode. `share` is that of `settings.hairpin`."""
+    Only modes that translate packets on the bridge need hairpin mode. `settings.hairpin` describes `share`."""
     if node.mode.flows_end is FlowsEnd.PROXY or node.mode.interface:
         return
     harm = node.harm(node.ends_at(client) & node.masqueraded)

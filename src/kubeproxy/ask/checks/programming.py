@@ -34,7 +34,7 @@ def standing(
             fix = "find the program; `kube-proxy verify` prints the present differences"
             yield Diagnosis(Severity.DEGRADED, "kernel", one.problem, why, fix, since=began.get(label, 0.0))
         elif one.sound_since is None:
-            what = f"the proxy has never confirmed that the kernel has all of {label}"
+            what = f"the proxy has never confirmed that the kernel has all {label} rules"
             why = counted(one.queued, "Service", "waits")
             fix = "if the proxy has just started, wait a moment; else read the reason in the proxy's log"
             yield Diagnosis(Severity.DEGRADED, "kernel", what, why, fix)

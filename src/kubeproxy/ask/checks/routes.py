@@ -110,8 +110,8 @@ def by_default(node: CheckedNode, away: Mapping[str, bytes]) -> Iterator[Diagnos
 
 
 def on_uplink(node: CheckedNode, client: bytes) -> Iterator[Diagnosis]:
-    """Check whether the kernel drops packets of a pod of another node that arrive on this Node's uplink, because its
-    route to the pod uses another uplink. Raises NetlinkError."""
+    """Check whether the kernel drops packets of a pod of another node that arrive on this Node's uplink, because this
+    Node's route to the pod uses another uplink. Raises NetlinkError."""
     out, own = way_out(bytes(len(client)), client), local_addresses(family_of(client))
     uplinks = {bypassed(address, out, own) for _, part in node.parts for address in part.node_ips} - {""}
     for packet in (RoutedPacket(client, end[0], name) for end in sorted(node.targets)[:1] for name in uplinks):
@@ -121,7 +121,7 @@ def on_uplink(node: CheckedNode, client: bytes) -> Iterator[Diagnosis]:
 
 def misled(node: CheckedNode) -> Iterator[Diagnosis]:
     """Check whether answers to a client that is a pod of this node leave by an uplink instead of the interface of the
-    pod's network. Answers of endpoints on that interface do not pass the uplink. Raises NetlinkError."""
+    pod's network. Endpoints in this network are not affected. Raises NetlinkError."""
     asked, facts = node.packet, node.facts
     if asked is None or asked.source is None or facts is None or node.bridge:
         return
@@ -180,7 +180,7 @@ def _moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_E
             severity=Severity.NOTE if is_own else Severity.UNKNOWN,
             about="source",
             what=f"{one.where}, chain {one.chain}: {'gives' if one.sure else 'may give'} packets to {_ENDS} the source "
-            f"{' or '.join(sorted(known)) or 'of a map or range'} at the hook postrouting",
+            f"{' or '.join(sorted(known)) or 'address of a map or range'} at the hook postrouting",
             why="the endpoint, and network policies, see this address as the client"
             if is_own
             else "it is no address of this node: the connection passes only if answers to it arrive on this node",
@@ -191,8 +191,8 @@ def _moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_E
 
 
 def remarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
-    """Report chains of other programs that clear the mark of packets that the proxy is about to masquerade, or set this
-    mark in other packets of a client elsewhere."""
+    """Report chains of other programs that clear the mark of packets that the proxy must masquerade, or that set this
+    mark in packets that the proxy should not masquerade, except this node's own packets."""
     return _by_finding(_remarked(node, others))
 
 

@@ -40,7 +40,7 @@ class InterfacePath(NamedTuple):
     filter: int
     out: str
     is_node: bool
-    clients: str = ""  # part of the interface's network behind `out`; '' for clients of other networks
+    clients: str = ""  # part of the interface's network to which `out` leads; '' for clients of other networks
 
 
 def forwarding(family: Family, harm: Harm = NOTHING) -> Diagnosis:
@@ -192,7 +192,7 @@ def down(
 
 
 def tracked(count: int, limit: int, fixes: Iterable[str] = ()) -> Room:
-    """Return the use of the connection tracking table; `fixes` free entries."""
+    """Return the use of the connection tracking table; `fixes` are texts about changes that remove entries."""
     return Room(
         "connection tracking",
         count,

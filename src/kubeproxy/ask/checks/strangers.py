@@ -33,7 +33,7 @@ class Unasked(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """The text of a fix that lets a proxy answer, or correct the rules."""
+        """The text of a fix that makes a hanging proxy run again, or makes the command ask the running proxy."""
         return RESUME if self.hangs else self.text
 
 
@@ -246,8 +246,8 @@ def untracking(
 def zones_of_one_direction(
     drops: list[Drop], end_of: Callable[[PassingPacket], End | None], passing: Iterable[PassingPacket]
 ) -> list[Drop]:
-    """If requests and answers get a conntrack zone, which may be the same for both, return the drops without these
-    zones, and a drop of the requests to each endpoint with answers that get no zone. Otherwise return all drops."""
+    """If both requests and answers get a conntrack zone, which may be the same zone, return the drops for other
+    reasons, and a drop of the requests to each endpoint whose answers get no zone. Otherwise return all drops."""
     zoned = [one for one in drops if one.verdict == ZONES]
     answered = {end_of(one.packet) for one in zoned if one.packet.purpose is CompiledFor.ANSWER}
     requests = [one for one in zoned if one.packet.purpose is CompiledFor.REQUEST]
@@ -295,8 +295,8 @@ def translating(found: Iterable[ForeignTranslation], forwarded: bool, served: bo
 
 
 def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[End], until: str) -> Iterator[Diagnosis]:
-    """Report chains that translate a connection while no kube-proxy runs, or while it hangs; `endpoints` are the
-    endpoints in the present objects, and `until` is UNTIL or HANGING."""
+    """Report chains that translate a connection while no kube-proxy runs, or while the kube-proxy hangs; `endpoints`
+    are the endpoints in the present objects. Findings begin with `until`, which is UNTIL or HANGING."""
     for one in found:
         old = [end for end in one.ends if end not in endpoints]
         missing = f"in the objects, {place_text(*one.packet.original)} has no endpoint {destinations(old)}"

@@ -17,7 +17,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.setup import host, modes
 
 _KUBELETS = ("kubelet", "kubelite", "k3s")
-"""Beginnings of the names of processes that contain the kubelet."""
+"""The kubelet runs in a process whose name begins with one of these words."""
 
 
 def own_addresses() -> set[bytes]:

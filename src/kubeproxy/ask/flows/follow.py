@@ -151,8 +151,8 @@ begun."""
 
 
 class Cost(Struct, frozen=True, rename="camel"):
-    """The cost of a reading: the CPU time and the connections in `seconds` of listening; `new` connections are known
-    only if `announced`."""
+    """The cost of a reading: the CPU time and the connections in `seconds` of listening. The number of `new`
+    connections is known only if the kernel announces connections (`announced`)."""
 
     seconds: float
     processor_seconds: float

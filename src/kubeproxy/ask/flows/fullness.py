@@ -21,7 +21,7 @@ _TCP = 6
 
 
 class Filler(Struct, frozen=True, rename="camel"):
-    """A user of entries: a Service, or the address of a client without a Service."""
+    """A user of entries: a Service, or, for entries that belong to no Service, a client's address."""
 
     name: str
     entries: int

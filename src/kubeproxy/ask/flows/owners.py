@@ -68,7 +68,7 @@ class PortOwner(Struct):
     is_range: bool = False
 
     def endpoint(self, server: bytes) -> bytes:
-        """Return the endpoint of a connection to a packed address and port; a range of ports has addresses only."""
+        """Return the endpoint of a connection to a packed address and port: for a range of ports, only the address."""
         return server[:-2] if self.is_range else server
 
 

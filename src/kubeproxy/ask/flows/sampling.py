@@ -1,6 +1,6 @@
 """Receives events of connection tracking and counts new connections by Service, port and endpoint. Under load the
-program receives only a sample of the connections, which limits its CPU time. The kernel does not send events of other
-connections."""
+program receives only a sample of the connections, which limits its CPU time. The kernel sends no events of connections
+outside of the sample."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class EndpointUse(Struct, frozen=True, rename="camel"):
     address: str
     pod: str  # '' if unknown
     connections: int
-    share: float  # of open and closing connections, because a reading finds few short connections open
+    share: float  # of all open and closing connections; most short connections that a reading finds are closing
     closing: int
     unanswered: int
     new_per_second: float

@@ -75,7 +75,7 @@ def remembered(facts: Facts, explained: Explained) -> str | None:
         client = explained.packet.source or source_for(explained.packet.destination)
         if client is None:
             return None
-        # Session affinity remembers an endpoint with its port for the first service port, also for a range of ports.
+        # In a range of ports, session affinity always stores an endpoint with its port for the first service port.
         with examiners(facts, [plan.key.family]) as kernel:
             telling = [each.remembered for each in kernel if each.remembered]
             found = {
@@ -307,7 +307,7 @@ class ProbedFor(NamedTuple):
     stopped: Mapping[str, OwnCause] = {}  # by endpoint
     routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
     away: Mapping[str, str] = {}  # the endpoints on other nodes, with the node
-    here: Mapping[str, str] = {}  # the endpoints in `away` with an address of this node itself, and its interface
+    here: Mapping[str, str] = {}  # the endpoints in `away` whose address this node has, with the address's interface
     lost: Collection[End] = ()  # the endpoints that the connection certainly does not reach
 
     def may_differ(self, probe: Probe) -> bool:
@@ -436,8 +436,8 @@ def _attempt(protocol: int, address: str) -> Probe:
 
 
 def is_heard(client: bytes) -> bool:
-    """Send an empty datagram to a client on another node; return whether an answer or a refusal arrives. Without them,
-    wait until the kernel has had time to find the next hop, so that a check of its entry has a result."""
+    """Send an empty datagram to a client on another node; return whether an answer or a refusal arrives. If neither
+    arrives, wait until the kernel has searched for the next hop, so that the next hop's neighbour entry has a state."""
     made = _attempt(_UDP, place_text(client, _DISCARD))
     if made.failed and not made.refused:
         time.sleep(TIMEOUT - _UDP_TIMEOUT)

@@ -81,7 +81,7 @@ def _unbridged(failed: dict[End, str], bridge: str) -> Iterator[tuple[str, OwnCa
 
 def _stopped(passing: Collection[PassingPacket], others: Sequence[Firewall]) -> Iterator[tuple[End, OwnCause]]:
     """Yield the endpoints for which a chain of another program drops this node's own packets, may drop them, or changes
-    their source. The last cause of an endpoint counts."""
+    their source. If an endpoint occurs several times, its last cause applies."""
     for firewall in others:
         may = [one for one in firewall.filters() if one.hook in _OF_USERS and (one.drops or one.closes)]
         for end in dict.fromkeys(one.original for one in passing) if may else ():

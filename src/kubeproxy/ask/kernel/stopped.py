@@ -1,4 +1,4 @@
-"""Compares the rules of a proxy that was not asked or has stopped with the objects of Services."""
+"""Compares rules with the objects of Services, if the proxy of the rules has stopped, or was not asked."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosi
 
 def of_another_mode(node: CheckedNode, begin: str, sight: Sight) -> Diagnosis | None:
     """Return the finding that the kernel has rules of another mode, and no rules of the node's mode; None for any other
-    state. `begin` is the text about the proxies of this node."""
+    state. The finding begins with `begin`, which describes the kube-proxies of this node."""
     found = [mode.name for mode in modes.every() if any(True for _ in mode.traces(sight))]
     if not found or node.mode.name in found:
         return None

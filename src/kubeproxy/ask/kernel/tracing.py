@@ -55,8 +55,8 @@ class Traced(Struct, frozen=True, rename="camel"):
     """The result for a flow. `lost` is the number of overruns of the kernel's messages. `legacy` is the number of
     iptables-legacy rules, which are not traced. `departed` means that a request left this node for the endpoint of
     the last entry, and no answer arrived. `sent` means that the command sent packets from the client's network
-    namespace. `lost_answers` is the text about a rule that keeps answers from counting as answers; '' for none.
-    `undecided` is the reason why the proxy's decision on the flow is unknown; '' if the decision is known."""
+    namespace. `lost_answers` is the result of verdicts.lost_answers. `undecided` is the reason why the proxy's decision
+    on the flow is unknown; '' if the decision is known."""
 
     journeys: tuple[paths.Journey, ...]
     served: tuple[verdicts.TracedReply, ...]
@@ -105,8 +105,8 @@ def look(
 
 def _silent(found: Sequence[paths.Journey], served: Sequence[verdicts.TracedReply], endpoints: Collection[str]) -> str:
     """Return the text that the next hops of all endpoints without an answer do not answer ARP or neighbour discovery;
-    '' if a next hop answers. A packet that does not leave a bridge has no conntrack entry. Its endpoint is then the
-    endpoint that leftover rules chose, or may be each of `endpoints`."""
+    '' if a next hop answers. A packet that does not leave a bridge has no conntrack entry: it goes to the endpoint that
+    leftover rules chose, or, without such rules, to any of `endpoints`."""
     answered = {one.endpoint for one in served if one.answered}
     ends = dict.fromkeys(one.endpoint for one in served if not one.answered)
     if not ends and verdicts.without_entry(found, served):
@@ -167,8 +167,8 @@ def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
 
 
 def _clients(family: int) -> tuple[bytes, ...]:
-    """Return this node's addresses. No address, which stands for all clients, is returned if there are more than
-    MOST_CLIENTS."""
+    """Return this node's addresses, or (), which stands for all clients, if this node has more than MOST_CLIENTS
+    addresses."""
     own = {one.ip for one in local_addresses(family)}
     return tuple(sorted(own)) if len(own) <= MOST_CLIENTS else ()
 

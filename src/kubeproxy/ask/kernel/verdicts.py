@@ -119,8 +119,8 @@ def _foreign(request: Journey, pattern: re.Pattern[str]) -> str:
 
 
 def lost_answers(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> str:
-    """Return why answers of connections may not count as answers: the rule of another program that gave requests a
-    source address that this node does not have, or a zone of connection tracking; '' without such a rule."""
+    """Return a text about a rule of another program because of which the kernel may not recognise answers; '' for none.
+    Such a rule gives requests a source address that this node does not have, or a zone of connection tracking."""
     sources = {one.source: one.client for one in served if not one.answered and one.client}
     for request in found:
         client = sources.get(request.source, "")
@@ -142,8 +142,8 @@ def _cause(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: Kno
 
 
 def _left(found: Sequence[Journey]) -> str:
-    """Return a text if leftover rules of another kube-proxy were the last rules that a request passed, else ''. A trace
-    shows the destination that a rule chose only in later chains."""
+    """Return a text if leftover rules of another kube-proxy were the last rules that a request passed, else ''. Without
+    a later chain, the trace does not show the destination that these rules chose."""
     requests = (one for one in reversed(found) if one.direction == "request")
     last = next((one.met[-1] for one in requests if one.met and not one.lost), None)
     if last is None or not any(words.startswith(LEFT) for words in last.words):
@@ -212,8 +212,8 @@ class KeptFlow(NamedTuple):
 
 
 def kept_flow(protocol: int, selection: str, *, answered: bool) -> KeptFlow:
-    """Return the advice for a flow to an address that is not an endpoint of its Service; `selection` is that of
-    TracedReply."""
+    """Return the advice for a flow to an address that is not an endpoint of its Service; TracedReply describes
+    `selection`."""
     if answered and protocol != PROTOCOLS["UDP"]:
         text = (
             "an established connection continues as long as this address answers, and new connections get an endpoint: "
@@ -300,8 +300,8 @@ def _possible(ruleset: KnownRules) -> str:
 
 
 def departed(found: Sequence[Journey], served: Sequence[TracedReply], made: Verdict, *, silent: str) -> bool:
-    """Return whether a request left this node for the endpoint of the last entry and got no answer; `silent` is that of
-    verdict."""
+    """Return whether a request left this node for the endpoint of the last entry and got no answer; `verdict` describes
+    `silent`."""
     ended = (one.lost or (one.local and one.refusal) for one in found)
     if made.passed or silent or not served or served[-1].answered or any(ended):
         return False
@@ -315,8 +315,8 @@ _UNSEEN = f"a rule of iptables-legacy dropped it {_LEGACY}, "
 
 
 def _undropped(ruleset: KnownRules, subject: str = "nothing here") -> str:
-    """Return the text that no rule, or nothing, dropped a packet; with iptables-legacy the text is limited to traced
-    rules."""
+    """Return the text that nothing dropped a packet, or, if there are rules of iptables-legacy, that no traced rule
+    dropped the packet."""
     return f"{'no rule that the kernel traces' if ruleset.legacy else subject} dropped it"
 
 
