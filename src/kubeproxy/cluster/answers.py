@@ -14,7 +14,7 @@ from msgspec import Struct
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.flows.users import PortUse
-from kubeproxy.ask.kernel.journeys import Journey
+from kubeproxy.ask.kernel.journeys import REFUSED, Journey
 from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
 from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.state import pools
@@ -292,8 +292,10 @@ class TraceAnswer(_Answer):
     @property
     def drops(self) -> str:
         """The effect of the node on a packet: "refuses it", "drops it", or '' if no packet ended on the node."""
-        lost = next((one.lost for one in self.journeys if one.lost and not self.verdict.passed), "")
-        return lost and ("refuses it" if lost.startswith("refused") else "drops it")
+        lost = next((one for one in self.journeys if one.lost and not self.verdict.passed), None)
+        if lost is None:
+            return ""
+        return "refuses it" if any(met.verdict == REFUSED for met in lost.met) else "drops it"
 
     @property
     def unanswered(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask.kernel.journeys import LEFT, DecidedFlow, Journey, KnownRules, journeys
+from kubeproxy.ask.kernel.journeys import DecidedFlow, Decision, Journey, KnownRules, journeys
 from kubeproxy.ask.kernel.verdicts import Serving, TracedReply, Verdict, departed, verdict
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
@@ -39,7 +39,7 @@ RULES = KnownRules(
         (IP, "ours", "refuse", 9): "reject with tcp reset",
     },
     BASE,
-    lambda table, chain: {"ours": "", "left": LEFT}[table] + f"about {chain}" if table in {"ours", "left"} else None,
+    lambda table, chain: Decision(f"about {chain}", table == "left") if table in {"ours", "left"} else None,
 )
 
 

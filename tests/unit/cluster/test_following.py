@@ -23,7 +23,8 @@ SILENT = "nothing here dropped it: it left by eth0, and connection tracking saw 
 
 
 def packet(source: str = "10.244.0.7:40000", lost: str = "", to: str = END) -> Json:
-    met = {"hook": "output", "table": "t", "chain": "c", "destination": to, "words": (), "verdict": "accepted"}
+    verdict = "refused" if "refused" in lost else "accepted"
+    met = {"hook": "output", "table": "t", "chain": "c", "destination": to, "words": (), "verdict": verdict}
     path = {"direction": "request", "refusal": "", "source": source, "destination": to, "met": [met]}
     return {**path, "lost": lost, "last": "postrouting"}
 

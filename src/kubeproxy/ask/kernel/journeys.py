@@ -15,8 +15,7 @@ from kubeproxy.kernel.nftables.trace import ANSWERS, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, place_text
 
 DROP, ACCEPT, STOLEN, QUEUE = 0, 1, 2, 3
-LEFT = "left by another kube-proxy: "
-"""Prefix of the decision of a chain that belongs to a mode other than the running mode."""
+LEFT, REFUSED = "left by another kube-proxy: ", "refused"
 
 UNTRACKS = re.compile(r"\bnotrack\b")
 REWRITES = re.compile(r"\b(snat|masquerade|netmap)\b", re.IGNORECASE)  # changes the source
@@ -55,14 +54,21 @@ class DecidedFlow(NamedTuple):
 UNDECIDED = DecidedFlow()
 
 
+class Decision(NamedTuple):
+    """The decision of a chain of this program, as text. `left` means that the chain belongs to a mode other than the
+    running mode."""
+
+    text: str
+    left: bool = False
+
+
 class KnownRules(NamedTuple):
     """Texts and meanings of the rules that packets matched."""
 
     texts: Mapping[RuleKey, str]
     base_chains: Mapping[tuple[int, str, str], Hook]
-    decision: Callable[[str, str], str | None]
-    """Returns the decision of this program's (table, chain), with the prefix LEFT for a leftover, or None for another
-    chain."""
+    decision: Callable[[str, str], Decision | None]
+    """Returns the decision of this program's (table, chain), or None for another chain."""
     untraced: Callable[[], str] = str  # findings on rules of iptables-legacy; '' without such rules
     legacy: int = 0  # the total number of iptables-legacy rules
     decided: DecidedFlow = UNDECIDED
@@ -79,6 +85,8 @@ class Met(Struct, frozen=True, rename="camel"):
     destination: str  # before this chain translates it
     words: tuple[str, ...]  # the rules and decisions that matched
     verdict: str
+    rules: tuple[str, ...] = ()  # the texts of the rules in `words`
+    left: bool = False  # another kube-proxy left a chain that the packet passed
 
 
 class Journey(Struct, frozen=True, rename="camel"):
@@ -180,37 +188,43 @@ def _hook(run: _Run, ruleset: KnownRules) -> str:
 
 def _met(run: _Run, ruleset: KnownRules) -> Met:
     step = run.steps[0]
+    words = dict.fromkeys(_words(run, ruleset))
     return Met(
         _hook(run, ruleset),
         f"{TABLE_FAMILIES.get(step.family, step.family)} {step.table}",
         step.chain,
         place_text(run.headers.destination, run.headers.destination_port),
-        tuple(dict.fromkeys(_words(run, ruleset))),
-        "refused" if _lost(run, ruleset).startswith("refused") else _verdict(run.steps[-1].verdict),
+        tuple(text if rule is None else f'rule "{rule}"' for text, rule, _ in words),
+        _verdict(run.steps[-1], ruleset),
+        tuple(rule for _, rule, _ in words if rule is not None),
+        any(left for *_, left in words),
     )
 
 
-def _words(run: _Run, ruleset: KnownRules) -> Iterator[str]:
-    """Yield the decisions of this program's chains and the matching rules of other programs. In consecutive decisions,
-    the prefix LEFT appears only once."""
-    shown, decide = "", ruleset.decision
+def _words(run: _Run, ruleset: KnownRules) -> Iterator[tuple[str, str | None, bool]]:
+    """Yield the decisions of this program's chains, and the matching rules of other programs: the text of the decision,
+    the rule (None for a decision), and Decision.left. In consecutive decisions, the prefix LEFT appears only once."""
+    shown, decide = False, ruleset.decision
     for step in run.steps:
         decision = decide(step.table, step.chain)
         if decision is not None:
-            yield decision.removeprefix(shown)
-            shown = LEFT if decision.startswith(LEFT) else ""
+            yield LEFT * (decision.left and not shown) + decision.text, None, decision.left
+            shown = decision.left
             if shown and step.verdict == ACCEPT and CHOSEN.search(_text(step, ruleset)):
-                yield f'rule "{_text(step, ruleset)}"'
+                yield "", _text(step, ruleset), False
         elif step.kind == "rule" and step.handle and (not step.leads_to or decide(step.table, step.leads_to) is None):
-            yield f'rule "{_text(step, ruleset)}"'
+            yield "", _text(step, ruleset), False
 
 
 def _text(step: Step, ruleset: KnownRules) -> str:
     return ruleset.texts.get((step.family, step.table, step.chain, step.handle), f"handle {step.handle}")
 
 
-def _verdict(code: int) -> str:
-    return {DROP: "dropped", ACCEPT: "accepted", STOLEN: "taken", QUEUE: "queued for a program"}.get(code, "goes on")
+def _verdict(step: Step, ruleset: KnownRules) -> str:
+    if step.verdict == DROP and step.kind != "policy" and "reject" in _text(step, ruleset).lower():
+        return REFUSED
+    verdicts = {DROP: "dropped", ACCEPT: "accepted", STOLEN: "taken", QUEUE: "queued for a program"}
+    return verdicts.get(step.verdict, "goes on")
 
 
 def _lost(run: _Run, ruleset: KnownRules) -> str:
@@ -219,11 +233,9 @@ def _lost(run: _Run, ruleset: KnownRules) -> str:
         return ""
     where = f"table {TABLE_FAMILIES.get(step.family, step.family)} {step.table}, chain {step.chain}"
     decision = ruleset.decision(step.table, step.chain)
-    whose, why = ("which is not ours", "") if decision is None else ("which is ours", f": {decision}")
-    if decision is not None and decision.startswith(LEFT):
-        whose, why = decision, ""
+    whose, why = ("which is not ours", "") if decision is None else ("which is ours", f": {decision.text}")
+    if decision is not None and decision.left:
+        whose, why = LEFT + decision.text, ""
     if step.kind == "policy":
         return f"dropped by the policy of {where}, {whose}"
-    text = _text(step, ruleset)
-    done = "queued for a program" if step.verdict == QUEUE else "refused" if "reject" in text.lower() else "dropped"
-    return f'{done} by rule "{text}" of {where}, {whose}{why}'
+    return f'{_verdict(step, ruleset)} by rule "{_text(step, ruleset)}" of {where}, {whose}{why}'

@@ -193,21 +193,23 @@ def _send(packet: Packet, opening: Opening) -> socket.socket:
     return sock
 
 
-def _decision(running: Mode | None, table: str, chain: str) -> str | None:
+def _decision(running: Mode | None, table: str, chain: str) -> paths.Decision | None:
     if running is not None and (words := running.decision(table, chain)) is not None:
-        return words
+        return paths.Decision(words)
     words = next((found for mode in modes.every() if (found := mode.decision(table, chain)) is not None), None)
-    return words if running is None or words is None else paths.LEFT + words
+    return paths.Decision(words, running is not None) if words is not None else None
 
 
-def _texts(steps: Sequence[trace.Step], decision: Callable[[str, str], str | None]) -> dict[paths.RuleKey, str]:
+def _texts(
+    steps: Sequence[trace.Step], decision: Callable[[str, str], paths.Decision | None]
+) -> dict[paths.RuleKey, str]:
     """Return the matching rules of other programs, and this program's rules that dropped a packet, as nft prints
     them."""
     wanted = {
         (step.family, step.table, step.chain)
         for step in steps
         if step.handle
-        and (step.verdict == paths.DROP or (decision(step.table, step.chain) or paths.LEFT).startswith(paths.LEFT))
+        and (step.verdict == paths.DROP or (found := decision(step.table, step.chain)) is None or found.left)
     }
     texts: dict[paths.RuleKey, str] = {}
     for family, table, chain in wanted:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.ask.kernel.journeys import CHOSEN, LEFT, REWRITES, TRANSLATES, UNTRACKS, ZONES, Journey, KnownRules
+from kubeproxy.ask.kernel.journeys import CHOSEN, REWRITES, TRANSLATES, UNTRACKS, ZONES, Journey, KnownRules
 from kubeproxy.kernel.nftables.tables import HOOKS
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING
 from kubeproxy.model.addresses import PROTOCOLS, place_of_text
@@ -113,9 +113,9 @@ def _untracked(found: Sequence[Journey], served: Sequence[TracedReply], serving:
 def _foreign(request: Journey, pattern: re.Pattern[str]) -> str:
     """Return the rule of another program that a request matched, and that has a text with this pattern; '' without such
     a rule."""
-    rules = ((met, words) for met in request.met for words in met.words if words.startswith('rule "'))
-    place = "{} of table {}, chain {}, which is not ours,"
-    return next((place.format(words, met.table, met.chain) for met, words in rules if pattern.search(words)), "")
+    rules = ((met, rule) for met in request.met for rule in met.rules)
+    place = 'rule "{}" of table {}, chain {}, which is not ours,'
+    return next((place.format(rule, met.table, met.chain) for met, rule in rules if pattern.search(rule)), "")
 
 
 def lost_answers(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> str:
@@ -146,7 +146,7 @@ def _left(found: Sequence[Journey]) -> str:
     a later chain, the trace does not show the destination that these rules chose."""
     requests = (one for one in reversed(found) if one.direction == "request")
     last = next((one.met[-1] for one in requests if one.met and not one.lost), None)
-    if last is None or not any(words.startswith(LEFT) for words in last.words):
+    if last is None or not last.left:
         return ""
     return f"; its last rules are those that another kube-proxy left in table {last.table}: {_RESTART}"
 
@@ -155,10 +155,10 @@ def by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str
     """Return the table of leftover rules that chose the destination instead of this proxy's rules, and the
     destination."""
     for place, met in enumerate(request.met):
-        if any(words.startswith(LEFT) for words in met.words):
+        if met.left:
             # A packet without a route passes no later chain, and has no conntrack entry, so only the rule shows its
             # destination.
-            rules = [found[1] for words in met.words if (found := CHOSEN.search(words))]
+            rules = [found[1] for rule in met.rules if (found := CHOSEN.search(rule))]
             later = [one.destination for one in request.met[place + 1 :]] + [one.endpoint for one in served[-1:]]
             chosen = next(iter((*rules, *later)), met.destination)
             if chosen != met.destination:
@@ -172,7 +172,7 @@ def _chosen(found: Sequence[Journey], ruleset: KnownRules) -> str:
     request = next((one for one in reversed(found) if one.direction == "request" and one.met), None)
     if request is None or request.met[-1].destination != request.destination:
         return request.met[-1].destination if request is not None else ""
-    is_left = any(words.startswith(LEFT) for met in request.met for words in met.words)
+    is_left = any(met.left for met in request.met)
     return "" if is_left or ruleset.legacy or _foreign(request, TRANSLATES) else ruleset.decided.ends
 
 
