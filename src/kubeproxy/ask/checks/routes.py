@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from math import inf
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -142,18 +141,17 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
         )
 
 
-_End = tuple[Diagnosis, PassingPacket]
-_ENDS: Final = "\0"
-"""Stands for the endpoints in the text of a finding."""
+_End = tuple[Diagnosis, str, PassingPacket]
+"""A finding about packets to an endpoint, whose text ends before the endpoint, and the text after the endpoint."""
 
 
 def _by_finding(found: Iterable[_End]) -> Iterator[Diagnosis]:
     """Yield each finding once, with the endpoints of all its packets."""
-    ends: dict[Diagnosis, dict[str, None]] = {}
-    for one, packet in found:
-        ends.setdefault(one, {})[place_text(packet.destination, packet.port)] = None
-    for one, several in ends.items():
-        yield replace(one, what=one.what.replace(_ENDS, few([*several])))
+    ends: dict[tuple[Diagnosis, str], dict[str, None]] = {}
+    for one, rest, packet in found:
+        ends.setdefault((one, rest), {})[place_text(packet.destination, packet.port)] = None
+    for (one, rest), several in ends.items():
+        yield replace(one, what=f"{one.what} {few([*several])} {rest}")
 
 
 def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
@@ -171,7 +169,7 @@ def _moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_E
         is_own, is_masqueraded = one.sources <= {*own, MASQUERADED}, node.end_of(one.packet) in node.masqueraded
         if one.sources <= {one.packet.source} - {None}:
             if is_masqueraded and (one.packet.source is not None or is_loopback(one.packet.original[0])):
-                yield _accepted(one), one.packet
+                yield _accepted(one), "before the proxy's chain, which masquerades them", one.packet
             continue
         if is_own and (one.packet.source is None or is_masqueraded):
             continue
@@ -179,15 +177,15 @@ def _moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_E
         finding = Diagnosis(
             severity=Severity.NOTE if is_own else Severity.UNKNOWN,
             about="source",
-            what=f"{one.where}, chain {one.chain}: {'gives' if one.sure else 'may give'} packets to {_ENDS} the source "
-            f"{' or '.join(sorted(known)) or 'address of a map or range'} at the hook postrouting",
+            what=f"{one.where}, chain {one.chain}: {'gives' if one.sure else 'may give'} packets to",
             why="the endpoint, and network policies, see this address as the client"
             if is_own
             else "it is no address of this node: the connection passes only if answers to it arrive on this node",
             fix=f"have {one.where} {one.chain} use an address of this node, or leave packets to endpoints out of it",
             table=one.where,
         )
-        yield finding, one.packet
+        source = " or ".join(sorted(known)) or "address of a map or range"
+        yield finding, f"the source {source} at the hook postrouting", one.packet
 
 
 def remarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
@@ -200,11 +198,11 @@ def _remarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_End]:
     requests = [one for one in node.passing if one.purpose is CompiledFor.REQUEST]
     for one in (each for firewall in others for each in firewall.marking(requests)):
         bit, end = node.mark, node.end_of(one.packet)
-        packets = f"the proxy's mark {bit:#x} in packets to {_ENDS} at the hook {one.packet.hook}"
+        packets, hook = f"the proxy's mark {bit:#x} in packets to", f"at the hook {one.packet.hook}"
         fix = f"have {one.where} {one.chain} set its own bits only, with a mask, and keep this bit"
         if one.packet.marks[1]:
             if any(not mark & bit for mark in one.marks):
-                yield _unmasqueraded(one, f"{'clears' if one.sure else 'may clear'} {packets}", fix), one.packet
+                yield _unmasqueraded(one, f"{'clears' if one.sure else 'may clear'} {packets}", fix), hook, one.packet
             continue
         kept = (node.targets if end is None else {end}) - node.masqueraded
         if kept and one.packet.source in node.ends and any(mark & bit for mark in one.marks):
@@ -212,15 +210,14 @@ def _remarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_End]:
             why = (
                 "the proxy masquerades them: the endpoint, and network policies, see this node's address as the client"
             )
-            yield Diagnosis(Severity.NOTE, "source", what, why, fix, table=one.where), one.packet
+            yield Diagnosis(Severity.NOTE, "source", what, why, fix, table=one.where), hook, one.packet
 
 
 def _accepted(one: SourceTranslation) -> Diagnosis:
     """Return the finding for a chain that accepts packets before the proxy's chain could masquerade them."""
     return _unmasqueraded(
         one,
-        f"{'accepts' if one.sure else 'may accept'} packets to {_ENDS} before the proxy's chain, which "
-        "masquerades them",
+        f"{'accepts' if one.sure else 'may accept'} packets to",
         f"leave packets to endpoints out of that rule of {one.where} {one.chain}, or have it apply after the "
         "proxy's chain",
     )
