@@ -92,7 +92,7 @@ class Explanation(Struct, frozen=True):
     def _doubts(self) -> Iterator[str]:
         """Yield the reasons, for the heading, why the answer is unknown."""
         if self._leaves_open("endpoints"):
-            yield unreached({one.address: one.problem for one in self.probes}, self.findings)
+            yield unreached({one.address: one.refused for one in self.probes}, self.findings)
         yield from (text for about, text in _DOUBTS.items() if self._leaves_open(about))
         first = [one.table for one in self.findings if one.severity is Severity.UNKNOWN and one.about in _FOREIGN]
         if first:

@@ -84,6 +84,8 @@ class Diagnosis(Struct, frozen=True):
     """The mode of the other kube-proxy that left this table; '' for other programs."""
     leads: tuple[End, ...] = ()
     """The destinations of leftover rules for the checked connection; () if unknown."""
+    endpoint: str = ""
+    """The endpoint of the failed probe, as address and port; '' for another finding."""
 
     @property
     def is_wrong(self) -> bool:
@@ -97,34 +99,36 @@ class Diagnosis(Struct, frozen=True):
 
     def row(self) -> dict[str, str]:
         """Return the finding in the form of the JSON answer."""
-        return {
+        row = {
             "severity": self.severity.name.lower(),
             "about": self.about,
             "what": self.what,
             "why": self.why,
             "fix": self.fix,
-        } | ({"since": timestamp(self.since)} if self.since else {})
+        }
+        row |= {"endpoint": self.endpoint} if self.endpoint else {}
+        return row | ({"since": timestamp(self.since)} if self.since else {})
 
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> Diagnosis:
         """Return the finding that `row` produced. Raises KeyError for a missing field or an unknown severity."""
-        return cls(Severity[row["severity"].upper()], row["about"], row["what"], row["why"], row["fix"])
+        words = row["about"], row["what"], row["why"], row["fix"]
+        return cls(Severity[row["severity"].upper()], *words, endpoint=row.get("endpoint", ""))
 
 
-def unreached(problems: Mapping[str, str], findings: Iterable[Diagnosis]) -> str:
-    """Return the part of the heading about failed probes of endpoints that the connection may still reach. `problems`
-    contains the problem of each probed endpoint."""
-    doubts = [one.what for one in findings if one.about == "endpoints" and one.severity is Severity.UNKNOWN]
-    failed = [one for one in problems if any(f" to {one}: " in what for what in doubts)]
-    if len(failed) == len(problems) > 1:
+def unreached(refused: Mapping[str, bool], findings: Iterable[Diagnosis]) -> str:
+    """Return the part of the heading about failed probes of endpoints that the connection may still reach. `refused`
+    contains for each probed endpoint whether it refused the probe."""
+    doubts = {one.endpoint for one in findings if one.severity is Severity.UNKNOWN}
+    failed = [one for one in refused if one in doubts]
+    if len(failed) == len(refused) > 1:
         return "but no endpoint accepted a connection from this node"
     more = f" and {counted(len(failed) - _NAMED, 'more endpoint')}" if len(failed) > _NAMED else ""
-    verb = "refused" if all(problems[one] == REFUSED for one in failed) else "did not answer"
+    verb = "refused" if all(refused[one] for one in failed) else "did not answer"
     return f"but {', '.join(failed[:_NAMED])}{more} {verb} this node"
 
 
 _NAMED: Final = 3  # endpoints in the heading
-REFUSED: Final = "refused"  # Probe.problem if the endpoint refused the probe
 
 
 def worst_first(findings: Iterable[Diagnosis]) -> list[Diagnosis]:

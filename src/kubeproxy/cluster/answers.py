@@ -62,6 +62,7 @@ class _Answer(Struct, rename="camel", kw_only=True):
 class _Probe(Struct):
     address: str
     problem: str
+    refused: bool
     unanswered: bool = False  # over UDP
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kubeproxy.ask.finding import AS_CLIENT, REFUSED, Diagnosis, End, Severity, end_of, unreached
+from kubeproxy.ask.finding import AS_CLIENT, Diagnosis, End, Severity, end_of, unreached
 from kubeproxy.ask.why import THIS_NODE, Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply
@@ -46,7 +46,9 @@ class Delivery(Struct):
     @property
     def refuses(self) -> bool:
         """Whether the endpoint refuses connections of its node, and the node has no other problem."""
-        return self.answer is not None and not self.answer.cause(probes=False) and self.cause.endswith(f": {REFUSED}")
+        if self.answer is None or not self.cause or self.answer.cause(probes=False):
+            return False
+        return any(one.refused for one in self.answer.probes)
 
     @property
     def suspects(self) -> list[str]:
@@ -175,7 +177,7 @@ def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
 def settle(near: WhyAnswer, deliveries: Sequence[Delivery]) -> None:
     """Remove the doubts about probes of endpoints to which their own nodes certainly do not deliver."""
     lost = [one.end.address for one in deliveries if one.severity is Severity.BROKEN]
-    dropped = [one for one in near.findings if _is_doubt(one) and _probed(one["what"], lost)]
+    dropped = [one for one in near.findings if _is_doubt(one) and one.get("endpoint") in lost]
     near.findings = [one for one in near.findings if one not in dropped]
     kept = {one["fix"] for one in near.findings}
     near.fixes = [fix for fix in near.fixes if fix in kept or all(one["fix"] != fix for one in dropped)]
@@ -184,12 +186,8 @@ def settle(near: WhyAnswer, deliveries: Sequence[Delivery]) -> None:
 def unanswered(near: WhyAnswer, deliveries: Sequence[Delivery]) -> list[Delivery]:
     """Return the deliveries to endpoints that a probe of the client's node did not reach, if the endpoint's node has no
     problem."""
-    doubts = [one["what"] for one in near.findings if _is_doubt(one)]
-    return [
-        one
-        for one in deliveries
-        if one.severity is Severity.FINE and any(_probed(what, [one.end.address]) for what in doubts)
-    ]
+    doubts = {one.get("endpoint") for one in near.findings if _is_doubt(one)}
+    return [one for one in deliveries if one.severity is Severity.FINE and one.end.address in doubts]
 
 
 def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> None:
@@ -198,25 +196,20 @@ def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> No
     packets."""
     if probe.answer != "no":
         return
-    problems = {one.address: one.problem for one in near.probes}
-    before = unreached(problems, near.diagnoses)
+    refused = {one.address: one.refused for one in near.probes}
+    before = unreached(refused, near.diagnoses)
     for row in near.findings:
-        if _is_doubt(row) and _probed(row["what"], [far.end.address]):
+        if _is_doubt(row) and row.get("endpoint") == far.end.address:
             cause = probe.cause(probes=False)
             why = f"{far.reply.node} drops packets of {reply.node} itself ({cause}), and none of this client"
             row |= {"severity": "note", "why": why, "fix": ""}
     doubts = [one["fix"] for one in near.findings if _is_doubt(one)]
-    after = f", {unreached(problems, near.diagnoses)} (?)" * bool(doubts)
+    after = f", {unreached(refused, near.diagnoses)} (?)" * bool(doubts)
     near.heading = near.heading.replace(f", {before} (?)", after)
     if not doubts:
         near.fixes = [fix for fix in near.fixes if any(one["fix"] == fix for one in near.findings)]
     if all(one.severity > Severity.UNKNOWN for one in near.diagnoses) and near.answer == "unknown":
         near.answer, reply.status = "yes", YES
-
-
-def _probed(what: str, ends: Sequence[str]) -> bool:
-    """Return whether a finding is about a probe of one of these endpoints."""
-    return any(f" to {one}: " in what for one in ends)
 
 
 def _is_doubt(row: Mapping[str, str]) -> bool:
@@ -247,9 +240,8 @@ def _lost_here(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> list[str]:
     """Return the endpoints that were not checked on their own nodes, and that the connection does not reach from the
     client's node."""
     others = {one.end.address for one in deliveries}
-    wrong = [one.what for one in answer.diagnoses if one.about == "endpoints" and one.is_wrong]
-    own = (one.address for one in answer.why.endpoints if one.address not in others)
-    return [one for one in own if any(_probed(what, [one]) for what in wrong)]
+    wrong = {one.endpoint for one in answer.diagnoses if one.is_wrong}
+    return [one.address for one in answer.why.endpoints if one.address in wrong - others]
 
 
 def _parts(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> Iterator[str]:

@@ -88,7 +88,9 @@ def asked(cluster: StandIn) -> list[list[str]]:
 
 DROPS = found("broken", "firewall", GUARD)
 LATE = found("broken", "api", "the API server is away")
-NEAR_PROBE, NEAR_DOUBT = found("broken", "endpoints", SILENT), found("unknown", "endpoints", SILENT)
+NEAR_PROBE, NEAR_DOUBT = (
+    found(severity, "endpoints", SILENT) | {"endpoint": "10.244.1.8:3000"} for severity in ("broken", "unknown")
+)
 THERE = "10.244.1.8:3000 (50.0% of the connections)"
 
 
@@ -154,6 +156,17 @@ def test_fixes_of_the_endpoints_node_take_the_place_of_those_of_probes(cluster: 
     cluster.node("node-b", **far("no", DROPS))
     _, text = ask()
     assert [line for line in text.splitlines() if line.startswith("Fix")] == ["Fix: on node-b: mend firewall"]
+
+
+def test_probes_are_recognised_by_their_fields(cluster: StandIn, ask: Ask):
+    probe = NEAR_DOUBT | {"what": "in other words"}
+    there = json.loads(far("unknown", probe)["out"])
+    there["probes"][0] |= {"problem": "also in other words", "refused": True}
+    cluster.node("node-a", **near("unknown", probe))
+    cluster.node("node-b", out=json.dumps(there), status=UNKNOWN)
+    assert f"  ?  {THERE} refuses connections, also of node-b, its node\n" in ask()[1]
+    cluster.printed["kube-proxy-py-node-b"] = far("no", DROPS)
+    assert "in other words" not in ask()[1]
 
 
 def test_the_first_line_has_the_name_of_the_clients_node(cluster: StandIn, ask: Ask):

@@ -16,9 +16,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import AS_CLIENT, MISLEADS, NOTHING, REFUSED, Diagnosis, Effect, End, Harm, Severity, end_of
+from kubeproxy.ask.finding import AS_CLIENT, MISLEADS, NOTHING, Diagnosis, Effect, End, Harm, Severity, end_of
 from kubeproxy.ask.kernel.looks import Seen, examiners
 from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.kernel.verdicts import kept_flow
@@ -328,34 +329,36 @@ def findings(probes: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnos
     explained = {*connection.here, *(address for address, own in connection.stopped.items() if own.sure)}
     explained |= {one.address for one in probes if end_of(one.address) in connection.lost}
     wrong = [one for one in probes if one.failed and not one.absent and one.address not in explained]
-    for one in probes:
-        if not one.failed:
-            continue
-        what = f"{one.protocol} from this node to {one.address}: {one.problem}"
-        own = connection.stopped.get(one.address)
-        if own and own.sure:
-            yield _stopped(one, what, own, connection)
-        elif one.problem == _BLACKHOLE and connection.routed:
-            yield Diagnosis(Severity.NOTE, "endpoints", what, "the routes of the connection itself are checked as well")
-        elif one.address in connection.here or (one.absent and one.address in connection.away):
-            yield _elsewhere(one, what, connection)
-        elif one.absent:
-            fix = f"nothing on this node's links has the address {place_of_text(one.address)[0]}: {_RUNS}"
-            yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
-        elif end_of(one.address) in connection.lost:
-            yield Diagnosis(Severity.NOTE, "endpoints", what)
-        elif own:
-            closed = ", ".join(each.address for each in wrong if each.refused and each.address in connection.stopped)
-            rest = f"nothing listens on {closed}: {_LISTENS}"
-            rest = rest if one.refused else f"look at the pod network, at {_POLICIES}"
-            yield Diagnosis(Severity.UNKNOWN, "endpoints", what, own.reason, f"{own.fix}; if none does, {rest}")
-        elif connection.may_differ(one):
-            cause, verb = ("nothing listens", "rejects") if one.refused else (_GONE, "drops")
-            why = f"{cause}, or {_PERHAPS_CLIENT.format(verb)}"
-            yield Diagnosis(Severity.UNKNOWN, "endpoints", what, why, _fix(one, wrong, connection))
-        else:
-            fix = _fix(one, wrong, connection)
-            yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
+    for one in (one for one in probes if one.failed):
+        yield from (replace(found, endpoint=one.address) for found in _failure(one, wrong, connection))
+
+
+def _failure(one: Probe, wrong: Sequence[Probe], connection: ProbedFor) -> Iterator[Diagnosis]:
+    """Yield the finding for a failed probe; `wrong` has the failed probes without a known cause."""
+    what = f"{one.protocol} from this node to {one.address}: {one.problem}"
+    own = connection.stopped.get(one.address)
+    if own and own.sure:
+        yield _stopped(one, what, own, connection)
+    elif one.problem == _BLACKHOLE and connection.routed:
+        yield Diagnosis(Severity.NOTE, "endpoints", what, "the routes of the connection itself are checked as well")
+    elif one.address in connection.here or (one.absent and one.address in connection.away):
+        yield _elsewhere(one, what, connection)
+    elif one.absent:
+        fix = f"nothing on this node's links has the address {place_of_text(one.address)[0]}: {_RUNS}"
+        yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=fix, harm=_lost(one))
+    elif end_of(one.address) in connection.lost:
+        yield Diagnosis(Severity.NOTE, "endpoints", what)
+    elif own:
+        closed = ", ".join(each.address for each in wrong if each.refused and each.address in connection.stopped)
+        rest = f"nothing listens on {closed}: {_LISTENS}"
+        rest = rest if one.refused else f"look at the pod network, at {_POLICIES}"
+        yield Diagnosis(Severity.UNKNOWN, "endpoints", what, own.reason, f"{own.fix}; if none does, {rest}")
+    elif connection.may_differ(one):
+        cause, verb = ("nothing listens", "rejects") if one.refused else (_GONE, "drops")
+        why = f"{cause}, or {_PERHAPS_CLIENT.format(verb)}"
+        yield Diagnosis(Severity.UNKNOWN, "endpoints", what, why, _fix(one, wrong, connection))
+    else:
+        yield Diagnosis(Severity.BROKEN, "endpoints", what, fix=_fix(one, wrong, connection), harm=_lost(one))
 
 
 def _fix(probe: Probe, wrong: Sequence[Probe], connection: ProbedFor) -> str:
@@ -462,7 +465,7 @@ def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
         silent, absent = _silent(address)
         return Probe(address, protocol, seconds, what + f", as {silent}" * bool(silent), absent=absent)
     if error.errno == errno.ECONNREFUSED:
-        return Probe(address, protocol, seconds, REFUSED, refused=True)
+        return Probe(address, protocol, seconds, "refused", refused=True)
     if error.errno == errno.EINVAL:  # the kernel's errors for these kinds of routes
         return Probe(address, protocol, seconds, _BLACKHOLE)
     return Probe(address, protocol, seconds, os.strerror(error.errno or errno.EIO).lower())
