@@ -178,10 +178,11 @@ def _networks(first: bytes, last: bytes) -> list[str]:
     return [str(network) for network in summarize_address_range(*ends)]
 
 
+DRAINED: Final = "drained"
 _POOLS = (
     ("endpoints", "endpoints", "weights"),
     ("localEndpoints", "local", "localWeights"),
-    ("drainedEndpoints", "drained", ""),
+    ("drainedEndpoints", DRAINED, ""),
     ("ejectedEndpoints", "ejected", "ejectedEndpoints"),
     ("otherEndpoints", "others", ""),
 )
@@ -260,16 +261,16 @@ def _port_lines(port: Json, title: str, here: Globals) -> Iterator[str]:
     if "reason" in port or not any(port.get(key) for key, _, _ in _POOLS):
         yield f"    {'endpoints':12} none (x)" + (f": {port['reason']}" if "reason" in port else "")
     for label, texts in pools(port):
-        yield f"    {label:12} {' '.join(texts)}"
+        yield f"    {label:12} {' '.join(texts.values())}"
 
 
-def pools(port: Json) -> Iterator[tuple[str, list[str]]]:
-    """Yield the groups of endpoints of a port: their label, and each endpoint, with its weight or the reason of its
-    ejection in brackets."""
+def pools(port: Json) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the groups of endpoints of a port: their label, and the text of each endpoint, which has the endpoint's
+    weight or the reason of its ejection in brackets."""
     for key, label, weights in _POOLS:
         if port.get(key):
             weighed = port.get(weights, {})
-            yield label, [f"{one} ({weighed[one]})" if one in weighed else one for one in port[key]]
+            yield label, {one: f"{one} ({weighed[one]})" if one in weighed else one for one in port[key]}
 
 
 _PARAMETERS: Final = frozenset(("namespace", "name", "address", "port", "limit", "continue", "format"))

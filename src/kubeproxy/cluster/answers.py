@@ -17,7 +17,7 @@ from kubeproxy.ask.flows.users import PortUse
 from kubeproxy.ask.kernel.journeys import REFUSED, Journey
 from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
 from kubeproxy.ask.snapshot import FINE_STATES
-from kubeproxy.ask.state import pools
+from kubeproxy.ask.state import DRAINED, pools
 from kubeproxy.ask.why import THIS_NODE, Why
 from kubeproxy.commands import exit_code
 from kubeproxy.errors import NoAnswerError
@@ -253,10 +253,10 @@ class ServiceAnswer(_Answer):
             for front in port["frontends"]:
                 yield Fact(Severity.FINE, f"{front['kind']} {front['address']} ({label})", expected=True)
             groups = list(pools(port))
-            ends = sorted({one.partition(" ")[0] for _, group in groups for one in group})
+            ends = sorted({one for _, group in groups for one in group})
             yield from (Fact(Severity.FINE, f"endpoint {end} ({label})", expected=True) for end in ends)
             for kind, group in groups:
-                if special := [one for one in group if kind == "drained" or " " in one]:
+                if special := [text for one, text in group.items() if kind == DRAINED or text != one]:
                     yield Fact(Severity.NOTE, f"{label}: {kind} {' '.join(special)}")
             for front in port["frontends"] if ends else ():
                 if dropped := [name for name in _ORIGINS if front.get(f"from{name}") == "drop"]:
