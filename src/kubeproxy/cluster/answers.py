@@ -35,13 +35,15 @@ contains the plugin's command."""
 
 
 class Fact(NamedTuple):
-    """A line that an answer states. `more` has further lines; `expected` facts should be equal on all nodes.
+    """A line that an answer states. `more` has further lines; `expected` facts should be equal on all nodes. `fixes`
+    contain commands, so addresses in them get no names.
 
     Facts with the same `key` count as equal; their texts differ only in numbers such as process IDs."""
 
     severity: Severity
     text: str
     more: tuple[str, ...] = ()
+    fixes: tuple[str, ...] = ()
     expected: bool = False
     numbered: bool = False
 
@@ -133,11 +135,11 @@ class WhyAnswer(_Answer, kw_only=True):
         if self.avoided:
             yield Fact(Severity.NOTE, self.heading, (*served, *stops, _AVOIDED))
             return
-        yield Fact(self.severity, self.heading, (*served, *stops, *(f"Fix: {fix}" for fix in self.fixes)))
+        yield Fact(self.severity, self.heading, (*served, *stops), tuple(self.fixes))
 
 
 def _of_finding(one: Diagnosis) -> Fact:
-    return Fact(one.severity, one.what, (one.why, f"Fix: {one.fix}"), numbered=True)
+    return Fact(one.severity, one.what, (one.why,), (one.fix,), numbered=True)
 
 
 class DoctorAnswer(_Answer):

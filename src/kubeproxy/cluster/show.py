@@ -10,7 +10,7 @@ from kubeproxy.ask.finding import Severity
 from kubeproxy.ask.flows.users import EndpointUse, PortUse, numbers
 from kubeproxy.ask.question import NODE
 from kubeproxy.cluster import ends
-from kubeproxy.cluster.answers import FlowsAnswer, TraceAnswer, WhyAnswer
+from kubeproxy.cluster.answers import Fact, FlowsAnswer, TraceAnswer, WhyAnswer
 from kubeproxy.cluster.ends import Delivery
 from kubeproxy.cluster.fleet import Fleet, Reply, Shared
 from kubeproxy.cluster.following import Followed
@@ -74,14 +74,12 @@ def many(fleet: Fleet, known: Mapping[str, str]) -> None:
     differences = fleet.differences()
     for each in differences:
         output.marked(each.fact.severity.mark, named(_difference(each, len(fleet.examined)), known))
-        for text in each.fact.more:
-            output.say(f"     {named(text, known) if not text.startswith('Fix: ') else text}")
+        _print_more(each.fact, known)
     common = fleet.common()
     everywhere = f"all {len(fleet.examined)} nodes: " if len(fleet.examined) > 1 else ""
     for fact in common[:_FACTS]:
         output.marked(fact.severity.mark, f"{'' if fact.expected else everywhere}{named(fact.text, known)}")
-        for text in fact.more:
-            output.say(f"     {text}")
+        _print_more(fact, {})
     output.more(len(common) - _FACTS)
     if isinstance(next(iter(fleet.answers.values()), None), FlowsAnswer):
         _print_flows(fleet)
@@ -147,6 +145,11 @@ def _difference(each: Shared, examined: int) -> str:
         return f"{count} lack{'s' * (len(each.nodes) == 1)} {each.fact.text}: {_nodes(each.nodes)}"
     alone = " alone" * each.fact.expected
     return f"{count}{alone}: {each.fact.text}: {_nodes(each.nodes)}"
+
+
+def _print_more(fact: Fact, known: Mapping[str, str]) -> None:
+    for text in (*(named(each, known) for each in fact.more), *(f"Fix: {each}" for each in fact.fixes)):
+        output.say(f"     {text}")
 
 
 def _nodes(names: Sequence[str]) -> str:
