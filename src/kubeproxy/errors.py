@@ -1,5 +1,7 @@
 """The errors of the program; a class for each reaction to an error. See docs/architecture.md, "Errors, by reaction"."""
 
+from typing import Final
+
 
 class KubeProxyError(Exception):
     """Base of every error that is reported to the user without a traceback."""
@@ -33,3 +35,10 @@ class QuestionError(KubeProxyError):
 
 class NoAnswerError(KubeProxyError):
     """The proxy could not be queried; the message gives the fix."""
+
+
+# The plugin for kubectl gets an error of a node's command as text, and recognises these parts of the text.
+NO_PROXY: Final = "no kube-proxy answers at "
+THE_PROXY, SILENT = "the proxy at ", " did not answer within "
+SEE_LOG: Final = "see the proxy's log and /livez"
+CANNOT_SEND: Final = "cannot send from the network namespace of "

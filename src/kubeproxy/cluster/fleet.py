@@ -17,7 +17,7 @@ from kubeproxy.cluster.answers import DoctorAnswer, Fact, NodeAnswer, WhyAnswer,
 from kubeproxy.cluster.kubectl import Container, Kubectl
 from kubeproxy.cluster.proxies import ProxyPlace
 from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
-from kubeproxy.errors import NoAnswerError
+from kubeproxy.errors import NO_PROXY, SEE_LOG, SILENT, THE_PROXY, NoAnswerError
 
 _NO_COMMAND: Final = re.compile(rb"unknown (shorthand )?flag")
 """The error with which the Go kube-proxy, which has no commands, refuses the option `-o`."""
@@ -48,7 +48,7 @@ class Reply(Struct, kw_only=True):
     @property
     def hangs(self) -> bool:
         """Whether the proxy did not answer the node's command."""
-        return self.problem.startswith("the proxy at ") and "did not answer within" in self.problem
+        return _hangs(self.problem)
 
 
 class Shared(Struct):
@@ -202,13 +202,17 @@ def _with_fix(reason: str, where: Container) -> str:
     if _NOT_RUNNING.search(reason):
         log = f"`kubectl -n {where.namespace} logs {where.pod} -c {where.name} --previous`"
         return f"its kube-proxy does not run ({reason}), and the kube-proxy's rules are still in effect: see {log}"
-    if head.startswith("no kube-proxy answers at "):
+    if head.startswith(NO_PROXY):
         return f"{head}: `kubectl kubeproxy doctor` has the reason; the rules of a stopped proxy still decide"
-    if head.startswith("the proxy at ") and "did not answer within" in head:
+    if _hangs(reason):
         end = f"or end it: `kubectl -n {where.namespace} delete pod {where.pod}`"
         log = f"see its log (`kubectl -n {where.namespace} logs {where.pod} -c {where.name}`), {end}"
-        return reason.replace("see the proxy's log and /livez", log)
+        return reason.replace(SEE_LOG, log)
     return reason
+
+
+def _hangs(problem: str) -> bool:
+    return problem.startswith(THE_PROXY) and SILENT in problem
 
 
 def _go_version(kubectl: Kubectl, where: Container) -> str:

@@ -15,6 +15,7 @@ from kubeproxy.ask.why import Why
 from kubeproxy.cluster.answers import TraceAnswer
 from kubeproxy.cluster.fleet import Fleet
 from kubeproxy.commands import NO, UNKNOWN, YES
+from kubeproxy.errors import CANNOT_SEND
 from kubeproxy.model.addresses import place_of_text
 from kubeproxy.wording import counted
 
@@ -78,7 +79,6 @@ def follow(ask: Ask, node: str, client: str, why: Why, decider: str) -> Followed
     return Followed(fleet, flows, text, first.status)
 
 
-_CANNOT: Final = "cannot send from "
 _OLDER: Final = "unrecognized arguments: --send"
 
 
@@ -86,8 +86,8 @@ def unsent(fleet: Fleet, node: str) -> str:
     """Return why a node cannot send packets from the client's network namespace; '' if the node can send."""
     problem = next(reply.problem for reply in fleet.replies if reply.node == node)
     if _OLDER in problem:
-        return f"{_CANNOT}the network namespace of a pod: its kube-proxy is of an older release"
-    return problem if problem.startswith(_CANNOT) else ""
+        return f"{CANNOT_SEND}a pod: its kube-proxy is of an older release"
+    return problem if problem.startswith(CANNOT_SEND) else ""
 
 
 def _further(node: str, first: TraceAnswer, why: Why, decider: str) -> tuple[str, str]:

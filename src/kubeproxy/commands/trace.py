@@ -40,7 +40,7 @@ from kubeproxy.backends.mode import Mode
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.flows import seconds
 from kubeproxy.commands.paths import show_packets
-from kubeproxy.errors import KubeProxyError, NoAnswerError, QuestionError, Unsupported
+from kubeproxy.errors import CANNOT_SEND, KubeProxyError, NoAnswerError, QuestionError, Unsupported
 from kubeproxy.kernel.proc.namespaces import SocketsElsewhere
 from kubeproxy.model.addresses import destination_text, family_of, front_text, unpack
 from kubeproxy.model.answer import Outcome, Packet
@@ -103,7 +103,7 @@ def opening_of(packet: Packet, sending: Sending, seconds: float) -> Iterator[Ope
         try:
             opening: Opening | None = _elsewhere(packet, stack)
         except (Unsupported, NoAnswerError) as error:
-            text = f"cannot send from the network namespace of {client}: {error}"
+            text = f"{CANNOT_SEND}{client}: {error}"
             if sending is Sending.ALWAYS:
                 raise NoAnswerError(text) from error
             print(output.shown(f"{text}. Tracing for {seconds:g} s: let {client} connect now"), file=sys.stderr)

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from kubeproxy.control.listener import LENGTH, connect, peer, server
-from kubeproxy.errors import NoAnswerError, QuestionError
+from kubeproxy.errors import NO_PROXY, SEE_LOG, SILENT, THE_PROXY, NoAnswerError, QuestionError
 from kubeproxy.kernel.proc import processes
 from kubeproxy.release import different
 
@@ -114,7 +114,7 @@ class Client:
     def _trouble(self, error: Exception, seconds: float) -> str:
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return (
-                f"no kube-proxy answers at {self.path}: run `kubectl kubeproxy COMMAND --node NODE`, or `kubectl exec` "
+                f"{NO_PROXY}{self.path}: run `kubectl kubeproxy COMMAND --node NODE`, or `kubectl exec` "
                 "into the proxy's pod on this node; give the proxy's socket with --control-socket; or use no proxy, "
                 "with --manifests or --kubeconfig"
             )
@@ -123,8 +123,8 @@ class Client:
         if isinstance(error, TimeoutError):
             # The socket does not name the process if the backlog is full: a stopped proxy accepts no connection.
             pids = [pid] if (pid := self.pid()) else [one.pid for one in processes.proxies()]
-            cause = "see the proxy's log and /livez"
+            cause = SEE_LOG
             if pid := next(filter(processes.is_halted, pids), 0):
                 cause = f"a signal (SIGSTOP) or a debugger has stopped the proxy: `kill -CONT {pid}`"
-            return f"the proxy at {self.path} did not answer within {seconds:g} s: {cause}"
+            return f"{THE_PROXY}{self.path}{SILENT}{seconds:g} s: {cause}"
         return f"the request to the proxy at {self.path} failed: {getattr(error, 'strerror', None) or error}"
