@@ -206,7 +206,7 @@ def _without_proxy(
 ) -> Iterator[Diagnosis]:
     """Report that the answer follows only from objects, and list the rules in the kernel, which apply while no proxy
     runs."""
-    away = whereabouts.elsewhere(node, f"kubectl kubeproxy why {why.source.replace('this ', '')} {why.destination}")
+    away = whereabouts.elsewhere(node, f"kubectl kubeproxy why {why.client} {why.destination}")
     if away is not None:
         yield replace(away, what=f"{away.what}; the answer follows from the objects alone")
         return

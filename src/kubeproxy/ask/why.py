@@ -134,7 +134,12 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         forwarded."""
         if not self.forwarded or self.elsewhere is not None or self.is_inside:
             return ""
-        return f"kube-proxy trace {NODE if self.source == THIS_NODE else self.source} {self.destination}"
+        return f"kube-proxy trace {self.client} {self.destination}"
+
+    @property
+    def client(self) -> str:
+        """Return the client as an argument of commands."""
+        return NODE if self.source == THIS_NODE else self.source
 
 
 WIDEN_CLUSTER_CIDR = (

@@ -10,7 +10,8 @@ from typing import Final
 from msgspec import Struct
 
 from kubeproxy.ask.finding import AS_CLIENT, Diagnosis, End, Severity, end_of, unreached
-from kubeproxy.ask.why import THIS_NODE, Target
+from kubeproxy.ask.question import NODE
+from kubeproxy.ask.why import Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply
 from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
@@ -165,7 +166,7 @@ def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
     error."""
     failed = {one.address for one in near.probes if one.problem}
     unsure = [one for one in far.judged.findings if _is_doubt(one)] if far.judged is not None else []
-    if far.judged is None or near.why.source != THIS_NODE or far.end.address not in failed or not unsure:
+    if far.judged is None or near.why.client != NODE or far.end.address not in failed or not unsure:
         return
     for one in unsure:
         why = f"{node}, which is the client, does not reach it either"
