@@ -24,7 +24,7 @@ NO_PAGE: Final = "404 page not found"  # the answer of server.http for an unknow
 
 
 class _Answering(msgspec.Struct):
-    """The version in a proxy's answer to /facts, which exists in all versions."""
+    """The field of an answer to /facts that proxies of every version send."""
 
     version: str
 
@@ -105,7 +105,7 @@ class Client:
             raise NoAnswerError(f"the proxy's answer broke off: {error}") from error
 
     def _other_build(self, fault: str) -> str:
-        """Describe a fault that the proxy's other version causes, with both versions and the fix."""
+        """Return a fault with the version of the proxy, the version of this command, and the fix."""
         running = "unknown"
         with suppress(NoAnswerError, QuestionError, OSError, HTTPException, msgspec.MsgspecError):
             running = msgspec.msgpack.decode(self._request("/facts", []).read(), type=_Answering).version
@@ -121,7 +121,7 @@ class Client:
         if isinstance(error, PermissionError):
             return f"{self.path}: only root may ask; use sudo"
         if isinstance(error, TimeoutError):
-            # The socket does not name the process if the backlog is full: a stopped proxy accepts no connection.
+            # A stopped proxy accepts no connection. If the backlog is full, the socket does not name the process.
             pids = [pid] if (pid := self.pid()) else [one.pid for one in processes.proxies()]
             cause = SEE_LOG
             if pid := next(filter(processes.is_halted, pids), 0):

@@ -45,7 +45,7 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, timeout: float) -> socket.socket:
-    """Connect to the socket at `path`; the timeout is in seconds; 0 means no timeout. Raises OSError."""
+    """Connect to the socket at `path`. The timeout is in seconds; with 0 no call blocks. Raises OSError."""
     _guard(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -111,7 +111,7 @@ def peer(sock: socket.socket) -> int:
 
 @contextmanager
 def _short(path: str) -> Iterator[str]:
-    """Yield another path to the same file that is within the kernel's limit of 107 bytes."""
+    """Yield a path of at most 107 bytes, the kernel's limit, to the same file."""
     if len(os.fsencode(path)) < 108:
         yield path
         return

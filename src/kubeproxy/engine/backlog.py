@@ -30,7 +30,7 @@ SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
 PART = 2000  # Services per step of `everything`: 2 ms
 LARGE = 10_000
-"""A change with more endpoints times frontends is large, and is committed in parts."""
+"""A change is committed in parts if its size (see `is_large`) exceeds this number."""
 PART_SIZE = 6000
 """The number of elements in a part of a large change (30 ms of CPU time), unless a single port has more elements."""
 PORT, FRONTEND = 8, 4  # the costs of comparing one port, and of comparing one frontend, in elements
@@ -120,7 +120,7 @@ class Backlog:
         self.family = family
         self.changes: dict[ServiceName, Change] = {}
         self.stale = True  # the next sync compares everything with the kernel
-        self.other_changes = False  # the next sync includes changes that do not belong to Services
+        self.other_changes = False  # the backend has queued changes that are in no plan, such as gone endpoints
         self.resting = False  # the kernel has refused, and the next attempt is not due yet
         self._let_go = False  # whether the last portion omitted large changes
         self._backoff = retries()
@@ -138,10 +138,10 @@ class Backlog:
         return structs.replace(self._standing, queued=len(self.changes))
 
     def portion(self) -> list[Change]:
-        """Return the next changes to commit: all small changes, or a part of a large change, in turns. After a portion
-        of small changes, one part of a large change is committed together with the small changes that have arrived in
-        the meantime, so neither kind waits for more than one commit of the other kind. If a frontend moves from one
-        Service to another, all changes are returned, because the move must be one transaction."""
+        """Return the next changes to commit. While large and small changes are queued, portions alternate: the small
+        changes alone, then one part of a large change with the small changes that have arrived in the meantime. So
+        neither kind waits for more than one commit of the other kind. If a frontend moves from one Service to another,
+        all changes are returned, because the move must be one transaction."""
         changes = list(self.changes.values())
         large = [change for change in changes if is_large(change, self.family)]
         if large and _hand_over((self._of(change.before), self._of(change.after)) for change in changes):
@@ -157,7 +157,7 @@ class Backlog:
         standing.refusal = None
         if not self.stale:  # a stale backlog means that a difference was found during this sync
             standing.difference = None
-            if standing.sound_since is None:  # None: this was a full sync
+            if standing.sound_since is None:  # after the start, a refusal or a difference: this was a full sync
                 standing.sound_since = standing.inspected_at = self._clock()
         for change in changes:
             queued = self.changes.pop(change.name)
@@ -230,7 +230,8 @@ def _plans(compiled: Compiled, family: Family) -> tuple[ServicePlan, ...]:
 
 
 def is_large(change: Change, family: Family) -> bool:
-    """Return whether endpoints times frontends, and entries for weights, exceed LARGE, before and after together."""
+    """Return whether the size of a change exceeds LARGE: the number of endpoints times frontends, and of entries for
+    weights and Maglev tables, summed over the plans before and after the change."""
     total = 0
     for plan in chain(_plans(change.before, family), _plans(change.after, family)):
         total += len(plan.frontends) * (len(plan.cluster) + len(plan.local))
@@ -242,8 +243,8 @@ def is_large(change: Change, family: Family) -> bool:
 
 def first_part(change: Change, family: Family) -> Change:
     """Return the part of a change that is committed first: the first ports that differ, with up to PART_SIZE elements,
-    at least one port. If no more than this is left, it is the whole rest of the change. After each part a port has
-    either its old or its new elements. A change in which a frontend moves from one port to another is not split."""
+    but at least one port. A change that fits into one part is returned whole, and so is a change in which a frontend
+    moves from one port to another. After each part a port has either its old or its new elements."""
     # The keys are the port's name and protocol, because hashing a whole ServicePortKey takes a microsecond.
     old, new = ({plan.key[2:4]: plan for plan in _plans(entry, family)} for entry in (change.before, change.after))
     ports = [(old.get(key), new.get(key)) for key in new | old]
@@ -336,7 +337,8 @@ class RepairPolicy(Struct):
 
 
 class Inspector(Struct):
-    """Inspects the backends between syncs (which hold the lock `kernel`); `repair` gets each difference to repair."""
+    """Inspects the backends between syncs; inspections and syncs hold the lock `kernel`. `repair` gets each difference
+    to repair."""
 
     backends: Sequence[Backend]
     backlogs: Mapping[Family, Backlog]

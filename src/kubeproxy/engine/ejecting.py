@@ -26,18 +26,18 @@ log = logging.getLogger("kubeproxy.ejection")
 PERIOD: Final = 0.1  # seconds between two readings of the kernel's suspects
 IDLE: Final = 1.0  # seconds between two checks whether a Service ejects endpoints
 CONFIRMING: Final = (0.1, 0.1, 0.1)
-"""Seconds to wait after each attempt to connect to a suspect. A suspect that accepts no attempt until the end of the
-last pause has failed. There are several attempts, because packets may be lost."""
-RETURNING: Final = (0.5, 0.5)  # for an ejected endpoint: longer, so that a slow endpoint may return
+"""Seconds to wait after each attempt to connect to a suspect. A suspect fails if no attempt has succeeded by the end of
+the last pause. There are several attempts, because packets may be lost."""
+RETURNING: Final = (0.5, 0.5)  # the same for ejected endpoints; longer, so that a slow endpoint can return
 REMOVALS: Final = 1.0
-"""Seconds between removals of connections to the same endpoints: the kernel reads its whole table for a removal. A
-removal is repeated if more than half of the endpoints fail: none is ejected then, but a client's next SYN may reach an
-endpoint that answers."""
+"""Seconds between removals of connections to the same endpoints: the kernel reads its whole table for a removal. If
+more than half of a pool fails, its endpoints are not ejected; removals are then repeated, because a client's next SYN
+may reach an endpoint that answers."""
 AT_ONCE: Final = 128  # maximum number of simultaneous attempts
 RATE: Final = 50  # attempts per second after the first AT_ONCE, in random order, so that many suspects cost little
 
 REFUSALS: Final = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EHOSTDOWN})
-"""Errors of an attempt that show a failing endpoint. All others, such as a lack of ports, are errors of this node."""
+"""Errors of an attempt that show a failing endpoint. Other errors, such as a lack of ports, are errors of this node."""
 _UNCONNECTED: Final = frozenset({b"\2", b"\7"})  # TCP_SYN_SENT, TCP_CLOSE
 _RECEIVE_ERRORS: Final = {Family.IPV4: (socket.IPPROTO_IP, 11), Family.IPV6: (socket.IPPROTO_IPV6, 25)}
 """The options IP_RECVERR and IPV6_RECVERR, with which a UDP socket gets every ICMP error."""
@@ -81,7 +81,7 @@ class Ejector:
                 attempts.create_task(self._try(key))
 
     def _read(self) -> None:
-        """Read the suspects. The kernel bounds their number, and needs no lock that another program could hold."""
+        """Read the suspects. The kernel bounds their number, and no lock of another program delays the read."""
         try:
             self._suspects = {key for read in self._readers for key in read()}
         except ApplyError as error:
@@ -95,7 +95,7 @@ class Ejector:
     async def _try(self, key: bytes) -> None:
         """Connect to an endpoint, and record the result. If a suspect has answered a client in the meantime, it has not
         failed."""
-        now = time.monotonic()  # the start, so that attempts do not prolong pauses
+        now = time.monotonic()  # the pause before the next attempt begins here, not at the end of this attempt
         reason = await attempt(key, RETURNING if key in self._ejections.failures else CONFIRMING)
         self._trying.discard(key)
         if reason and key not in self._ejections.failures:
@@ -112,7 +112,7 @@ class Ejector:
 async def attempt(key: bytes, pauses: Sequence[float]) -> str:
     """Connect to an endpoint, once before each pause; return the reason of a failure, or '' if the endpoint did not
     fail. A UDP endpoint gets an empty datagram, and fails only if an ICMP error arrives, because it need not answer.
-    After the last pause the socket's state in the kernel decides, because this process may read the event late."""
+    After the last pause the states of the sockets in the kernel decide, because the event loop may be late."""
     address, is_udp = key[:-3], key[-3] == socket.IPPROTO_UDP
     family, loop, made = family_of(address), asyncio.get_running_loop(), list[socket.socket]()
     with ExitStack() as stack:

@@ -128,7 +128,8 @@ class Engine:
         return ChainMap(*(backlog.changes for backlog in self._backlogs.values()))
 
     def committed(self, name: ServiceName) -> list[ServicePlan]:
-        """Return a Service's plans that the kernel last accepted in each family; `standing` has later differences."""
+        """Return a Service's plans that the kernel last accepted in each family; `standing` shows whether another
+        program has changed the rules since then."""
         compiled = self.planner.compiled.get(name, NOTHING)
         return [plan for backlog in self._backlogs.values() for plan in backlog.committed_plans(name, compiled)]
 
@@ -211,7 +212,7 @@ class Engine:
                     self._queue()
                 await self._sync(world_changed)
                 if self.planner.unfinished or any(b.changes and not b.resting for b in self._backlogs.values()):
-                    self._wake.set()  # the next parts of large changes wait
+                    self._wake.set()  # parts of large changes are left
                     await asyncio.sleep(0)  # lets the event loop run; waiting for a set event does not
                     continue
                 await asyncio.sleep(max(0.0, self._pace.minimum - (time.monotonic() - began)))
@@ -293,10 +294,10 @@ class Engine:
 
     async def _update_world(self) -> bool:
         began = self._world is not None and self._world.ejects
-        ejects = began or self.planner.ejections.in_use  # stays True, because each change causes a full sync
+        ejects = began or self.planner.ejections.in_use  # stays True: a return to False would cause a full sync
         if not self._surroundings_changed and ejects is began:
             return False
-        # set before the inputs are read, because they may change during the reading
+        # reset before the inputs are read, because the inputs may change during the reading
         self._surroundings_changed = False
         self.local_addresses = await to_its_end(self._read_addresses)
         cidrs = [cidr for cidrs in self.planner.service_cidrs.values() for cidr in cidrs]
@@ -340,7 +341,7 @@ class Engine:
         self._count(counts)
         if current:
             await self._settle(current)
-            if self._queued:  # events arrived during the sync, but `committed` reported that no change waits
+            if self._queued:  # events arrived during the sync, but `committed` reported that all is up to date
                 self._observer.queued(self._families)
         if not self._never_committed:
             self.ready.set()

@@ -115,7 +115,8 @@ async def in_turns(steps: Iterable[T]) -> AsyncIterator[T]:
 
 async def exhaust(transactions: Iterator[int]) -> None:
     """Run an iterator of transactions in a thread, because another program may hold the kernel's locks for seconds. If
-    the caller is cancelled, the running transaction ends, and no other begins. At the end a generator is closed."""
+    the caller is cancelled, the running transaction is completed, and no further transaction begins. At the end the
+    iterator is closed, if it is a generator."""
     stopped = threading.Event()
 
     def commit() -> None:

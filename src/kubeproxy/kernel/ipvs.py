@@ -47,11 +47,11 @@ _LOWER_THRESHOLD, _ACTIVE, _INACTIVE, _REAL_FAMILY = 6, 7, 8, 11
 # The attributes that identify a virtual server: address family, protocol, address, port. One call packs all four, which
 # makes batches fast. The length of an attribute includes its header of four bytes, and no padding.
 _KEY: Final = struct.Struct("=HHHxx HHHxx HH16s HH2sxx")
-# The attributes after the scheduler, which varies in length: flags and mask, timeout, netmask.
+# The attributes after the scheduler's name (of variable length): flags and mask, timeout, netmask.
 _TRAITS: Final = struct.Struct("=HHII HHI HH4s")
 _NESTING: Final = struct.Struct("=HH")
-# Attributes of a real server. A request to add or change a real server has four more: forwarding method, weight, two
-# thresholds.
+# Attributes of a real server. A request to add or change a real server has four more attributes: forwarding method,
+# weight, two thresholds.
 _DESTINATION_KEY: Final = struct.Struct("=HH HH16s HH2sxx HHHxx")
 _DESTINATION_ALL: Final = struct.Struct("=HH HH16s HH2sxx HHHxx HHI HHI HHI HHI")
 # The offsets of address and port in each of the two structures.
@@ -270,7 +270,7 @@ def _traits(server: VirtualServer) -> bytes:
     if size == 4:
         netmask = (0xFFFFFFFF << 32 - prefixlen & 0xFFFFFFFF).to_bytes(4, "big")
     else:
-        # The attribute's name is netmask, but its value is a prefix length for IPv6: ip_vs_add_service.
+        # For IPv6 the value of the attribute "netmask" is a prefix length (ip_vs_add_service).
         netmask = prefixlen.to_bytes(4, sys.byteorder)
     scheduler = nl.text_attribute(_SCHEDULER, server.scheduler)
     flags = (12, _FLAGS, server.flags & _SETTABLE, _SETTABLE)

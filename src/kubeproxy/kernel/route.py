@@ -320,8 +320,8 @@ _UNANSWERED: Final = {0x01: "INCOMPLETE", 0x20: "FAILED"}  # NUD_...
 @nl.understood("a neighbour")
 def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     """Return an error text if the next hop to a destination does not answer ARP or IPv6 neighbour discovery, else ''.
-    Also return whether this silent hop is the destination itself, asked on the interface of its network. Raises
-    NetlinkError."""
+    Also return whether this silent hop is the destination itself; False if the route does not use the interface of the
+    destination's network. Raises NetlinkError."""
     route, family = _route(destination), family_of(destination)
     hop, index = route.get(_GATEWAY, destination), int.from_bytes(route.get(_OUT, b""), "little")
     size, places = _NEIGHBOUR_HEAD.size, _neighbours(hop, index)

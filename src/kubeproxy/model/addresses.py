@@ -123,7 +123,7 @@ def _port_text(port: bytes) -> str:
 
 
 def destination_texts(destinations: Iterable[bytes]) -> dict[str, str]:
-    """Return the address of each packed destination (all of one family) as text, by its `destination_text`."""
+    """Return the address of each packed destination (all of one family) as text; the key is its `destination_text`."""
     texts: dict[str, str] = {}
     for destination in destinations:
         address, port = destination[:-2], _port_text(destination[-2:])

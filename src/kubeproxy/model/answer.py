@@ -121,9 +121,9 @@ class Answer(Struct, frozen=True):
     absent: tuple[Absent, ...] = ()  # the ineligible endpoints with their reasons
     policy: Policy = Policy.CLUSTER  # the policy of the pool from which the endpoint is picked
     keeps_outside: bool = False
-    """Whether the only reason why endpoints see an outside client's address is that the proxy cannot recognise pods of
-    this family. Replies of endpoints on other nodes then bypass this node, unless these nodes route to the client
-    through this node."""
+    """Whether endpoints see an outside client's address only because the proxy cannot recognise pods of this family,
+    and therefore masquerades no outside client. Replies of endpoints on other nodes then bypass this node, unless these
+    nodes route to the client through this node."""
 
 
 def answer(
@@ -141,8 +141,8 @@ def answer(
 
 
 def refuses_node(habits: Habits, frontend: Frontend, local: Collection[bytes]) -> bool:
-    """Return whether connections from this node, with the packed addresses `local`, to a frontend without endpoints are
-    refused. This holds in every mode for cluster IPs and for the node's own addresses."""
+    """Return whether this node's connections to a frontend without endpoints are refused; `local` are the node's packed
+    addresses. Every mode refuses them at cluster IPs and at the node's own addresses."""
     always = frontend.kind in {FrontendKind.CLUSTER, FrontendKind.NODEPORT} or frontend.address in local
     return habits.refuses_node or always
 

@@ -31,7 +31,7 @@ _ALGORITHMS: Final = _CILIUM_ALGORITHMS | {f"maglev-{size}": size for size in SI
 
 LONGEST_START: Final = 3600  # the maximum number of seconds of a slow start
 LONGEST_WEIGHTS: Final = 1 << 14
-"""The maximum length of an annotation with weights. Every node parses it; it is enough for a few hundred Nodes."""
+"""The maximum length of an annotation with weights, which every node parses: enough for a few hundred Nodes."""
 
 ZONE: Final = "zone:"  # the prefix of a zone's name in an annotation with weights; no Node's name has a colon
 NO_ROOM: Final = (
@@ -250,7 +250,7 @@ def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
 
 
 def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceRequests) -> dict[bytes, int]:
-    """Return a port's (name, protocol) destinations with weights below FULL; if there are several, the smallest
+    """Return the weights below FULL of a port's (name, protocol) destinations; the smallest of a destination's weights
     applies."""
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones

@@ -156,7 +156,7 @@ def lacking(slices: Iterable[Slice], key: ServicePortKey) -> str:
 
 
 def _known(slices: Iterable[Slice], key: ServicePortKey) -> list[tuple[bool, Endpoint]]:
-    """Return the endpoints of a service port's family, each with whether its slice has the port."""
+    """Return a pair for each endpoint of a service port's family: whether its slice has the port, and the endpoint."""
     named = (key.port_name, key.protocol)
     return [
         (has_port, endpoint)

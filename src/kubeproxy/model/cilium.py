@@ -19,7 +19,7 @@ Kinds = frozenset[FrontendKind]
 CILIUM_TYPE: Final = "metadata.annotations[service.cilium.io/type]"
 CILIUM_POLICY: Final = "metadata.annotations[service.cilium.io/src-ranges-policy]"
 
-# As in Cilium, an annotation does not take away external IPs.
+# As in Cilium, external IPs are served with every value of the annotation.
 _KINDS: Final[Mapping[str, Kinds]] = {
     "ClusterIP": frozenset({FrontendKind.CLUSTER, FrontendKind.EXTERNAL}),
     "NodePort": frozenset({FrontendKind.NODEPORT, FrontendKind.EXTERNAL}),
@@ -50,7 +50,7 @@ def _read(text: str, field: str, known: Mapping[str, T], world: Globals, problem
 
 
 def outside_of(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """Return the other addresses of the family of these ranges, as networks. There is at least one range."""
+    """Return the addresses outside of these ranges of one family, as networks. There is at least one range."""
     size = len(ranges[0][0])
     networks: list[Range] = []
     free = 0

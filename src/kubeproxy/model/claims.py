@@ -60,7 +60,7 @@ class Claims:
         self._owner: dict[bytes, Claimant] = {}
         self._contested: dict[bytes, list[Claimant]] = {}
         self._ranges: dict[bytes, dict[tuple[Claimant, PortRange], None]] = {}  # by place
-        self._in_ranges: dict[bytes, set[bytes]] = {}  # claimed keys in these ranges, by place
+        self._in_ranges: dict[bytes, set[bytes]] = {}  # by place: the claimed keys of single ports inside its ranges
 
     def replace(
         self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]
@@ -246,9 +246,9 @@ class _Asker(NamedTuple):
 
 class NodeBudget:
     """Grants entries for weights and Maglev tables to Services, in the order of age and then name. A Service gets its
-    entries if older Services leave enough entries. A Service of two kilobytes may request 65,536 elements of the kernel
-    on every node, and a namespace may have a thousand such Services. See docs/balancing.md "What a node gives". Nodes
-    with the same Services grant the same entries, also after a restart."""
+    entries if older Services leave enough entries. Entries are limited, because a Service of two kilobytes may request
+    65,536 elements of the kernel on every node, and a namespace may have a thousand such Services. See
+    docs/balancing.md "What a node gives". Nodes with the same Services grant the same entries, also after a restart."""
 
     def __init__(self, entries: int) -> None:
         self._entries = entries

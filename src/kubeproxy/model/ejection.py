@@ -106,8 +106,8 @@ def _keys(plans: Iterable[ServicePlan]) -> set[bytes]:
 
 
 class _Answered(NamedTuple):
-    """An endpoint that answered: the end of the time in which it is not suspected, the end of the time in which a
-    failure is a relapse, its last pause between attempts, and its last rest (see REST)."""
+    """An endpoint that answered. Before the time `rests` it is not suspected; before the time `relapses` a failure is a
+    relapse. `pause` is its last pause between attempts, and `rest` its last rest (see REST)."""
 
     rests: float
     relapses: float

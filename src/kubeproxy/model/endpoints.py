@@ -256,7 +256,7 @@ def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[S
 
 def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:
     """Return the pools of a service port from the slices that contain the port. `uses_cluster` and `uses_local`:
-    whether the Service's policies use this pool; an unused pool is empty."""
+    whether the Service's policies use the cluster pool, and the local pool; an unused pool is empty."""
     if not matched:
         return NONE
     for piece, _ in matched:

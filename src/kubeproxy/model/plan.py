@@ -87,7 +87,7 @@ class Frontend(Struct, frozen=True, gc=False):
 
     @property
     def handover_key(self) -> bytes:
-        """A key that frontends have in common if they must change in one transaction when one replaces the other."""
+        """A key: if a frontend replaces another frontend with an equal key, both must change in one transaction."""
         return self.key
 
     def covers(self, key: bytes) -> bool:
@@ -428,10 +428,10 @@ class Habits(NamedTuple):
     """The kinds that refuse this node's own packets at the hook input. Other kinds refuse these packets at the hook
     output."""
     ranges_first: bool = True  # source ranges apply also if a Service has no endpoints
-    resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # TCP is refused by a reset, not by an ICMP error
-    loopback: tuple[Family, ...] = ()  # NodePorts answer on loopback whenever they answer on all local addresses
+    resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # the families in which a reset refuses TCP, not an ICMP error
+    loopback: tuple[Family, ...] = ()  # the families in which NodePorts on all local addresses answer on loopback, too
     closes_everywhere: bool = False  # a NodePort without endpoints is refused also on addresses without NodePorts
-    one_pool: bool = False  # with policy Local, pods and this node, too, get only endpoints on this node, if any
+    one_pool: bool = False  # with policy Local, all clients get only endpoints on this node, if there are any
     carries: bool = False  # the proxy relays the bytes, and endpoints see the proxy's address
     carries_sctp: bool = True  # SCTP is served, not refused
     affinity: Affinity = Affinity.SERVICE_PORT  # the scope of session affinity

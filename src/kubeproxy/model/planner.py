@@ -140,7 +140,7 @@ class Planner:
         """Return the Service that has a frontend (address, protocol and port, packed; a NodePort has no address)."""
         owner = self._claims[family].owner(key)
         if owner is None or (len(key) == NODEPORT_KEY and owner.right is Right.WRITTEN):
-            return None  # the key belongs to an external address that is also the node's address
+            return None  # an external address that is also the node's address has claimed this NodePort
         return owner.service
 
     def range_owner(self, family: Family, key: bytes) -> ServiceName | None:
@@ -274,8 +274,8 @@ class Planner:
         return dirty
 
     def _releasing(self, taken: KeysView[ServiceName]) -> ServiceName | None:
-        """Return a deferred Service that released an address to a Service in `taken`; only one, because changes are
-        costly."""
+        """Return one deferred Service that no longer requests an address which a Service in `taken` claims; only one,
+        because changes are costly."""
         for name in self.deferred:
             service = self.services.get(name)
             asked = written_addresses(service) if service is not None else ()
@@ -290,7 +290,7 @@ class Planner:
         """Compile dirty Services in steps. All slow Services together get SLOW_STEPS steps, except in the first
         compilation. Slow Services that need more steps move from `dirty` to `unfinished`, and take turns."""
         left = SLOW_STEPS if self.compiled else sys.maxsize
-        # Services that have changed in the meantime are compiled again afterwards.
+        # Services that have changed since their compilation began are compiled again afterwards.
         self._dirty.update(dict.fromkeys(self.unfinished.keys() & dirty.keys()))
         for done, name in enumerate(list(self.unfinished | dirty), start=1):
             service = self.services.get(name)

@@ -21,7 +21,7 @@ _ENTRY: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?/([A-Za-z]{1,5})")
 
 
 def not_programmed(frontend: Frontend, reason: str) -> Problem:
-    """Return the problem that a frontend is another Service's, or that a range overlaps another Service's ports."""
+    """Return the problem that a frontend, or a port of a range, belongs to another Service."""
     field = FIELD if isinstance(frontend, PortRange) else "spec.ports"
     return Problem(field, f"{frontend} {reason}; not programmed for this Service")
 

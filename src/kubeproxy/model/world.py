@@ -133,7 +133,8 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 
 def used_pod_networks(node: Node | None, family: Family, own: Collection[bytes]) -> list[Range]:
-    """Return the podCIDRs of a Node that contain one of its addresses (`own`). Some pod networks use no podCIDRs."""
+    """Return the podCIDRs of a Node that are in use, because they contain one of the Node's addresses (`own`). Some pod
+    networks ignore the podCIDRs."""
     return [one for one in parse_networks(pod_cidrs(node), family) if any(within(each, [one]) for each in own)]
 
 
@@ -189,16 +190,17 @@ def _detector(settings: Settings, node: Node | None, family: Family) -> Detector
 def _nodeport_ips(
     settings: Settings, own: tuple[bytes, ...], around: Surroundings, family: Family
 ) -> tuple[bytes, ...] | None:
-    """Return the addresses on which NodePorts answer; None means all."""
+    """Return the addresses on which NodePorts answer; None means all local addresses, or all except loopback (see
+    `_loopback`)."""
     primary = PRIMARY in settings.nodeport_addresses
     ranges = parse_networks(settings.nodeport_addresses, family)
-    # As in NewNodePortAddresses, NodePorts answer on all addresses of a family without a configured network. `primary`
-    # stands for no network while the node's address is unknown. An unknown address is loopback here.
+    # NodePorts answer on all addresses if no network of the family is configured, as in NewNodePortAddresses. The same
+    # applies to `primary` while the node's address is unknown: `own` is loopback then.
     if (all(map(is_loopback, own)) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
     local = set(around.local_addresses.get(family, ()))
     chosen = [a for a in local if within(a, ranges)]
-    if primary:  # an address on no interface is translated by another device, so no packet to it arrives
+    if primary:  # omit an address on no interface: another device translates it, so no packet to it arrives
         chosen += [a for a in own if a in local or not local]
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))

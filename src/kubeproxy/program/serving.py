@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kubeproxy.serving")
 
 METRICS_PAGE = ("127.0.0.1", "10249")
-"""The address of another kube-proxy's metrics port. A proxy that serves no metrics requests the other kube-proxy's mode
+"""The usual address of a kube-proxy's metrics port. A proxy without metrics port requests another kube-proxy's mode
 there."""
 
 COMMANDS_AT_ONCE = 16
@@ -126,7 +126,7 @@ class Servers:
     def _serve_commands(self, path: str) -> None:
         warned: set[str] = set()
 
-        def failed(error: ApplyError) -> None:  # at each failed attempt, every 5 s
+        def failed(error: ApplyError) -> None:  # called after each failed attempt, every 5 s
             level = logging.DEBUG if str(error) in warned else logging.WARNING
             warned.add(str(error))
             log.log(level, "%s; commands such as `kube-proxy why` cannot ask this proxy", error)

@@ -23,7 +23,7 @@ SLOWEST_RETRY: Final = 30.0
 
 FORBIDDEN: Final = 403
 BEHIND: Final = frozenset((404, 409, 422))
-"""The HTTP statuses of a patch for an outdated Node. A test in the patch failed, or the Node was deleted."""
+"""The HTTP statuses of a patch for an outdated Node: a test in the patch failed, or the Node was deleted."""
 
 Tell = Callable[[Literal["Normal", "Warning"], str, str], None]
 """A function that records an Event about the Node, with type, reason and note."""

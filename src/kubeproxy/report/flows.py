@@ -46,7 +46,7 @@ ANSWER_TIME = 0.2
 to a second."""
 
 RETRY = 10.0  # seconds until a failed removal is repeated, if no change comes earlier
-DISTURBED_PAUSE = 0.2  # seconds until the flows of a disturbed family are checked again
+DISTURBED_PAUSE = 0.2  # seconds between attempts while `disturbed` (see FlowCleaner) returns True
 MOST_REMEMBERED = 1 << 16
 """The maximum number of frontends for which a failed removal is repeated. If the module nf_conntrack_netlink is
 missing, every removal fails."""
@@ -132,11 +132,11 @@ def remembered(wanted: Looks, fresh: Looks) -> Looks:
 def suspects(changes: Sequence[Change], family: Family, *, certain: bool) -> Looks:
     """Return a search for the flows of UDP frontends that these changes made stale.
 
-    A translated flow becomes stale when its endpoint is removed. An untranslated flow becomes stale when the frontend
-    begins to exist, or begins or stops serving this kind of client. An untranslated flow may also begin during a
-    change, because a packet passes the translating rules before the refusing rules, and the ruleset may change in
-    between. `certain` means that the kernel had the state before the changes; otherwise every flow to an endpoint that
-    does not serve counts as stale."""
+    A translated flow becomes stale when its endpoint is removed. An untranslated flow becomes stale when its frontend
+    is created, or when the origins or source ranges of the frontend's translated clients change. An untranslated flow
+    may also begin during a change, because a packet passes the translating rules before the refusing rules, and the
+    ruleset may change in between. `certain` means that the kernel had the state before the changes; otherwise every
+    flow to an endpoint that does not serve counts as stale."""
     before = _frontends((change.before for change in changes), family)
     after = _frontends((change.after for change in changes), family)
     suspected: Looks = {}
@@ -292,8 +292,8 @@ class FlowCleaner:
                 fresh = relayed(fresh, changes, family, ports_of)
             underway, later = self._underway[family], [look for _, look in self._second[family]]
             for look in (first, underway, *later):
-                # In the search that is under way, a deleted frontend keeps its serving endpoints, because its ports may
-                # now belong to a new range, which this search does not contain.
+                # In the search that is under way, a deleted frontend keeps its serving endpoints: its ports may now
+                # belong to a new range of ports, and this search does not contain the range.
                 known = [key for key in look.keys() & fresh.keys() if fresh[key].serving or look is not underway]
                 look |= {key: look[key]._replace(serving=fresh[key].serving) for key in known}
             wrong = {key: found for key, found in fresh.items() if found.lost != NOTHING_LOST}

@@ -30,8 +30,8 @@ MOST: Final = 1000
 BYTES: Final = 1 << 20  # of the entries
 SECONDS: Final = 900
 FEW: Final = 20
-"""If `settled` gets more changes without a recorded event than this, these changes share one entry. In each second, at
-most this number of objects' problems get an entry."""
+"""The maximum number of entries of one call of `settled` for changes without a recorded event; more such changes share
+one entry. Also the maximum number of entries per second for unusable objects."""
 LARGE: Final = 400  # the maximum number of endpoints to compare
 _ARRIVALS: Final = 2048  # the maximum number of stored arrivals
 _NOTICED: Final = 2.0  # if a problem began more seconds ago, its text contains the time
@@ -107,7 +107,7 @@ class Journal:
         """Store the time of arrival of each Service's event."""
         now, planner, queued = self._clock(), self.engine.planner, self.engine.queued
         for name in services_of(events, planner):
-            # The earlier event of a Service that is not waiting changed no plan, so the time of this event replaces it.
+            # If a Service does not wait, its earlier event changed no plan: the time of this event replaces that time.
             waits = name in self._arrivals and (planner.is_dirty(name) or name in queued)
             if not waits and len(self._arrivals) < _ARRIVALS:
                 self._arrivals[name] = now

@@ -124,8 +124,8 @@ Patterns = Sequence[tuple[str, int]]  # --vmodule: patterns of file names (witho
 
 
 class Verbosity(logging.Filter):
-    """The filter for -v and --vmodule; as in klog, a pattern can only increase the verbosity of its files. All files of
-    a package share a logger, which must pass on each record that one of its files may log."""
+    """The filter for -v and --vmodule; as in klog, a pattern can only increase the verbosity of its files. The logger
+    of the package passes on each record that a file may log; this filter decides by file."""
 
     def __init__(self, verbosity: int, patterns: Patterns = ()) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Verbosity(logging.Filter):
 class StreamHandler(logging.Handler):
     """Writes to file descriptors without waiting long for their readers. A line waits at most 50 ms, and is then
     dropped. After a dropped line, later lines do not wait. When the reader reads again, a line reports the number of
-    dropped lines. Up to `buffer` bytes of lines for `infos` wait for a flush."""
+    dropped lines. Lines for `infos` are buffered until a flush, up to `buffer` bytes."""
 
     def __init__(self, errors: int, infos: int, buffer: int = 0) -> None:
         super().__init__()

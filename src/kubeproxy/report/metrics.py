@@ -89,7 +89,7 @@ class ProxyMetrics:
             self._features.labels(name, stage).set(enabled)
 
     def count_refusals(self, name: str, text: str) -> None:
-        """Register a metric with this name, which also counts refused syncs by family."""
+        """Create another counter of refused syncs by family, with this name."""
         self.refusals.append(self.registry.counter(name, text, FAMILY))
 
     def begin(self, families: Iterable[str]) -> None:

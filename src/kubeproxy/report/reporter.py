@@ -42,7 +42,7 @@ class Reporter(Struct):
     events: EventRecorder
     flows: FlowCleaner
     journal: Journal
-    _families: int = 1  # until the first call of `world`
+    _families: int = 1  # the number of families; 1 until the first call of `world`
     _checks: dict[ServiceName, HealthCheck] = {}
     _without_local: Counter[tuple[str, Family]] = field(default_factory=Counter)
     _services: Counter[Family] = field(default_factory=Counter)

@@ -168,7 +168,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                     self._refuse(431)
                     return
         except httptools.HttpParserUpgrade:
-            self._close()  # the request was answered, and the protocol is unchanged
+            self._close()  # the request is answered without an upgrade of the protocol
         except httptools.HttpParserError:
             self._refuse(400)
 

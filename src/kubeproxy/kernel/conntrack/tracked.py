@@ -29,7 +29,8 @@ _TUPLE_IP, _TUPLE_PROTOCOL, _PROTOCOL, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 1
 # Bits of CTA_FILTER (Linux 5.8): the fields of a tuple that the kernel compares.
 _COMPARE_PROTOCOL: Final = 1 << 3
 _ENDS: Final = ((TUPLE_ORIGINAL, 2, 1 << 1, _DESTINATION_PORT, 1 << 5), (_TUPLE_REPLY, 1, 1 << 0, _SOURCE_PORT, 1 << 4))
-"""The attributes of the server's IPv4 address and port in a tuple, with their filter bits, per direction."""
+"""The ends of a connection that a filter can select: the target in the original tuple, and the server in the reply
+tuple. For each end: the tuple's attribute, the attribute and filter bit of its IPv4 address, and those of its port."""
 
 _IPV4_END: Final = 6  # the size of an IPv4 address and a port
 _U32: Final = struct.Struct(">I")
@@ -103,8 +104,8 @@ def entries_to(link: nl.Netlink, family: int, protocol: int, port: int) -> Itera
 
 def selection(protocol: int, *ends: tuple[bytes, bytes]) -> bytes:
     """Return the attributes that select the entries of a protocol for a dump or a deletion. `ends` are the target and,
-    optionally, the server: each is a pair of packed IPv4 address and port, b'' for any. The kernel compares IPv6
-    addresses wrongly (ctnetlink_filter_match_tuple)."""
+    optionally, the server: each is a pair of packed IPv4 address and port, b'' for any. An end cannot have an IPv6
+    address, because the kernel compares IPv6 addresses wrongly (ctnetlink_filter_match_tuple)."""
     tuples = flags = b""
     for (address, port), (kind, of_address, compare_address, of_port, compare_port) in zip(ends, _ENDS, strict=False):
         compare = _COMPARE_PROTOCOL
@@ -122,7 +123,7 @@ def selection(protocol: int, *ends: tuple[bytes, bytes]) -> bytes:
 
 
 def identity(entry: Tracked) -> bytes:
-    """Return the attributes that identify an entry for a deletion, also if a newer entry has the same addresses."""
+    """Return the attributes that identify an entry for a deletion, but no newer entry with the same addresses."""
     ends = ((entry.client[:-2], entry.client[-2:]), (entry.target[:-3], entry.target[-2:]))
     first = 1 if len(entry.client) == _IPV4_END else 3  # CTA_IP_V4_SRC, CTA_IP_V6_SRC; the destination follows
     addresses = [nl.attribute(first + place, address) for place, (address, _) in enumerate(ends)]
@@ -245,7 +246,7 @@ def _tracked(data: bytes, ends: Ends) -> Tracked:
 
 
 def _tcp_state(data: bytes, start: int, end: int) -> int:
-    # CTA_PROTOINFO_TCP and its attribute CTA_PROTOINFO_TCP_STATE both have number 1. Another layout returns 0.
+    # CTA_PROTOINFO_TCP and its attribute CTA_PROTOINFO_TCP_STATE both have number 1. The result for other layouts is 0.
     return data[start + 8] if end >= start + 9 and data[start + 2] == 1 and data[start + 6] == 1 else 0
 
 

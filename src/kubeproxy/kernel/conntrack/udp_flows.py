@@ -76,7 +76,7 @@ class UdpFlow(Struct, frozen=True, gc=False):
 
 
 class Translation(NamedTuple):
-    """Selects the flows to a destination that have replies from an endpoint; both ends are packed address and port."""
+    """Selects the flows to `destination` with replies from `endpoint`; each field is a packed address and a port."""
 
     destination: bytes
     endpoint: bytes
@@ -128,7 +128,7 @@ class Conntrack(LastingLink):
             table = self._table()
             if not table.entries:
                 return  # a request without a frontend or port makes the kernel search the flows of all namespaces
-            least = len({target[-2:] for target in frontends})  # a range of ports has thousands
+            least = len({target[-2:] for target in frontends})  # at least one request per port; a range has thousands
             filtered = _questions(family, frontends, ports) if table.dumps(least) < table.everything() else questions
             if table.dumps(len(filtered)) < table.everything():
                 questions = filtered

@@ -13,11 +13,11 @@ from kubeproxy.model.addresses import Family, endpoint_id, family_of
 
 _WANTED: Final = tracked.Wanted(tracked.DESTINATION_TRANSLATED, tracked.DESTINATION_TRANSLATED | tracked.ANSWERED)
 
-_FEW: Final = 8  # endpoints: the kernel searches its whole table once for each endpoint
+_FEW: Final = 8  # the maximum number of requests, each of which makes the kernel search its whole table
 
 
 class Unanswered(LastingLink):
-    """Removes entries."""
+    """Removes unanswered connections from connection tracking."""
 
     def remove(self, endpoints: Collection[bytes]) -> int:
         """Remove the translated connections to which these endpoints sent no packet; return their number. Raises
@@ -32,8 +32,8 @@ class Unanswered(LastingLink):
 
 
 def _found(link: Netlink, family: int, endpoints: Collection[bytes]) -> Iterator[tracked.Tracked]:
-    """Yield the unanswered connections to these endpoints, and possibly to others. If there are only a few endpoints,
-    the kernel selects their entries."""
+    """Yield the unanswered connections to these endpoints, and possibly to other endpoints. If there are only a few
+    endpoints, the kernel selects their entries."""
     selected = [b""]
     if len(endpoints) <= _FEW:
         mine = [one for one in endpoints if family_of(one[:-3]) == family]

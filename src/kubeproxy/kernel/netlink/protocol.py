@@ -43,14 +43,15 @@ READ_SIZE: Final = 64 * 1024
 _RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 _TIMEOUT: Final = 30.0
 _DUMP_ATTEMPTS: Final = 10
-# All refusals of one send must fit into the socket's receive buffer; the kernel counts less than 1 KiB per refusal.
+# The maximum number of requests per send. All refusals of one send must fit into the socket's receive buffer; the
+# kernel counts less than 1 KiB per refusal.
 _BATCH: Final = 1000
 _PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
 """The padding of a payload to a multiple of four bytes, by its length modulo 4."""
 _SUCCESS: Final = (0, "")
-# All answers to one send must fit into the receive buffer: a request has two answers of about 1 KiB.
+# The same for `inquire`: all answers to one send must fit into the receive buffer, two of about 1 KiB per request.
 _INQUIRIES: Final = 500
-# One send must fit into the socket's send buffer: 208 KiB by default.
+# The maximum size of a send, which must fit into the socket's send buffer: 208 KiB by default.
 _BATCH_BYTES: Final = 128 * 1024
 _NAMED_REFUSALS: Final = 3
 
@@ -338,7 +339,7 @@ class Netlink(Closing):
         return [(data, start + header, end) for data, start, end in places]
 
     def request(self, kind: int, payload: bytes, what: str, flags: int = 0, accepted: Sequence[int] = ()) -> int:
-        """Send one request; return 0 or an `accepted` errno. For another errno raises NetlinkError: "cannot WHAT"."""
+        """Send one request; return 0 or an `accepted` errno. Any other errno raises NetlinkError: "cannot WHAT"."""
         ((code, text),) = self.requests(kind, [payload], f"the request to {what}", flags)
         if code and code not in accepted:
             raise NetlinkError(code, f"cannot {what}", text)

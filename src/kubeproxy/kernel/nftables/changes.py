@@ -52,8 +52,8 @@ class ChainChange(NamedTuple):
 
 class Interest(NamedTuple):
     """Selects the changes to report. With `table`, only changes to this table in messages that contain `word` are
-    reported. Without `table`, changes to chains for which `concerns` returns True are reported: every change in a
-    message that contains `word`, and deletions in other messages."""
+    reported. Without `table`, changes to chains are reported if `concerns` returns True for them. Messages that do not
+    contain `word` are searched only for deletions."""
 
     word: bytes
     table: str = ""
@@ -126,7 +126,7 @@ class ChangeMonitor:
         self._late_since: float | None = None  # when a check first found the transaction in progress
 
     def close(self) -> None:
-        """Remove one user; close the socket when no user is left."""
+        """End the use by one caller of `monitor`; close the socket when the last caller has called `close`."""
         with self._lock:
             self.users -= 1
             if self.users == 0:

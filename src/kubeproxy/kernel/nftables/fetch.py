@@ -22,7 +22,7 @@ from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, NEW_ELEMEN
 
 _AT_ONCE: Final = 500
 _ROOM: Final = 256  # bytes for an answer: an answer with a counter has about 150 bytes
-_TAKEN: Final = 8192  # the most bytes of the receive buffer that an answer takes, as the kernel counts
+_TAKEN: Final = 8192  # the maximum number of bytes that the kernel counts for an answer in the receive buffer
 _RECEIVE_BUFFER: Final = 4 << 20
 _NAME: Final = struct.Struct("=HHII")  # struct sockaddr_nl
 _KERNEL: Final = _NAME.pack(socket.AF_NETLINK, 0, 0, 0)

@@ -69,7 +69,7 @@ class SocketsElsewhere(nl.Closing):
         return made
 
     def open(self, kind: socket.SocketKind) -> socket.socket:
-        """Return a new socket of a type, which belongs to that namespace. Raises NoAnswerError."""
+        """Return a new socket of this kind in the child's network namespace. Raises NoAnswerError."""
         with suppress(OSError):  # the process has ended
             self._channel.send(bytes([kind]))
         return socket.socket(fileno=self._answer()[0])

@@ -78,7 +78,8 @@ class RuleWriter:
                 done += 1
         except nl.NetlinkError as error:
             log.debug("Left to %s: %s", self._commands.name, error)
-            # The command gets only the rest of the input, because the caller counts each table as one transaction.
+            # The tables before the refused table are committed. The command gets only the rest of the input, because
+            # the caller counts one transaction per table.
             return self._commands.restore(text.split(_END, done)[-1:])
         return NOT_WAITED
 

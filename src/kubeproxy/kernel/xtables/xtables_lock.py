@@ -177,8 +177,8 @@ class Lock:
         self._wanted = True
 
     def _give_way(self) -> None:
-        """If this process has long held the lock with only short pauses, release it long enough for a process that
-        polls."""
+        """If other programs wait, and this process has held the lock for _BUSY seconds with only short pauses, leave
+        the lock free for _GLANCE seconds, in which a process that polls can take it."""
         now = time.monotonic()
         free = now - self._released
         if free < _GLANCE and self._wanted and now - self._busy_since >= _BUSY:
