@@ -121,10 +121,10 @@ def run(with_: Run) -> Report:
     limits = [with_.measure(f"limit of {FILLED}, run {n + 1}/3", sync.measure, size=FILLED)["limit"] for n in range(3)]
     rows = [
         _row("import kubeproxy.program.app", [r["ms"] for r in imports], "ms"),
-        _row("RSS after that import", [r["mb"] for r in imports], "MB"),
+        _row("RSS after this import", [r["mb"] for r in imports], "MB"),
         _row("RSS of a bare interpreter", [r["mb"] for r in bare], "MB"),
         _row("exec to ready, empty cluster", [r["ready"] for r in ready], "ms", GOAL_READY),
-        _row("RSS then", [r["rss"] for r in ready], "MB"),
+        _row("RSS when ready, empty cluster", [r["rss"] for r in ready], "MB"),
         _row(
             f"exec to last Service, {FILLED}",
             [r["programmed"] for r in filled],
@@ -132,9 +132,9 @@ def run(with_: Run) -> Report:
             None,
             {"limit": spread(limits), "ratio": ratio([r["programmed"] for r in filled], limits)},
         ),
-        _row(f"CPU time for it, {FILLED}", [r["cpu"] for r in filled], "ms"),
-        _row(f"RSS afterwards, {FILLED}", [r["rss"] for r in filled], "MB", GOAL_MEMORY),
-        _row(f"RSS at most, {FILLED}", [r["peak"] for r in filled], "MB"),
+        _row(f"CPU time to last Service, {FILLED}", [r["cpu"] for r in filled], "ms"),
+        _row(f"RSS after last Service, {FILLED}", [r["rss"] for r in filled], "MB", GOAL_MEMORY),
+        _row(f"highest RSS, {FILLED}", [r["peak"] for r in filled], "MB"),
     ]
     notes = (
         "The times include the lab's API server, a Python process on the same CPUs.",
