@@ -158,8 +158,8 @@ def untranslated(asked: Source, explained: Explained) -> str:
 def _untranslated(
     kernel: tuple[Diagnosis, ...], found: Sequence[ForeignTranslation], is_all: bool, ends: Collection[End] = ()
 ) -> tuple[Diagnosis, ...]:
-    """Return the differences between plan and kernel, which stop the connection if no rule translates it. The first
-    difference names the addresses to which the rules lead, except `ends`."""
+    """Return the differences between plan and kernel. The first difference stops the connection if no rule translates
+    it; otherwise the difference names the addresses to which the rules lead, except `ends`."""
     first, *others = kernel
     if is_all and not found:
         return replace(first, harm=STOPS), *others

@@ -236,8 +236,8 @@ def _health_checks(check: HealthCheck, local: Local) -> Iterator[tuple[str, Clie
 
 
 def _itself(plan: ServicePlan, sides: Sequence[ConfiguredNode], away: Collection[bytes]) -> Iterator[ClientKind]:
-    """Yield one endpoint on another node that is recognised as a pod, because this node may send the endpoint's
-    connection to a NodePort back to the endpoint. `away` are addresses on other nodes."""
+    """Yield one endpoint on another node that is recognised as a pod, as a client of its own Service: this node may
+    send its connection to a NodePort back to this endpoint. `away` are addresses on other nodes."""
     detectors = [(side.planner.world.of(plan.key.family) or FamilyGlobals()).detector for side in sides]
     pods = (one[:-2] for one in plan.cluster if one[:-2] in away)
     for address in islice((pod for pod in pods if any(detector.holds(pod, "") for detector in detectors)), 1):

@@ -289,8 +289,8 @@ def moved(why: Why, there: Elsewhere, nameless: str = "") -> Why:
 
 
 def to_other_node(explained: Explained) -> Explained | None:
-    """Return the answer that no rule of this node translates the connection, for a connection from a client on this
-    node to an address of another node, or None for any other connection."""
+    """If a client on this node connects to an address of another node, return the answer that no rule of this node
+    translates the connection, else None."""
     why, there = explained.why, explained.why.elsewhere
     if there is None or there.end != "destination" or not explained.is_own:
         return None

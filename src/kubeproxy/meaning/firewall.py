@@ -107,9 +107,9 @@ class Drop(NamedTuple):
 
 class SourceTranslation(NamedTuple):
     """A chain of type nat that translates the source of a packet to one of `sources`, which are packed addresses.
-    `sure` means that the chain does so in every case. In `sources`, None is an unknown address, and MASQUERADED is the
-    address of the outgoing interface, or this node's own source address that the chain leaves unchanged. If `sources`
-    is empty, a rule keeps the packet from the proxy's chain."""
+    `sure` means that the chain does so in every case. In `sources`, None is an unknown address. MASQUERADED is an
+    address of this node: the address of the outgoing interface, or the unchanged source of this node's own packet. If
+    `sources` is empty, a rule keeps the packet from the proxy's chain."""
 
     where: str
     chain: str

@@ -5,7 +5,7 @@ A unit consists of the packets to one destination address, either with one proto
 with all protocols and ports that no rule contains. The shape of a unit lists all rules and elements that the unit's
 packets can reach. In this list, numbers replace the unit's addresses, ports and chains, in the order of their first
 appearance. The shape also lists, for each address or port, the sets in rules that contain the address or port. Units of
-one shape therefore have the same outcomes except for the replaced names."""
+one shape therefore have the same outcomes, except for the replaced addresses and ports."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ class Shapes:
             yield Unit(destination, _rest(others), None, others)
 
     def shape(self, unit: Unit) -> object:
-        """Return the shape of a unit. Units with equal shapes have equal outcomes, except for names."""
+        """Return the shape of a unit. Units with equal shapes have equal outcomes, except for addresses and ports."""
         return _Shaping(self, unit).shape()
 
     def sets_of(self, address: int) -> object:

@@ -107,7 +107,7 @@ class NodeRules:
 
 
 def checked(asked: Source, facts: Facts) -> CheckedNode:
-    """Return the node to check, which a proxy's facts describe. Raises KubeProxyError."""
+    """Return the node that a proxy's facts describe, for the checks. Raises KubeProxyError."""
     config = facts.configuration()
     pid = asked.client.pid() if isinstance(asked, Running) else 0
     return CheckedNode(facts, pid, modes.named(facts.mode), config, asked.running, asked.control)

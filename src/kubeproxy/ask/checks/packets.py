@@ -159,7 +159,7 @@ def own_packets(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPac
 
 
 def to_node(connection: CheckedConnection) -> Iterator[PassingPacket]:
-    """Yield the packets of a connection to this node's own address that no rule translates. Raises NetlinkError."""
+    """Yield the packets of an untranslated connection to this node's own address. Raises NetlinkError."""
     packet, here = connection.packet, connection.is_local
     entrance, back = (_LOOPBACK, _LOOPBACK) if here else (connection.interface, connection.way_back)
     made = _Made(packet, (entrance, _NONE), (packet.destination, packet.port), False)
@@ -177,8 +177,8 @@ def to_node(connection: CheckedConnection) -> Iterator[PassingPacket]:
 
 
 def rejected(connection: CheckedConnection) -> Iterator[PassingPacket]:
-    """Yield the untranslated packet before the proxy's chains of the hooks input and forward, which reject the packet.
-    The kernel may run two chains with the same priority in any order. Raises NetlinkError."""
+    """Yield the first packet of a connection that the proxy's chains reject at the hook input or forward, up to these
+    chains. The kernel may run two chains with the same priority in any order. Raises NetlinkError."""
     packet, here = connection.packet, connection.packet.destination in connection.local
     exit_ = _NONE if here else interface_to(packet.destination)
     made = _Made(packet, (connection.interface, exit_), (packet.destination, packet.port), False)

@@ -112,7 +112,7 @@ def left_over(traces: Iterable[Trace], mode: str, place: str = "", ends: Sequenc
 
 
 def of_tables_left(found: Iterable[Diagnosis], left: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Yield findings on chains of other programs. `left` has the mode of each leftover table of another kube-proxy. A
+    """Yield findings on chains of other programs. `left` maps leftover tables of other kube-proxies to their modes. A
     finding on such a table names the leftover and its removal; a note on such a table is omitted."""
     for one in found:
         mode = left.get(one.table, "")
@@ -168,10 +168,10 @@ def _by_chain(drops: Iterable[Drop]) -> Iterator[tuple[list[Drop], str]]:
 def dropping(
     drops: Iterable[Drop], harm: HarmOfPackets = lambda *_, **__: STOPS, bridges: Collection[str] = ()
 ) -> Iterator[Diagnosis]:
-    """Report chains of other programs that surely drop a connection, or that the kernel may run before or after this
-    proxy's chains. A client sends a silently dropped request again, and the repeated request picks an endpoint again,
-    because connection tracking stores a connection only after its first packet has passed all hooks. A TCP reset to a
-    client on one of these `bridges` has the endpoint's address as its source, and no rule translates this address back
+    """Report chains of other programs that surely drop a connection, or that drop it in one of two possible orders of
+    chains. A client sends a silently dropped request again, and the repeated request picks an endpoint again, because
+    connection tracking stores a connection only after its first packet has passed all hooks. A TCP reset to a client on
+    one of these `bridges` has the endpoint's address as its source, and no rule translates this address back
     (nf_send_reset in net/ipv4/netfilter/nf_reject_ipv4.c)."""
     drops = [one for one in drops if not one.untracks]
     stops = harm([one.packet for one in drops if not one.unordered]) == STOPS

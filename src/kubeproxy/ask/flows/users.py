@@ -1,5 +1,5 @@
-"""Tracked connections, counted by service port, endpoint and client. A connection belongs to the service port that has
-the client's destination. In a mode in which clients' connections end at the proxy, an endpoint's connections are this
+"""Tracked connections, counted by service port, endpoint and client. A connection belongs to the service port to which
+the client connected. In a mode in which clients' connections end at the proxy, an endpoint's connections are this
 node's own connections to the endpoint."""
 
 from __future__ import annotations

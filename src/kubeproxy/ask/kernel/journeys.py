@@ -110,8 +110,8 @@ class _Run(NamedTuple):
 
 
 def journeys(steps: Iterable[Step], ruleset: KnownRules, own_table: str, late: Container[int] = ()) -> list[Journey]:
-    """Return the journeys of the packets that `own_table` marked, except the `late` packets, from trace steps, ordered
-    by their first step."""
+    """Combine trace steps into journeys, ordered by their first step. Omit packets that `own_table` did not mark, the
+    `late` packets, and ICMP redirects."""
     packets: list[list[_Run]] = []
     places: dict[int, int] = {}
     for step in steps:

@@ -80,9 +80,9 @@ def _confirmed(
 def _unowned(
     ask: Ask, examiners: Sequence[Examiner], names: Sequence[ServiceName], unowned: set[Finding]
 ) -> list[Finding]:
-    """Return the elements that have no Service in any reading, up to the first reading during which no plan changes. A
-    single reading is not enough, because the elements of a new or removed endpoint may be read before or after the
-    plans with that endpoint."""
+    """Repeat the reading, at most LOOKS times, until no plan changes during a reading; return the elements that have no
+    Service in any reading. A single reading is not enough, because the elements of a new or removed endpoint may be
+    read before or after the plans with that endpoint."""
     before = {one.name: one for one in ask(names)}
     still: list[Finding] = []
     for _ in range(LOOKS):

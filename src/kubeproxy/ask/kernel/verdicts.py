@@ -357,9 +357,9 @@ def without_entry(found: Sequence[Journey], served: Sequence[TracedReply]) -> li
 
 
 def _failed(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> dict[str, str]:
-    """Return the endpoints that refused connections or did not answer them, with a text; '' is the key of connections
-    that ended before the routing. Retransmissions belong to one connection. The kernel deletes the entry of a refused
-    connection (nf_conntrack_tcp_packet in net/netfilter/nf_conntrack_proto_tcp.c)."""
+    """Return a text for each endpoint that refused connections or did not answer them; the text of '' is about
+    connections that ended before the routing. Retransmissions belong to one connection. The kernel deletes the entry of
+    a refused connection (nf_conntrack_tcp_packet in net/netfilter/nf_conntrack_proto_tcp.c)."""
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
     resets = {(one.source, one.destination) for one in found if one.refusal == "reset" and one.direction == "answer"}
     refused = Counter(end for end, _ in resets if end not in answers)
