@@ -45,7 +45,7 @@ class FamilyStanding(Struct):
     """The state of one family's rules in the kernel. Times are seconds since the epoch; None means never."""
 
     family: Family
-    inspected_at: float | None = None  # the last complete comparison after which no difference remained
+    inspected_at: float | None = None  # the time of the last complete comparison without a remaining difference
     sound_since: float | None = None  # the start of the current period without a found difference
     refusal: str | None = None  # the reason why the kernel refused the queued changes
     difference: str | None = None  # a change by another program that is not repaired yet

@@ -51,7 +51,7 @@ class Observer(Protocol):
         """The numbers of objects that changed since the last call, and of objects that are not committed yet."""
 
     def committing(self, family: Family, changes: Sequence[Change] | None) -> None:
-        """A commit of these changes starts, or a full sync (None): `committed` or `refused` follows."""
+        """A commit of these changes starts, or a full sync if `changes` is None; `committed` or `refused` follows."""
 
     def committed(self, commit: Commit) -> None:
         """A family is up to date: after a commit, or because the queued events changed no plan."""

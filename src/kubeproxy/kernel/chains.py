@@ -82,7 +82,7 @@ def iptables_chains(known: Iterable[Chain]) -> list[RuleChain]:
             continue
         for table in legacy_tables(family):
             for line in xtables.commands(LEGACY[family]).saved(table):
-                if line.startswith("-A "):  # the rules, often many, follow the chains
+                if line.startswith("-A "):  # the chains are complete; the rules follow, often many
                     break
                 if line.startswith(":"):
                     found.append(RuleChain("legacy", number, table, line[1:].split(" ", 1)[0]))

@@ -292,8 +292,8 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
 
 
 class RealServerReader:
-    """Reads real servers by the byte layout of the first entry, in a quarter of the time of parsing each attribute. If
-    an entry has another layout, the reader uses that layout for the following entries."""
+    """Reads real servers by the byte layout of the first entry, four times as fast as by parsing each attribute. If an
+    entry has another layout, the reader uses that layout for the following entries."""
 
     def __init__(self) -> None:
         self._struct = struct.Struct("")

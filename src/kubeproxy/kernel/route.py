@@ -232,7 +232,7 @@ class Address(Struct, frozen=True, order=True):
 
 def local_addresses(family: int) -> list[Address]:
     """Return the addresses of a family (AF_INET or AF_INET6) on all interfaces, in the kernel's order. Raises
-    NetlinkError. A point-to-point interface has the address of its local end."""
+    NetlinkError. The address of a point-to-point interface is the address of its local end."""
     with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
         buffers = netlink.dump_all(_GET_ADDRESSES, _ADDRESS_HEAD.pack(family, 0, 0, 0, 0), "the local addresses")
     return listed(family, buffers, dict(socket.if_nameindex()))

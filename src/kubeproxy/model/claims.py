@@ -324,7 +324,7 @@ def important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:
 
 class FairOrder:
     """Orders costly changes so that no namespace waits for all changes of another namespace. Waiting changes come
-    before new changes. A namespace without waiting changes keeps its position."""
+    before new changes. A namespace keeps its position in the order while it has no waiting changes."""
 
     def __init__(self) -> None:
         self._waiting: list[ServiceName] = []

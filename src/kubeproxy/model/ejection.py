@@ -26,7 +26,8 @@ REST: Final = 0.25
 """Seconds for which an endpoint is not suspected again after it accepted an attempt to connect. The time doubles with
 each further attempt that the endpoint accepts, up to LONGEST_REST."""
 LONGEST_REST: Final = 1.0  # seconds; shorter than TCP's first retransmission, so it delays no ejection
-RELAPSE: Final = 60.0  # seconds after a return; a failure in this time doubles the last pause, else the pause is FIRST
+RELAPSE: Final = 60.0
+"""Seconds after an endpoint's return. A failure in this time doubles the last pause; a later failure sets FIRST."""
 
 _PROTOCOLS: Final = frozenset({IPPROTO_TCP, IPPROTO_UDP})
 """The protocols of endpoints that are ejected: the proxy cannot confirm that an SCTP endpoint fails."""
@@ -151,7 +152,7 @@ class Ejections:
         return self._services.get(key, ())
 
     def replace(self, name: ServiceName, before: Iterable[ServicePlan], after: Iterable[ServicePlan]) -> None:
-        """Replace the plans of a Service; remove endpoints that no Service has."""
+        """Replace the plans of a Service; forget the endpoints that are now in no plan."""
         if not (self._services or self.in_use):
             return
         had, has = _keys(before), _keys(after)

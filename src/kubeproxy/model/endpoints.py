@@ -40,7 +40,7 @@ class SlicePort(NamedTuple):
 
 class Slice(Struct, frozen=True, gc=False):
     """An EndpointSlice reduced to the used fields. If all endpoints are ready and none has hints (the usual case),
-    `particular` is None, and the endpoints are in `destinations` and, in the same order, in `nodes`."""
+    `particular` is None, `destinations` contains the endpoints, and `nodes` their nodes in the same order."""
 
     family: Family
     ports: tuple[SlicePort, ...]

@@ -421,7 +421,8 @@ class Affinity(Enum):
 class Habits(NamedTuple):
     """The properties of a mode that clients can notice and in which modes differ."""
 
-    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)  # at these, a port of no Service is refused
+    refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)
+    """The kinds of frontends that refuse a port of no Service at their address."""
     drops_unowned: bool = True  # packets to unused addresses in ServiceCIDRs are dropped
     refuses_node: bool = True  # this node's own connections to external addresses without endpoints are refused
     refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)

@@ -117,8 +117,8 @@ privileges_log = logging.getLogger("kubeproxy.privileges")
 def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> frozenset[Capability]:
     """Return the capabilities that the proxy keeps, in all modes.
 
-    `legacy` has the commands of legacy iptables on this node. `others_files` has the files that the proxy reads again
-    later and can read only with a capability. `plugin` is the credential plugin; '' if there is none.
+    `legacy` contains the commands of legacy iptables on this node. `others_files` contains the files that the proxy
+    reads again later and can read only with a capability. `plugin` is the credential plugin; '' if there is none.
 
     CAP_NET_ADMIN is needed for rules, sets, servers, addresses, marks and the network's sysctls. CAP_NET_BIND_SERVICE
     is needed for ports below 1024, which a new Service may use (health checks, relayed NodePorts)."""

@@ -92,7 +92,8 @@ class Fetcher(nl.Closing):
         self._socket.close()
 
     def fetch(self, family: int, table: str, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the data of these keys of equal length, if a map of values contains them. Raises NetlinkError."""
+        """Return the data of each of these keys that a map of values contains. The keys have equal length. Raises
+        NetlinkError."""
         found: dict[bytes, bytes] = {}
         if not keys:
             return found

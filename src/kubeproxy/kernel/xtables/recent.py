@@ -12,7 +12,7 @@ from kubeproxy.model.addresses import pack
 
 _LISTS: Final = Path("/proc/thread-self/net/xt_recent")
 _ENTRY: Final = re.compile(r"src=(\S+) .*?last_seen: (\d+)")
-_BOOTED: Final = 300  # the kernel's counter of ticks begins these seconds before the overflow of 32 bits
+_BOOTED: Final = 300  # seconds from the start of the kernel's counter of ticks to its overflow at 32 bits
 
 
 def seen_ago(name: str, address: bytes) -> float | None:

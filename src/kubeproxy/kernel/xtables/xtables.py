@@ -126,8 +126,8 @@ class Commands(NamedTuple):
 
 
 def installed() -> list[str]:
-    """Return the installed commands that are named by variant; if there are none, plain 'iptables' and 'ip6tables', if
-    installed."""
+    """Return the installed commands that are named by variant; if there are none, the plain commands
+    'iptables' and 'ip6tables' that are installed."""
     found = [variant for variant in VARIANTS if shutil.which(f"{variant}-save")]
     return found or [name for name in NAMES.values() if shutil.which(f"{name}-save")]
 
