@@ -174,7 +174,7 @@ _DECIDING: Final = frozenset({"DNAT", "REDIRECT", "REJECT", "DROP"})
 
 
 def table_traces(sight: Sight, table: str) -> list[Trace]:
-    """Return the nf_tables tables of this name that have chains, at most one for each family."""
+    """Return a trace for each nf_tables table of this name that contains chains."""
     families = {chain.family for chain in sight.nf_tables if chain.table == table}
     return [
         Trace(f"nf_tables table {family} {table}", IP_FAMILIES.get(family), partial(_table_catches, family, table))

@@ -117,9 +117,9 @@ class Sight(NamedTuple):
 
 class Trace(NamedTuple):
     """A kernel object of a mode, ours or the Go kube-proxy's: its description, and its family (None for both families).
-    `catches` returns whether the object affects an incoming packet: by the rules of its table or chains, or, for the
-    interface of ipvs mode, by having the packet's destination address. With True as second argument, objects that a
-    packet passes after its translation by this proxy are ignored. `catches` raises ApplyError."""
+    `catches` returns whether the object affects an incoming packet: rules of the table or chains match the packet, or
+    the interface of ipvs mode has the packet's destination address. If the second argument is True, `catches` ignores
+    objects that a packet passes after its translation by this proxy. `catches` raises ApplyError."""
 
     what: str
     family: Family | None
@@ -222,11 +222,11 @@ class Mode(NamedTuple):
     """The properties of a proxy mode.
 
     `config` is the mode's part of the configuration, `room` its Python package. `interface` is the name of an interface
-    of the mode, with addresses of Services. `table` is the name of its nf_tables table in each family. `refusals` is
-    the mode's counter of syncs that the kernel refused, by family. `habits` are the differences between modes that
-    clients can observe. `tracked_as` are the status bits of the mode's connections in connection tracking, or 0 if
-    these are not distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules for all
-    packets."""
+    of the mode, with addresses of Services. `table` is the name of the mode's nf_tables table in each family.
+    `refusals` is the mode's counter of syncs that the kernel refused, by family. `habits` are the differences between
+    modes that clients can observe. `tracked_as` are the status bits of the mode's connections in connection tracking,
+    or 0 if these are not distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules
+    for all packets."""
 
     config: ModeConfig
     room: str

@@ -140,7 +140,7 @@ def findings(
     found: State[Any, Any, Any], desired: Mapping[ServiceName | None, State[Any, Any, Any]], words: StateWords
 ) -> Iterator[Finding]:
     """Yield the differences between a found state and the Services' desired states, ordered by Service. Differences
-    that belong to no Service are last. Several Services may desire one entry."""
+    that belong to no Service are last. Several Services may desire the same entry."""
     asked: dict[Any, set[Any]] = {}
     for state in desired.values():
         for place, entries in state.items():

@@ -249,8 +249,8 @@ CILIUM: Final = Feature[bool](
 # Ejection: endpoints that do not answer this node get no new connections (model/ejection.py).
 
 Ejecting = Literal["never", "requested", "always"]
-"""The Services that have their failing endpoints ejected: none, those with the annotation `on`, or all except those
-with `off`."""
+"""The Services with ejection of failing endpoints: none, Services with the annotation value `on`, or all Services
+except those with the value `off`."""
 
 EJECTION: Final = Feature[Ejecting](
     flag="eject-failing-endpoints",

@@ -163,5 +163,5 @@ OPERATIONS: Operations = Operations(
     sysctls=_sysctls,
     owns=lambda _, chain: chain not in leftovers.IPVS_CHAINS,
     commands=_commands,
-    remove_displaced=lambda: leftovers.remove_iptables_rules(OPERATIONS.keeps),  # the other variant, and ipvs mode
+    remove_displaced=lambda: leftovers.remove_iptables_rules(OPERATIONS.keeps),  # also of ipvs mode
 )

@@ -39,7 +39,7 @@ EXAMINED: Final = 500
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
-"""The iptables tables that are written before the virtual servers, and the tables that are written after them."""
+"""Each value: the iptables tables to write before the virtual servers, and the tables to write after them."""
 
 
 class IpvsBackend:

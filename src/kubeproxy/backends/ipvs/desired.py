@@ -1,10 +1,10 @@
-"""The desired state of ipvs mode: the objects that each Service needs, from its plans, and the union of all. Pure.
+"""The desired state of ipvs mode: the objects that each Service needs, and the union of the objects. Pure.
 
 A virtual server has one pool for all clients. If externalTrafficPolicy is Local and this node has endpoints, pods and
 the node itself also get the local pool, because IPVS cannot distinguish sources (as in the Go kube-proxy).
 
 Set entries have a reference count: an entry is removed when no Service needs the entry. A virtual server belongs to one
-Service. A Service with the same address and port takes precedence over a NodePort, in any order of addition."""
+Service. A Service with the same address and port takes precedence over a NodePort, whichever is added first."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ class Draining:
         return ActualServer(virtual.affinity, same=True, weights=weights)
 
     def retain(self, found: Mapping[bytes, ActualServer]) -> None:
-        """Remove from the record the real servers that the kernel does not have."""
+        """Forget draining real servers that are missing in the kernel."""
         for key in self.keys():
             there = found[key].weights if key in found else {}
             for destination in self._servers[key] - there.keys():

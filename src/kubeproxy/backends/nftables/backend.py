@@ -116,7 +116,7 @@ class NftablesBackend:
 
     def sync(self, changes: Collection[NamedPlans]) -> Iterator[int]:
         """Program changed Services; yield the number of elements after each transaction. Raises ApplyError; the kernel
-        then has the transactions yielded before, and perhaps a part of the next change."""
+        then contains the transactions yielded before, and perhaps a part of the next transaction's changes."""
         yield from self._synced(changes)
         if self._relay is not None and self._ours.loopback is Loopback.RELAYED:
             self._relay.update(changes)
@@ -160,7 +160,8 @@ class NftablesBackend:
         return any(item.plan.port_ranges for item in self._placed.get(name, ()))
 
     def _reshape(self, extra: tuple[SetId, ...]) -> None:
-        """Add the sets, chains and rules of ranges of ports before the first range, or remove them after the last."""
+        """Add the sets, chains and rules of ranges of ports if the first range is about to be written; remove them
+        after the removal of the last range."""
         if extra == self._ruleset.extra:
             return
         with audit.attributed(self._ruleset.name):
@@ -371,8 +372,8 @@ class NftablesBackend:
 
     def _remove(self, unneeded: Mapping[str, Collection[bytes]]) -> Iterator[int]:
         """Remove elements, except shared elements in use: one transaction or more for each group of LOOKUPS, in order.
-        A packet may find a former frontend until it is removed, so the endpoints of the frontend are removed later.
-        Groups need separate transactions, because a commit can happen between two lookups of a packet."""
+        A packet may find a former frontend until the frontend is removed, so the frontend's endpoints are removed
+        later. Groups need separate transactions, because a commit can happen between two lookups of a packet."""
         for sets in LOOKUPS:
             transaction = Transaction(self._packers, {})
             for set_id in sets:

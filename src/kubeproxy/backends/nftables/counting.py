@@ -1,7 +1,7 @@
 """Counts new connections per service port and endpoint, with the counters of elements in the maps of endpoints. All
 ranges of ports of a Service count as one service port. Only the first packet of a connection passes the nat chains, so
 the counter of an element is the number of connections to its endpoint. When an element is written again, its counter
-begins at 0, so the connections after the last read are not counted."""
+begins at 0, so the connections since the last read are lost."""
 
 from __future__ import annotations
 

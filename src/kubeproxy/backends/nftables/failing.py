@@ -17,7 +17,7 @@ from kubeproxy.model.addresses import Family
 
 FAILING: Final = "failing-endpoints"
 CHAIN: Final = "failing-check"
-SECONDS: Final = 3  # until an element is removed, unless a further packet confirms it
+SECONDS: Final = 3  # until the kernel removes an element that no further packet confirmed
 MOST: Final = 1 << 11  # the maximum number of elements, which limits the proxy's work in a flood
 
 _ICMP: Final = {Family.IPV4: "icmp", Family.IPV6: "ipv6-icmp"}

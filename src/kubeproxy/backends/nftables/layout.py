@@ -472,6 +472,6 @@ def parse_chain_name(text: str) -> ChainName | None:
         return None
     nodeport, treatment, size, affinity = found.groups()
     name = ChainName(nodeport is not None, treatment, int(size or 0), int(affinity or 0))
-    # Another program's chain may have any number in its name; pick-4 is a static chain.
+    # Another program's chain may have any number in its name. Names of static chains, such as pick-4, match too.
     possible = name.size < SLOTS and name.affinity <= LONGEST_AFFINITY and bool(name.size) == bool(name.hashed)
     return name if possible else None

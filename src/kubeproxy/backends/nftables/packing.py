@@ -71,7 +71,7 @@ def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[
     the time of the lookup (nft_genmask_cur in net/netfilter/nft_set_hash.c of Linux 6.18). If a commit between two
     lookups removed the former elements, the packet would miss a frontend that moves to an earlier map. It would also
     miss the target of an element that it found before: the pool of a chain, a list of source ranges, or an endpoint's
-    number. Only a removed slot has a substitute, the first slot."""
+    number. A packet that misses a removed slot gets the first slot."""
     if not alone:
         return _only_removed(delta, _NUMBERED)
     if _LOOKED_UP.isdisjoint(delta.removed):

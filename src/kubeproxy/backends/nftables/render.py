@@ -137,10 +137,10 @@ class MaglevTable(tuple[bytes, ...]):
 
 
 class Placed(NamedTuple):
-    """A plan with the endpoints of its pools in slot order. With affinity or ranges of ports, `number` identifies the
-    plan's pools (else it is 0), and `endpoints` has the numbers that identify the endpoints. With weights an endpoint
-    has several slots. `ranges` is the number that identifies the Service's list of source ranges, or 0 if the Service
-    has no list. `allowed` contains the list's ranges in the Service's first plan, and is empty in the others."""
+    """A plan with the endpoints of its pools in slot order. If the plan has affinity or ranges of ports, `number`
+    identifies its pools, and `endpoints` contains the numbers of the endpoints; else `number` is 0. With weights an
+    endpoint has several slots. `ranges` is the number that identifies the Service's list of source ranges, or 0 if the
+    Service has no list. `allowed` contains the list's ranges in the Service's first plan, else nothing."""
 
     plan: ServicePlan
     cluster: Pool
@@ -397,10 +397,10 @@ def pools(item: Placed) -> dict[Policy, Pool]:
 
 
 class Way(NamedTuple):
-    """The sets and maps that contain a frontend, which depend on the frontend's kind and traffic. `picked` has, for
-    each pool, the endpoint map, the map of frontends, the treatment of the pool's chain, and the policy of the pool; it
-    is empty if the frontend forwards no traffic. `unserved` is the set of refused or dropped frontends that contains
-    the frontend, or None if no such set contains it."""
+    """The sets and maps that contain a frontend, which depend on the frontend's kind and traffic. `picked` contains,
+    for each pool, the endpoint map, the map of frontends, the treatment of the pool's chain, and the policy of the
+    pool; it is empty if the frontend forwards no traffic. `unserved` is the set of refused or dropped frontends that
+    contains the frontend, or None if no such set contains it."""
 
     nodeport: bool
     picked: Sequence[tuple[SetId, SetId, str, Policy]]

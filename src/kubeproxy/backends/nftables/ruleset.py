@@ -71,8 +71,8 @@ class Ruleset:
         return self.sets(), self.chains(samples)
 
     def chains(self, names: Iterable[ChainName]) -> dict[str, tuple[tables.Hook | None, Sequence[str]]]:
-        """Return hook and rules (as text) of all chains by name: the static chains, the given chains, and all targets
-        of both."""
+        """Return hook and rules (as text) of all chains by name: the static chains, the given chains, and all chains
+        to which they jump."""
         found: dict[str, tuple[tables.Hook | None, Sequence[str]]] = {
             name: (hook, rules) for name, hook, rules in self._base_chains()
         }
@@ -138,9 +138,9 @@ class Ruleset:
         return self._treatments() | self._picking() | sticky | checks | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that look up a frontend, and select its pool and whether to masquerade. The result of the
-        lookup is the class of the frontend's pool. An nft rule cannot use a value from one map in the key of another
-        map, so until an endpoint is picked, the packet carries the class in place of its destination port."""
+        """Return the chains that look up a frontend, select its pool, and decide whether to masquerade. The result of
+        the lookup is the class of the frontend's pool. An nft rule cannot use a value from one map in the key of
+        another map, so until an endpoint is picked, the packet carries the class in place of its destination port."""
         mark = self._mark_packet
         service = _SERVICE.format(ip=self.layout.ip)
         nodeport = self._nodeport_match()

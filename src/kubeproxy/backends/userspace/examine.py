@@ -52,7 +52,7 @@ _ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}
 
 class UserspaceExaminer(Examiner):
     """See backends.state.Examiner. Reads the listening sockets of the caller's network namespace. `nodeport_ips` are
-    the addresses on which NodePorts answer, or None if they answer on all."""
+    the addresses on which NodePorts answer, or None for all addresses."""
 
     def __init__(self, view: TableView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
         super().__init__(view.family, view.close)

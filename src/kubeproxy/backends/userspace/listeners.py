@@ -160,8 +160,8 @@ class Listeners:
         return udp.UdpListener(self._path, sock, name.key, self._sessions)
 
     def _bound(self, name: ListenerName) -> socket.socket:
-        """Return a listening socket. Raises OSError when no port is free. A UDP listener gets its former port if it is
-        free, because tracked flows of clients may still lead to this port."""
+        """Return a listening socket. Raises OSError when no port is free. A UDP listener gets its former port if the
+        port is free, because tracked flows of clients may still lead to this port."""
         key, former = name.key, self._former.pop(name, None)
         if former is not None:
             with suppress(OSError):

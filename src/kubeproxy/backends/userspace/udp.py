@@ -50,7 +50,7 @@ def prepare(sock: socket.socket, family: Family) -> None:
     """Set the options of a listener: the kernel reports the destination address of each datagram, so that answers can
     come from this address."""
     sock.setblocking(False)
-    with suppress(OSError):  # if CAP_NET_ADMIN in the initial user namespace is missing, the kernel's limit stays
+    with suppress(OSError):  # if CAP_NET_ADMIN in the initial user namespace is missing, the default size remains
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, ROOM)
     if family is Family.IPV4:
         sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
