@@ -142,7 +142,7 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 _End = tuple[Diagnosis, str, PassingPacket]
-"""A finding about packets to an endpoint, whose text ends before the endpoint, and the text after the endpoint."""
+"""A finding with the first part of its text, the second part, and the packet, whose endpoint is between the parts."""
 
 
 def _by_finding(found: Iterable[_End]) -> Iterator[Diagnosis]:

@@ -167,8 +167,8 @@ def by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str
 
 
 def _chosen(found: Sequence[Journey], ruleset: KnownRules) -> str:
-    """Return the destination of the last request in its last chain; if the translation ends the trace, all endpoints
-    from which the proxy's rules choose; '' if other rules may have chosen."""
+    """Return the destination of the last request in its last chain, if the trace shows that it was translated.
+    Otherwise return the endpoints from which the proxy's rules choose, or '' if other rules may have chosen."""
     request = next((one for one in reversed(found) if one.direction == "request" and one.met), None)
     if request is None or request.met[-1].destination != request.destination:
         return request.met[-1].destination if request is not None else ""
