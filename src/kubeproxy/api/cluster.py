@@ -220,7 +220,7 @@ class Cluster:
 
     async def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS context for a new connection; None for http. After a rotation of certificates the context is
-        new. (With its gate ClientsAllowCARotation client-go, too, reads new files, within five minutes.)"""
+        new. (client-go with the gate ClientsAllowCARotation also reads new files, within five minutes.)"""
         if self.server.scheme != "https":
             return None
         pair = await self.credentials.key_pair()

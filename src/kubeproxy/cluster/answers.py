@@ -106,7 +106,8 @@ class WhyAnswer(_Answer, kw_only=True):
         return self.named(self.heading.partition(": ")[2])
 
     def add(self, finding: Diagnosis) -> None:
-        """Add a finding of this plugin. An error makes the answer no; any other finding makes the answer unknown."""
+        """Add a finding of this plugin. An error changes the answer to "no"; any other finding changes an answer other
+        than "no" to "unknown"."""
         self.findings.insert(0, finding.row())
         connection, _, decision = self.heading.partition(": ")
         self.heading = f"{connection}: {finding.what} ({finding.severity.mark}); {decision}"

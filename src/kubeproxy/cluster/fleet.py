@@ -60,7 +60,8 @@ class Shared(Struct):
 
 
 class Fleet:
-    """The replies to one question, and the facts in their answers. `whole` also stores the answers as JSON values.
+    """The replies to one question, and the facts in their answers. `whole` means that the replies also contain the
+    answers as JSON values.
 
     `options` contains further options of the command by node."""
 

@@ -68,7 +68,7 @@ def follow(ask: Ask, node: str, client: str, why: Why, decider: str) -> Followed
         text = f"{here}; {where}, which has {kept.endpoint}, gave no answer: {reply.reason}"
         return Followed(fleet, flows, text, UNKNOWN)
     fleet.answers[where] = far
-    # The network may still be delivering replies to earlier connections of the client to the endpoint.
+    # Only requests prove the arrival: replies may belong to earlier connections of the client to the endpoint.
     if any(one.direction == "request" for one in far.journeys):
         lost = {one.address for one in why.endpoints if not one.returns}
         return Followed(fleet, flows, *_result_if_arrived(node, where, kept.endpoint, far, second, lost))

@@ -113,8 +113,8 @@ def run(given: argparse.Namespace) -> int:
 
 
 def following(line: str) -> list[str]:
-    """Return the continuations of a line. The result has words, some with a tab and a description, or an answer of
-    _PATHS for files."""
+    """Return the continuations of a line: words, some followed by a tab and a description; or, if files can follow, an
+    answer of _PATHS."""
     *before, last = [*line.split()[1:], *([""] if line[-1:].isspace() else [])] or [""]
     name = before.pop(0) if before and before[0] in COMMANDS else PROXY
     if not before and name == PROXY and not last.startswith("-"):

@@ -100,8 +100,8 @@ def _sets_a_field(name: str, path: str) -> bool:
 
 
 def _without_news(given: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments for reading objects, which the new configuration must not affect. If there is no present
-    configuration, --hostname-override names the node in question."""
+    """Return the arguments for reading objects, without the arguments of the new configuration. If --now is not given,
+    --hostname-override is kept, because it names the node in question."""
     name = None if given.now else given.hostname_override
     return argparse.Namespace(**{**vars(given), "config": given.now, "proxy_mode": None, "hostname_override": name})
 

@@ -150,7 +150,8 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "NFTablesNetlink": (True, "rules are always read over netlink"),
     "UnlockWhileProcessingFIFO": (True, _QUEUES),
 }
-"""More gates that change the Go kube-proxy. This proxy always behaves as with this setting, for the given reason."""
+"""Gates that change the Go kube-proxy but not this proxy: the setting that corresponds to this proxy, and the
+reason."""
 
 _ALL_OF = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 
