@@ -322,7 +322,7 @@ class _Rule:
         free = (1 << 8 * size) - 1 & ~mask
         if free:
             if free & (free + 1) or low != high or low & free:
-                raise UnknownRuleError("address with such a mask")
+                raise UnknownRuleError("address with a mask that is no prefix")
             low, high = low ^ term.xor, (low ^ term.xor) | free
         elif term.xor:
             raise UnknownRuleError("address with xor")

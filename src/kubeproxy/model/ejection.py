@@ -25,7 +25,7 @@ connections of clients, but not of the proxy."""
 REST: Final = 0.25
 """Seconds for which an endpoint is not suspected again after it accepted an attempt to connect. The time doubles with
 each further attempt that the endpoint accepts, up to LONGEST_REST."""
-LONGEST_REST: Final = 1.0  # seconds; shorter than TCP's first retransmission, so it delays no ejection
+LONGEST_REST: Final = 1.0  # seconds; TCP's first retransmission does not come earlier, so no ejection is delayed
 RELAPSE: Final = 60.0
 """Seconds after an endpoint's return. A failure in this time doubles the last pause; a later failure sets FIRST."""
 

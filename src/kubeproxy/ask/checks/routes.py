@@ -218,7 +218,7 @@ def _accepted(one: SourceTranslation) -> Diagnosis:
     return _unmasqueraded(
         one,
         f"{'accepts' if one.sure else 'may accept'} packets to",
-        f"leave packets to endpoints out of that rule of {one.where} {one.chain}, or have it apply after the "
+        f"exclude packets to endpoints from that rule of {one.where} {one.chain}, or move it to a chain after the "
         "proxy's chain",
     )
 
