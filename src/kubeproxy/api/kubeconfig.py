@@ -207,7 +207,7 @@ def _impersonation(user: _UserEntry, where: str) -> credentials.Headers:
     groups: Sequence[str] = user.as_groups or ()
     extra = user.as_user_extra or {}
     if (user.as_uid or groups or extra) and not user.as_:
-        raise ConfigError(f"{where}.as: is missing; a uid, groups and extra can only be taken beside a user")
+        raise ConfigError(f"{where}.as: is missing; a uid, groups and extra can only be set together with a user")
     wanted = [("as", "Impersonate-User", user.as_ or ""), ("as-uid", "Impersonate-Uid", user.as_uid or "")]
     wanted += [(f"as-groups[{index}]", "Impersonate-Group", group) for index, group in enumerate(groups)]
     wanted += [

@@ -141,7 +141,7 @@ NOT_SWITCHED: Mapping[str, tuple[bool, str]] = {
     "AtomicFIFO": (True, _QUEUES),
     "ClientsAllowCARotation": (True, "a changed file of certificate authorities is used from the next connection on"),
     "ClientsAllowCBOR": (False, _CBOR),
-    "ClientsAllowTLSCacheGC": (True, "this proxy has no such cache"),
+    "ClientsAllowTLSCacheGC": (True, "this proxy has no cache of TLS settings"),
     "ClientsPreferCBOR": (False, _CBOR),
     "ContextualLogging": (True, "log lines always name their objects"),
     "InformerResourceVersion": (True, _QUEUES),

@@ -333,7 +333,7 @@ def _tracking(filters: Iterable[Filter]) -> Iterator[Diagnosis]:
         if one.untracks:
             what = f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}"
             why = "no rule translates them, so no endpoint gets them; a program such as a DNS cache may answer"
-            fix = "see which packets the rule is for; except from it packets to Services that only kube-proxy serves"
+            fix = "see which packets the rule is for; exempt from it packets to Services that only kube-proxy serves"
             yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=one.where)
         if one.zones:
             what = f"{one.where}, chain {one.chain}: puts packets into a zone of connection tracking at {one.hook}"

@@ -17,7 +17,7 @@ _WORDS: Final = {
     "policy-local": "the Service's policy is Local",
     "nodeport-external": "connections to this NodePort are masqueraded",
     "nodeport-policy-local": "the NodePort's policy is Local",
-    "put-port-back": "restores the packet's port and picks an endpoint",
+    "put-port-back": "restores the packet's port",
     "masquerading": "masquerades packets with the mark",
     "firewall-check": "checks the client against the source ranges",
     "source-ranges": "checks the client against the source ranges",
