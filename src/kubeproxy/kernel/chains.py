@@ -32,7 +32,7 @@ class Chain(NamedTuple):
 
 
 def chains() -> list[Chain]:
-    """Return the chains of all nf_tables tables of IP. Raises NetlinkError."""
+    """Return the chains of all nf_tables tables of the families inet, ip and ip6. Raises NetlinkError."""
     with Netlink.open() as link:
         there = listed_chains(link)
     return [

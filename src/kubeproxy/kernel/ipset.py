@@ -33,7 +33,7 @@ _REFERENCES: Final = 25
 _BIG_ENDIAN: Final = 0x4000  # NLA_F_NET_BYTEORDER
 
 _HEADER_SIZE: Final = 4  # struct nfgenmsg
-_HEAD: Final = nl.netfilter_header(socket.AF_INET) + nl.attribute(1, b"\6")  # and the version of ipset's protocol
+_HEAD: Final = nl.netfilter_header(socket.AF_INET) + nl.attribute(1, b"\6")  # and the protocol version of ipset
 _ADDRESS: Final = struct.Struct("=HHHH")
 _PORT_AND_PROTOCOL: Final = struct.Struct("=HH2sxx HHBxxx")
 # Maximum size of a list in bytes: its length is a 16-bit number, and the kernel sends a refused message back in full.

@@ -162,7 +162,7 @@ SYSCTL: Final = {family: f"net.bridge.bridge-nf-call-{word}" for family, word in
 
 
 class Bridge(NamedTuple):
-    """A bridge, and the families of the packets that pass the rules when the bridge forwards them."""
+    """A bridge, and the families whose packets pass the rules when the bridge forwards them."""
 
     name: str
     filtered: tuple[Family, ...]

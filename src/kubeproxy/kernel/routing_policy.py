@@ -59,7 +59,7 @@ def refusal(packet: RoutedPacket) -> int:
 
 @nl.understood("the rules of policy routing")
 def marks() -> set[int]:
-    """Return the packet marks, except 0, that policy routing rules test. Raises ApplyError."""
+    """Return the packet marks, except 0, that occur in policy routing rules. Raises ApplyError."""
     with nl.Netlink.open(nl.NETLINK_ROUTE) as link:
         rules = [
             one
@@ -127,7 +127,7 @@ def _longest(destination: bytes, routes: list[bytes], table: int) -> str:
 
 
 def _covers(prefix: bytes | None, bits: int, address: bytes | None) -> bool:
-    """Return whether an address has a prefix; a missing prefix matches every address."""
+    """Return whether a prefix of `bits` bits contains an address; a missing prefix contains every address."""
     if not bits or prefix is None:
         return True
     if address is None:

@@ -30,7 +30,8 @@ _TUPLE_IP, _TUPLE_PROTOCOL, _PROTOCOL, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 1
 _COMPARE_PROTOCOL: Final = 1 << 3
 _ENDS: Final = ((TUPLE_ORIGINAL, 2, 1 << 1, _DESTINATION_PORT, 1 << 5), (_TUPLE_REPLY, 1, 1 << 0, _SOURCE_PORT, 1 << 4))
 """The ends of a connection that a filter can select: the target in the original tuple, and the server in the reply
-tuple. For each end: the tuple's attribute, the attribute and filter bit of its IPv4 address, and those of its port."""
+tuple. For each end: the tuple's attribute; the attribute and filter bit of the IPv4 address; the attribute and filter
+bit of the port."""
 
 _IPV4_END: Final = 6  # the size of an IPv4 address and a port
 _U32: Final = struct.Struct(">I")
@@ -86,9 +87,9 @@ EVERYTHING: Final = Wanted()
 
 
 def entries(link: nl.Netlink, family: int, wanted: Wanted = EVERYTHING, selected: bytes = b"") -> Iterator[Tracked]:
-    """Yield the entries of a family (AF_INET or AF_INET6) of TCP, UDP and SCTP. Raises ApplyError. `selected` are the
-    attributes of a `selection`, which Linux before 5.8 ignores. The kernel needs 10 ms to search a table of the usual
-    size, 0.1 us per entry that it skips, and 3 us per entry that it returns."""
+    """Yield the entries of a family (AF_INET or AF_INET6) of TCP, UDP and SCTP. Raises ApplyError. `selected` is a
+    result of `selection`, which Linux before 5.8 ignores. The kernel needs 10 ms to search a table of the usual size,
+    0.1 us per entry that it skips, and 3 us per entry that it returns."""
     payload = nl.netfilter_header(family) + selected
     if wanted.mask:
         payload += nl.number_attribute(STATUS, wanted.status) + nl.number_attribute(_STATUS_MASK, wanted.mask)
@@ -190,9 +191,9 @@ class EntryLayout:
         targets: Container[bytes] | None = None,
         ports: Container[bytes] = (),
     ) -> Iterator[Ends | None]:
-        """Yield the entries in a buffer with a target in `targets`, or a target port in `ports`; targets None selects
-        all. For an entry of another protocol, or without ports, the iterator yields None. The function is long and uses
-        local variables for speed: its loop runs 100,000 times per sync of a busy node."""
+        """Yield those entries of a buffer that have a target in `targets`, or a target port in `ports`; with `targets`
+        None, all entries. For an entry of another protocol, or without ports, the iterator yields None. The function is
+        long and uses local variables for speed: its loop runs 100,000 times per sync of a busy node."""
         unpack, size, header, done = self._tuples.unpack_from, self._tuples.size, nl.HEADER.unpack_from, nl.NLMSG_DONE
         head, kind, port = self.head, self._protocol, self._port
         following, last = 0, len(data) - nl.HEADER.size

@@ -50,7 +50,7 @@ _NEXT_MESSAGE: Final = b"".join(
 )
 """Instructions that add the padded length of the message at X to X."""
 _MOST_MESSAGES: Final = 80
-"""The maximum number of messages of a buffer that the filter examines; the filter accepts longer buffers."""
+"""The filter examines at most this number of messages of a buffer, and accepts a buffer with more messages."""
 
 
 class Announcements(nl.Closing):

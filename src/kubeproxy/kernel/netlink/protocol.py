@@ -49,7 +49,8 @@ _BATCH: Final = 1000
 _PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
 """The padding of a payload to a multiple of four bytes, by its length modulo 4."""
 _SUCCESS: Final = (0, "")
-# The same for `inquire`: all answers to one send must fit into the receive buffer, two of about 1 KiB per request.
+# The maximum number of requests per send of `inquire`. All answers to one send must fit into the receive buffer; each
+# request gets two messages of about 1 KiB.
 _INQUIRIES: Final = 500
 # The maximum size of a send, which must fit into the socket's send buffer: 208 KiB by default.
 _BATCH_BYTES: Final = 128 * 1024
@@ -289,7 +290,7 @@ class Netlink(Closing):
             raise DumpInterruptedError(f"{what} changed while being read")
 
     def dump_all(self, kind: int, payload: bytes, what: str) -> list[bytes]:
-        """Return all buffers of a dump; repeat it up to ten times if the table changes. Raises the errors of `dump`."""
+        """Return all buffers of a dump; try up to ten times if the table changes. Raises the errors of `dump`."""
         for attempt in range(_DUMP_ATTEMPTS):
             try:
                 return list(self.dump(kind, payload, what))
@@ -361,7 +362,7 @@ class Netlink(Closing):
 
     def _batch(self, kind: int, payloads: Sequence[bytes], what: str, flags: int) -> list[tuple[int, str]]:
         sequences = list(islice(self._sequence, len(payloads)))
-        pack, size = HEADER.pack, HEADER.size  # `message` inlined: a full sync packs 100,000
+        pack, size = HEADER.pack, HEADER.size  # `message` is inlined, because a full sync packs 100,000 messages
         packed = [
             pack(size + len(p), kind, flags, sequence, 0) + p + _PADDING[len(p) & 3]
             for sequence, p in zip(sequences, payloads, strict=True)

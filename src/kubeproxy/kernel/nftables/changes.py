@@ -38,7 +38,7 @@ _DELETIONS: Final = frozenset({nfnetlink.DELETE_TABLE, nfnetlink.DELETE_CHAIN, n
 _CHAINS: Final = _DELETIONS | {nfnetlink.NEW_TABLE, nfnetlink.NEW_CHAIN, nfnetlink.NEW_RULE}
 _GENERATIONS: Final = 0xFFFFFFFF  # a generation's number has 32 bits
 _LATE: Final = (0.0, 0.002, 0.02)
-"""Seconds before each attempt to read: the kernel increments the generation shortly before the announcement."""
+"""Seconds to wait before each read, because the kernel announces a transaction after it increments the generation."""
 _SLOWEST: Final = 10.0  # maximum seconds between increment and announcement, for 100,000 elements under load
 
 
@@ -126,7 +126,7 @@ class ChangeMonitor:
         self._late_since: float | None = None  # when a check first found the transaction in progress
 
     def close(self) -> None:
-        """End the use by one caller of `monitor`; close the socket when the last caller has called `close`."""
+        """Close the socket when all callers of `monitor` have called `close`."""
         with self._lock:
             self.users -= 1
             if self.users == 0:

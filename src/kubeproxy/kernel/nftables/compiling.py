@@ -297,13 +297,13 @@ def _compared(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
         yield from _bits(field, value, 1 - op, bytes(field.size))
         return
     yield from _Key((field,)).load()
-    if field.size == 8 and op > 1:  # host byte order, but the kernel compares byte by byte
+    if field.size == 8 and op > 1:  # the value is in host byte order, but the kernel compares byte by byte
         yield x.Byteorder(1, 1, 1, 8, 8)
     yield x.Compare(1, op, value)
 
 
 def _within(field: Field, op: int, operand: str) -> Iterator[x.Expression]:
-    """If the prefix ends at a byte, compare only the address's first bytes."""
+    """Yield the match of a prefix. If the prefix consists of whole bytes, only these bytes are compared."""
     network = ipaddress.ip_network(operand)
     size, load = network.prefixlen // 8, field.load
     if network.prefixlen % 8 or not size or not isinstance(load, x.Payload):

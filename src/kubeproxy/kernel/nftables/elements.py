@@ -28,8 +28,8 @@ def element_messages(
     kind: int, family: int, table: str, name: str, elements: Sequence[bytes], size: int = 0, set_id: int = 0
 ) -> list[bytes]:
     """Return the messages that add (NEW_ELEMENT) or remove (DELETE_ELEMENT) packed elements of one set. With `size`,
-    all elements have this number of bytes, and `elements` may be split at any byte. `set_id` is the number by which the
-    transaction refers to an anonymous set that it creates."""
+    all elements have this number of bytes, and `elements` may contain any pieces of the joined elements. `set_id` is
+    the number by which the transaction refers to an anonymous set that it creates."""
     where = names(table, name)
     if set_id:
         where += nl.number_attribute(nfta.SET_ELEM_LIST_SET_ID, set_id)

@@ -225,8 +225,8 @@ def _rule(data: bytes) -> Rule:
 
 
 def created(made: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield kind and name of each object that these messages create and that gets a handle; a rule has its chain's
-    name."""
+    """Yield kind and name of each object that these messages create and that gets a handle; for a rule, the name of
+    its chain."""
     for one in made:
         kind = nl.HEADER.unpack_from(one)[1]
         if kind in _NAMES and (place := nl.find(one, nl.HEADER.size + GENERIC.size, len(one), _NAMES[kind])):

@@ -63,7 +63,7 @@ def _traced(per_second: int) -> x.Rule:
 
 
 def _packets_of(flow: TracedFlow, ip: str) -> tuple[x.Rule, list[x.Rule]]:
-    """Return the expressions that match a flow's requests, and a rule for each client that matches its replies."""
+    """Return a rule that matches a flow's requests, and rules that match its replies, one per client or one for all."""
     to, source = f"{ip} daddr {unpack(flow.destination)}", f"{ip} saddr {unpack(flow.source)}" if flow.source else ""
     original = f"ct original protocol {flow.protocol} ct original {to} ct original proto-dst {flow.port}"
     clients = [f"ct original {ip} saddr {unpack(one)}" for one in flow.clients]

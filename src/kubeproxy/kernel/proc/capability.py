@@ -88,7 +88,7 @@ def keep_only(wanted: AbstractSet[Capability]) -> None:
 
 
 def threads() -> int:
-    """Return the number of threads of this process; a thread that has ended counts for a moment."""
+    """Return the number of threads of this process; for a moment the kernel still counts a thread that has ended."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 

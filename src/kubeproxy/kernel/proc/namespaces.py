@@ -35,7 +35,7 @@ _READY, _UNSUPPORTED, _FAILED = b"0", b"1", b"2"  # the first byte of a child's 
 
 
 class SocketsElsewhere(nl.Closing):
-    """A child process in the network namespace with an address, which opens sockets that are bound to the address."""
+    """A child process that opens sockets in the network namespace of an address, and binds them to the address."""
 
     def __init__(self, child: int, channel: socket.socket) -> None:
         self._child = child
@@ -126,7 +126,7 @@ def _enter(address: bytes) -> None:
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(_holder, address).result()
     _move(found)
-    while threads() > 1:  # the thread of the search has ended and still counts
+    while threads() > 1:  # the thread of the search has ended, but the kernel still counts it
         time.sleep(0.001)
 
 

@@ -138,8 +138,8 @@ class Process(NamedTuple):
 
 def holder(port: int, name: str, proc: Path = PROC, address: bytes = b"") -> Process | None:
     """Return the process that listens on a port, on any address or on one address; None if /proc does not show it. A
-    process with capabilities that this process lacks hides its descriptors (ptrace(2), "access mode checking"). If one
-    process named `name` in this network namespace hides its descriptors, the result is that process."""
+    process with capabilities that this process lacks hides its descriptors (ptrace(2), "access mode checking"). If
+    exactly one such process has the name `name` and is in the listener's network namespace, return that process."""
     sockets = _listeners(port, proc / "net", address)
     if not sockets:
         return None
@@ -165,7 +165,7 @@ def _processes(proc: Path) -> Iterator[Process]:
 
 
 def named(beginnings: tuple[str, ...], proc: Path = PROC) -> bool:
-    """Return whether a visible process has a name with one of these beginnings."""
+    """Return whether the name of a visible process starts with one of these texts."""
     return any(process.command.startswith(beginnings) for process in _processes(proc))
 
 

@@ -48,8 +48,9 @@ def read_sysctl(key: str, root: Path = ROOT) -> str:
 
 
 def write_sysctl(key: str, value: int, root: Path = ROOT) -> bool:
-    """Set a kernel parameter to a number; return whether the value was different. An equal parameter may be read-only.
-    Raises Unsupported if the kernel has no such parameter, and ApplyError if the parameter cannot be written."""
+    """Set a kernel parameter to a number; return whether the value was different. A parameter that already has this
+    value is not written, so it may be read-only. Raises Unsupported if the kernel has no such parameter, and ApplyError
+    if the parameter cannot be read or written."""
     if read_sysctl(key, root) == str(value):
         return False
     _write(_path(key, root), str(value), f"sysctl {key}")
@@ -84,7 +85,7 @@ def _raise_hashsize(wanted: int, path: Path) -> None:
 
 def _write(path: Path, value: str, what: str) -> None:
     try:
-        # Not write_text, which truncates the file: some kernels refuse to truncate a parameter. The kernel takes each
+        # write_text would truncate the file, and some kernels refuse to truncate a parameter. The kernel takes each
         # write() as a whole value, so the value is written by one call.
         file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:

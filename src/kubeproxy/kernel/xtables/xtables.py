@@ -29,7 +29,7 @@ from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, LockHeldError, Wai
 from kubeproxy.model.addresses import Family
 
 _TIMEOUT: Final = 60.0
-_RESTORE_TIMEOUT: Final = 600.0  # iptables-legacy needs seconds for 100,000 rules, ten times as many on a slow node
+_RESTORE_TIMEOUT: Final = 600.0  # iptables-legacy needs seconds for 100,000 rules, and ten times as long on a slow node
 LOCK_TIMEOUT: Final = 5  # like -w 5 of the Go kube-proxy
 _LOCK_NAMED: Final = (1, 8, 6)  # the first version with a configurable lock file
 NAMES: Final = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
@@ -126,8 +126,8 @@ class Commands(NamedTuple):
 
 
 def installed() -> list[str]:
-    """Return the installed commands that are named by variant; if there are none, the plain commands
-    'iptables' and 'ip6tables' that are installed."""
+    """Return the installed commands that have a variant in their names; if there are none, the installed commands among
+    'iptables' and 'ip6tables'."""
     found = [variant for variant in VARIANTS if shutil.which(f"{variant}-save")]
     return found or [name for name in NAMES.values() if shutil.which(f"{name}-save")]
 
@@ -263,7 +263,7 @@ Variant = Literal["nft", "legacy", ""]
 
 @cache
 def chosen() -> Variant:
-    """Return the variant to use; '' if commands are not named by variant. Cached for the life of the process."""
+    """Return the variant to use; '' if no command has a variant in its name. Cached for the life of the process."""
     return detect()
 
 

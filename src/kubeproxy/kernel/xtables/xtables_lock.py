@@ -313,7 +313,7 @@ class TableInfo:
 
 
 class LockWatch:
-    """Watches one lock file for all backends of the process. The backends do not call it at the same time."""
+    """Watches one lock file for all backends of the process. The backends do not call the methods at the same time."""
 
     def __init__(self, path: Path, inotify: Inotify) -> None:
         self._path = path
@@ -355,5 +355,5 @@ _watch_of: Final = cache(LockWatch.open)
 
 def lock_watch() -> LockWatch:
     """Return the watch of the lock file that the commands use."""
-    lock()  # opens the file before the watch begins, so that the watch does not count this
+    lock()  # opens the file before the watch begins, so that the watch does not count this use of the file
     return _watch_of(path())
