@@ -100,7 +100,7 @@ class AnswerStep(Struct, frozen=True):
 
 
 class Choice(NamedTuple):
-    """An eligible endpoint: packed address and port, probability, and whether the node's address is the source."""
+    """An eligible endpoint: packed address and port, probability, and whether connections to it are masqueraded."""
 
     destination: bytes
     share: float
@@ -117,7 +117,7 @@ class Answer(Struct, frozen=True):
     frontend: Frontend | None = None
     choices: tuple[Choice, ...] = ()
     affinity: int = 0  # seconds of session affinity; 0 if there is none
-    local_endpoints: int = 0  # ready endpoints on this node in a health check's answer
+    local_endpoints: int = 0  # in a health check's answer: the number of ready endpoints on this node
     absent: tuple[Absent, ...] = ()  # the ineligible endpoints with their reasons
     policy: Policy = Policy.CLUSTER  # the policy of the pool from which the endpoint is picked
     keeps_outside: bool = False

@@ -160,8 +160,8 @@ def expected_entries(service: Service) -> int:
 
 
 def room_for(plans: Iterable[ServicePlan], most: int) -> int:
-    """Return the maximum number of entries per frontend of a Service's plans in one family; `most` is the maximum for
-    all frontends. If there were no such limit, a Service of 2,000 bytes with a thousand frontends, one endpoint and a
+    """Return the maximum number of entries per frontend of a Service's plans in one family; `most` is the maximum of
+    all frontends together. Without this limit, a Service of 2,000 bytes with a thousand frontends, one endpoint and a
     large table would need four million entries on every node."""
     return max(min(most, 1), most // max(1, sum(len(plan.frontends) for plan in plans)))
 

@@ -19,7 +19,7 @@ from kubeproxy.model.plan import Frontend, Hashing, HashKey, Policy, Pool, PortR
 from kubeproxy.wording import counted
 
 UNPLACED: Final = "endpoints[].nodeName"
-"""The `field` of an Absent endpoint without the name of its Node."""
+"""The `field` of an Absent endpoint whose slice does not name a Node."""
 
 
 class ClientAddress(NamedTuple):

@@ -21,7 +21,7 @@ _CLUSTER_IP = FrontendKind.CLUSTER  # looked up once, as in model.compile
 
 
 class Right(IntEnum):
-    """The reason why a Service may claim a frontend. Of several claimants, the smallest value wins."""
+    """The reason why a Service may claim a frontend. The claimant with the smallest value gets the frontend."""
 
     ALLOCATED = 0  # allocated by the API server: cluster IPs, NodePorts
     WRITTEN = 1  # written by a client of the API: external IPs, addresses of load balancers
@@ -60,7 +60,7 @@ class Claims:
         self._owner: dict[bytes, Claimant] = {}
         self._contested: dict[bytes, list[Claimant]] = {}
         self._ranges: dict[bytes, dict[tuple[Claimant, PortRange], None]] = {}  # by place
-        self._in_ranges: dict[bytes, set[bytes]] = {}  # by place: the claimed keys of single ports inside its ranges
+        self._in_ranges: dict[bytes, set[bytes]] = {}  # by place: the keys of claimed single ports in its ranges
 
     def replace(
         self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]

@@ -286,8 +286,8 @@ def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
 
 
 def _health(port: int, slices: Sequence[Slice], plans: Sequence[ServicePlan], world: Globals) -> HealthCheck | None:
-    """Return the health check at a port, which counts the addresses of ready endpoints on this node in each family. The
-    endpoints of all ports count."""
+    """Return the health check at a port. In each family, the check counts the addresses of ready endpoints on this
+    node, over all ports of the Service."""
     if not port or not plans:
         return None
     ready: dict[Family, set[bytes]] = {plan.key.family: set() for plan in plans}

@@ -27,7 +27,8 @@ REST: Final = 0.25
 each further attempt that the endpoint accepts, up to LONGEST_REST."""
 LONGEST_REST: Final = 1.0  # seconds; TCP's first retransmission does not come earlier, so no ejection is delayed
 RELAPSE: Final = 60.0
-"""Seconds after an endpoint's return. A failure in this time doubles the last pause; a later failure sets FIRST."""
+"""Seconds after an endpoint's return. A failure in this time doubles the last pause; after a later failure the pause is
+FIRST."""
 
 _PROTOCOLS: Final = frozenset({IPPROTO_TCP, IPPROTO_UDP})
 """The protocols of endpoints that are ejected: the proxy cannot confirm that an SCTP endpoint fails."""

@@ -320,8 +320,9 @@ def _select_any(merged: dict[bytes, Endpoint], view: Viewpoint, uses_cluster: bo
 
 
 def _topology(ready: Iterable[Endpoint], view: Viewpoint) -> Callable[[Endpoint], bool]:
-    """Return the filter that applies hints: by node if every endpoint has node hints and a hint names this node; else,
-    by zone under the same conditions. Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433."""
+    """Return the filter that applies hints: by node if every endpoint has node hints and a hint names this node; else
+    by zone if every endpoint has zone hints and a hint names this zone; else no endpoint is
+    filtered out. Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433."""
     endpoints = list(ready)
     if endpoints and all(e.nodes for e in endpoints) and any(view.node in e.nodes for e in endpoints):
         return lambda e: view.node in e.nodes

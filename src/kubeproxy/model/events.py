@@ -41,7 +41,7 @@ class Upserted(Struct, frozen=True):
 
 
 class ZonedSlice(Struct, frozen=True):
-    """The zones of a known EndpointSlice's endpoints. The event is ignored if the slice's version differs."""
+    """The zones of a known EndpointSlice's endpoints. The event is ignored if the known slice has another version."""
 
     object: PlacedSlice
 

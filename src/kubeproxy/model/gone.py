@@ -48,8 +48,8 @@ class Departures:
     """Tracks endpoints by address over all slices, because a pod terminates with all its ports."""
 
     def __init__(self) -> None:
-        self._slices: dict[bytes, int] = {}  # by address: the number of slices that contain it
-        self._terminating: dict[bytes, set[bytes]] = {}  # by address: its keys, as in Departed
+        self._slices: dict[bytes, int] = {}  # by address: the number of slices that contain the address
+        self._terminating: dict[bytes, set[bytes]] = {}  # by address: keys of terminating endpoints, as in Departed
         self._fresh: dict[bytes, _Missing] = {}  # endpoints that left since the last `look`
         self._missing: dict[bytes, _Missing] = {}
         self._gone: dict[bytes, _Missing] = {}  # reported endpoints, oldest first, while their connections are reset

@@ -28,7 +28,7 @@ class Index:
 
     @cached_property
     def hairpins(self) -> frozenset[bytes]:
-        """The addresses of endpoints with masqueraded connections to themselves, over all Services."""
+        """The addresses of all Services' endpoints whose connections to themselves are masqueraded."""
         return frozenset(one for each in self._compiled.values() for plan in each.plans for one in plan.hairpin)
 
     @cached_property

@@ -94,7 +94,8 @@ def _permutation(destination: bytes, size: int) -> tuple[int, int]:
 
 
 def slot_of(hashing: Hashing, source: bytes, port: int) -> int | None:
-    """Return the slot of a client's packed address and port (0: unknown); None if the slot needs an unknown port."""
+    """Return the slot of a client's packed address and port. None if the slot depends on the port, but the port is 0
+    (unknown)."""
     if hashing.key is HashKey.CLIENT:
         return _scaled(jhash(source, SEED), hashing.size)
     return _scaled(jhash(source + port.to_bytes(2, "big") + b"\0\0", SEED), hashing.size) if port else None

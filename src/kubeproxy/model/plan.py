@@ -87,7 +87,7 @@ class Frontend(Struct, frozen=True, gc=False):
 
     @property
     def handover_key(self) -> bytes:
-        """A key: if a frontend replaces another frontend with an equal key, both must change in one transaction."""
+        """Equal for two frontends if the replacement of one by the other must be a single transaction."""
         return self.key
 
     def covers(self, key: bytes) -> bool:
@@ -261,8 +261,8 @@ class ServicePlan(Struct, frozen=True, gc=False):
 
     @property
     def remembers(self) -> int:
-        """The seconds of session affinity in a mode without hashing: the maximum, if the plan hashes the client's
-        address."""
+        """The seconds of session affinity in a mode without hashing. If the plan hashes only the client's address, this
+        is the maximum."""
         hashing = self.balance.hashing if self.balance is not None else None
         return LONGEST_AFFINITY if hashing is not None and hashing.key is HashKey.CLIENT else self.affinity
 
@@ -422,14 +422,14 @@ class Habits(NamedTuple):
     """The properties of a mode that clients can notice and in which modes differ."""
 
     refuses_ports: tuple[FrontendKind, ...] = (FrontendKind.CLUSTER,)
-    """The kinds of frontends that refuse a port of no Service at their address."""
+    """The kinds of frontends at whose addresses a connection to a port of no Service is refused."""
     drops_unowned: bool = True  # packets to unused addresses in ServiceCIDRs are dropped
     refuses_node: bool = True  # this node's own connections to external addresses without endpoints are refused
     refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)
     """The kinds that refuse this node's own packets at the hook input. Other kinds refuse these packets at the hook
     output."""
     ranges_first: bool = True  # source ranges apply also if a Service has no endpoints
-    resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # the families in which a reset refuses TCP, not an ICMP error
+    resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # the families in which TCP is refused by a reset, not by ICMP
     loopback: tuple[Family, ...] = ()  # the families in which NodePorts on all local addresses answer on loopback, too
     closes_everywhere: bool = False  # a NodePort without endpoints is refused also on addresses without NodePorts
     one_pool: bool = False  # with policy Local, all clients get only endpoints on this node, if there are any
@@ -437,4 +437,4 @@ class Habits(NamedTuple):
     carries_sctp: bool = True  # SCTP is served, not refused
     affinity: Affinity = Affinity.SERVICE_PORT  # the scope of session affinity
     outlives_mode: bool = True  # established connections continue when another mode takes over
-    hairpins: Literal["of this node", "all"] = "of this node"  # endpoints that reach themselves with masquerading
+    hairpins: Literal["of this node", "all"] = "of this node"  # endpoints that can reach themselves, by masquerading
