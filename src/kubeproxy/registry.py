@@ -194,6 +194,6 @@ def number_text(value: float) -> str:
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return text.removesuffix(".0")
     digits = text.partition("e")[0].replace(".", "").strip("-0")
-    # Only the exponent of the formatted number is used: for some powers of two, its digits are those of another number.
+    # Only the exponent of this format is used: for some powers of two, the format's digits are those of another number.
     exponent = f"{value:.{len(digits) - 1}e}".partition("e")[2]
     return f"{'-' * (value < 0)}{digits[0]}{'.' * (len(digits) > 1)}{digits[1:]}e{exponent}"

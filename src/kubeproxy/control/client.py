@@ -121,7 +121,8 @@ class Client:
         if isinstance(error, PermissionError):
             return f"{self.path}: only root may ask; use sudo"
         if isinstance(error, TimeoutError):
-            # A stopped proxy accepts no connection. If the backlog is full, the socket does not name the process.
+            # A proxy that a signal has stopped accepts no connection. If the socket's backlog is full, `pid` returns 0,
+            # and each kube-proxy of this node is checked.
             pids = [pid] if (pid := self.pid()) else [one.pid for one in processes.proxies()]
             cause = SEE_LOG
             if pid := next(filter(processes.is_halted, pids), 0):

@@ -157,7 +157,7 @@ class Backlog:
         standing.refusal = None
         if not self.stale:  # a stale backlog means that a difference was found during this sync
             standing.difference = None
-            if standing.sound_since is None:  # after the start, a refusal or a difference: this was a full sync
+            if standing.sound_since is None:  # only after the start, a refusal or a difference, so this was a full sync
                 standing.sound_since = standing.inspected_at = self._clock()
         for change in changes:
             queued = self.changes.pop(change.name)
@@ -202,10 +202,10 @@ class Backlog:
         return self._of(compiled if change is None else change.before)
 
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> Iterator[list[Change]]:
-        """Yield, in parts, the changes since the last commit, and for each other Service a change without a difference.
-        Services without UDP ports are omitted. A fresh change that was merged into an earlier change is also yielded
-        alone, because the kernel may have accepted the earlier change. A part stands for a fixed number of Services,
-        and is empty if none of them has UDP ports."""
+        """Yield, in parts, the changes since the last commit, and for each unchanged Service a Change with equal plans
+        before and after. Services without UDP ports are omitted. A fresh change that was merged into an earlier change
+        is also yielded alone, because the kernel may have accepted the earlier change. A part stands for a fixed number
+        of Services, and is empty if none of them has UDP ports."""
         parts = (change for change in fresh if self.changes.get(change.name) is not change)
         same = (Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes)
         found = chain(parts, self.changes.values(), same)
@@ -213,7 +213,7 @@ class Backlog:
             yield [change for change in some if change.after.has(_UDP) or change.before.has(_UDP)]
 
     def triggers(self, changes: Iterable[Change]) -> Iterator[str]:
-        """Yield the trigger times, from EndpointSlices, of this family's changes."""
+        """Yield the trigger times of this family's changes; the times come from EndpointSlices."""
         for change in changes:
             if change.triggers and self._of(change.after):
                 yield from (trigger.time for trigger in change.triggers if trigger.family is self.family)
@@ -230,8 +230,9 @@ def _plans(compiled: Compiled, family: Family) -> tuple[ServicePlan, ...]:
 
 
 def is_large(change: Change, family: Family) -> bool:
-    """Return whether the size of a change exceeds LARGE: the number of endpoints times frontends, and of entries for
-    weights and Maglev tables, summed over the plans before and after the change."""
+    """Return whether the size of a change exceeds LARGE. The size of a plan is its number of frontends times its number
+    of endpoints, plus its number of entries for weights and Maglev tables. The size of a change is the sum over the
+    plans before and after the change."""
     total = 0
     for plan in chain(_plans(change.before, family), _plans(change.after, family)):
         total += len(plan.frontends) * (len(plan.cluster) + len(plan.local))
@@ -277,7 +278,7 @@ def _elements(*sides: ServicePlan | None) -> int:
 
 
 def _hand_over(changes: Iterable[tuple[Iterable[ServicePlan], Iterable[ServicePlan]]]) -> bool:
-    """Return whether a frontend moves between Services or ports, given pairs of plans before and after."""
+    """Return whether a frontend moves between Services or ports. A change is a pair: the old plans, the new plans."""
     frontends = [[[plan.all_frontends for plan in plans] for plans in both] for both in changes]
     moved = [(before, after) for before, after in frontends if before != after]
     lost: set[bytes] = set()

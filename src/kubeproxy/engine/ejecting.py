@@ -28,7 +28,7 @@ IDLE: Final = 1.0  # seconds between two checks whether a Service ejects endpoin
 CONFIRMING: Final = (0.1, 0.1, 0.1)
 """Seconds to wait after each attempt to connect to a suspect. A suspect fails if no attempt has succeeded by the end of
 the last pause. There are several attempts, because packets may be lost."""
-RETURNING: Final = (0.5, 0.5)  # the same for ejected endpoints; longer, so that a slow endpoint can return
+RETURNING: Final = (0.5, 0.5)  # the pauses for an ejected endpoint: longer, so that a slow endpoint can return
 REMOVALS: Final = 1.0
 """Seconds between removals of connections to the same endpoints: the kernel reads its whole table for a removal. If
 more than half of a pool fails, its endpoints are not ejected; removals are then repeated, because a client's next SYN

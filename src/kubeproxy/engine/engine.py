@@ -410,7 +410,7 @@ class Engine:
             self.progress = None
         seconds = time.monotonic() - began
         # A partial sync reports only its changes, because the kernel had all earlier changes. New globals may contain a
-        # new NodePort address, to which flows of any Service may have begun before its rules existed.
+        # new NodePort address, to which flows of any Service may have begun before the address had rules.
         everything = full or world_changed
         changes, services = portion, 0
         if everything:
@@ -426,8 +426,8 @@ class Engine:
         return True
 
     def _log_refusal(self, family: Family, error: ApplyError, *, repeated: bool) -> None:
-        """Log a refusal. If another program may be the cause, log at most once a minute, unless the next two full syncs
-        are refused, too. With two proxies in the same mode, nearly every change of one proxy is refused."""
+        """Log a refusal. If another program may be the cause, log at most once a minute; but log every refusal after
+        the second in a row (`repeated`). With two proxies in one mode, nearly every change of each proxy is refused."""
         if repeated or not isinstance(error, ChangedByOthersError):
             log.error("Sync failed family=%s error=%r", family.label, str(error))
             return
@@ -443,7 +443,7 @@ class Engine:
 
         def take() -> Plans:
             asyncio.run_coroutine_threadsafe(self._catch_up(backlog.family, fresh), loop).result()
-            # During a sync only this code changes the compiled plans. A call takes 0.1 s for 44,000 Services.
+            # During a sync only this code changes the compiled plans. `all_plans` takes 0.1 s for 44,000 Services.
             return backlog.all_plans(self.planner.compiled)
 
         return take

@@ -74,7 +74,7 @@ class Lifetime:
         task = asyncio.get_running_loop().create_task(work, name=name)
 
         def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # without effect in cancel_parts, because the end is already set
+            if task.cancelled():  # without effect in cancel_parts, because the program is already ending
                 self.fail(RuntimeError(f"{name} was cancelled"))
             elif (error := task.exception()) is not None:
                 self.fail(error)
@@ -83,12 +83,12 @@ class Lifetime:
         self._parts.append(task)
 
     def stop(self, code: int) -> None:
-        """End the program with an exit code, unless the end is already set."""
+        """End the program with an exit code, unless the program is already ending."""
         if not self._end.done():
             self._end.set_result(code)
 
     def fail(self, error: BaseException) -> None:
-        """End the program with an error, unless the end is already set."""
+        """End the program with an error, unless the program is already ending."""
         if not self._end.done():
             self._end.set_exception(error)
 
@@ -97,7 +97,7 @@ class Lifetime:
         return await self._end
 
     async def cancel_parts(self) -> None:
-        """Cancel all tasks and wait for them; call this method after the end is set."""
+        """Cancel all tasks and wait for them; call this method when the program is ending."""
         for task in self._parts:
             task.cancel()
         await asyncio.gather(*self._parts, return_exceptions=True)

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kubeproxy.serving")
 
 METRICS_PAGE = ("127.0.0.1", "10249")
-"""The usual address of a kube-proxy's metrics port. A proxy without metrics port requests another kube-proxy's mode
-there."""
+"""The usual address of a kube-proxy's metrics port. A proxy without a metrics port requests another kube-proxy's
+mode there."""
 
 COMMANDS_AT_ONCE = 16
 """The maximum number of connections to the control socket. The ports have a separate limit, because clients that flood

@@ -223,8 +223,8 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
 
 
 class _Now(Mapping[bytes, Endpoints]):
-    """The serving endpoints by the kernel's key of a frontend. The mapping may change while the kernel's table is
-    read."""
+    """Maps a frontend's key in the kernel's flows to the frontend's serving endpoints. The mapping may change while the
+    kernel's table is read."""
 
     def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[bytes, Key]) -> None:
         self._wanted, self._keys = wanted, keys
@@ -233,8 +233,8 @@ class _Now(Mapping[bytes, Endpoints]):
         return self._wanted[self._keys[name]].serving
 
     def keys(self) -> KeysView[bytes]:
-        """Return the frontends' keys as a set with fast lookups, because the caller looks up each flow of the
-        kernel."""
+        """Return the frontends' keys as a set with fast lookups, because the caller looks up the target of each
+        flow."""
         return self._keys.keys()
 
     def __iter__(self) -> Iterator[bytes]:

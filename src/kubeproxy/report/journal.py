@@ -30,11 +30,11 @@ MOST: Final = 1000
 BYTES: Final = 1 << 20  # of the entries
 SECONDS: Final = 900
 FEW: Final = 20
-"""The maximum number of entries of one call of `settled` for changes without a recorded event; more such changes share
-one entry. Also the maximum number of entries per second for unusable objects."""
-LARGE: Final = 400  # the maximum number of endpoints to compare
+"""The maximum number of entries that a call of `settled` adds for changes without a recorded event; more such changes
+share one entry. Also the maximum number of entries per second for unusable objects."""
+LARGE: Final = 400  # the endpoints of a change are not compared if there are more than this number
 _ARRIVALS: Final = 2048  # the maximum number of stored arrivals
-_NOTICED: Final = 2.0  # if a problem began more seconds ago, its text contains the time
+_NOTICED: Final = 2.0  # if a problem began more than this number of seconds ago, its text contains the time
 _LONGEST: Final = 500  # characters of a text
 _FIXED: Final = 250  # bytes of an entry without its texts
 
@@ -75,7 +75,7 @@ class Journal:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.changes = 0
-        self.number = int(wall_clock() * 1000)  # larger than before a restart
+        self.number = int(wall_clock() * 1000)  # of the last entry; larger than all numbers before a restart
         self.seconds: deque[dict[str, float | None]] = deque(maxlen=SECONDS)  # see `tick`
         self._contact = contact
         self._clock = clock
@@ -84,7 +84,7 @@ class Journal:
         self._bytes = 0
         self._kept_since = wall_clock()
         self.problems: dict[str, Happened] = {}  # by family label, or 'api' or 'lists'
-        self.began: dict[str, float] = {}  # a problem may begin before its entry
+        self.began: dict[str, float] = {}  # when each problem began, which may be before its entry
         self._since: dict[str, float] = {}  # as times of `clock`
         self._arrivals: dict[ServiceName, float] = {}
         self._listed: set[ServiceName] | None = None  # not yet settled Services of the first lists
@@ -107,7 +107,7 @@ class Journal:
         """Store the time of arrival of each Service's event."""
         now, planner, queued = self._clock(), self.engine.planner, self.engine.queued
         for name in services_of(events, planner):
-            # If a Service does not wait, its earlier event changed no plan: the time of this event replaces that time.
+            # If a Service does not wait, its earlier event changed no plan: this event's time replaces the stored time.
             waits = name in self._arrivals and (planner.is_dirty(name) or name in queued)
             if not waits and len(self._arrivals) < _ARRIVALS:
                 self._arrivals[name] = now

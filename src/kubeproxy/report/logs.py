@@ -155,7 +155,7 @@ class Verbosity(logging.Filter):
 class StreamHandler(logging.Handler):
     """Writes to file descriptors without waiting long for their readers. A line waits at most 50 ms, and is then
     dropped. After a dropped line, later lines do not wait. When the reader reads again, a line reports the number of
-    dropped lines. Lines for `infos` are buffered until a flush, up to `buffer` bytes."""
+    dropped lines. Lines for the descriptor `infos` are buffered until a flush, up to `buffer` bytes."""
 
     def __init__(self, errors: int, infos: int, buffer: int = 0) -> None:
         super().__init__()

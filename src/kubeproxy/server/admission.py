@@ -68,7 +68,8 @@ class OpenConnection(Protocol):
 
 
 class Admission:
-    """Counts the connections of all servers by client, and the listening sockets. `most` returns the limits of both."""
+    """Counts the connections of all servers by client, and the listening sockets. `most` returns the maximum number of
+    connections, and of listening sockets."""
 
     def __init__(self, most: Callable[[], tuple[int, int]]) -> None:
         self.listening = 0

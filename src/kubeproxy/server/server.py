@@ -22,7 +22,7 @@ _log = logging.getLogger("kubeproxy.server")
 
 RETRY_SECONDS: Final = 5.0  # seconds between attempts to serve healthz and metrics, as in the Go kube-proxy
 _BACKLOG: Final = 1024
-_ACCEPTED: Final = 16  # connections accepted per turn of the event loop, which takes some 2 ms
+_ACCEPTED: Final = 16  # connections accepted per turn of the event loop; accepting them takes some 2 ms
 _PAUSE: Final = 0.005  # seconds without accepting after a flooding client's connection was closed
 
 

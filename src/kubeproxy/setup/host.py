@@ -134,8 +134,8 @@ LARGEST_SCALED: Final = 1_048_576
 def conntrack_sysctls(conntrack: ConntrackSettings, cpus: int | None = None) -> list[tuple[str, int]]:
     """Return the sysctls for a conntrack block, in order. `cpus` defaults to the number of CPUs of this machine.
 
-    The table size is maxPerCore times the CPUs, and at least min. If maxPerCore times the CPUs exceeds LARGEST_SCALED,
-    the size is LARGEST_SCALED. A value of 0 leaves its sysctl unchanged. Source: kube-proxy v1.36
+    The table size is maxPerCore times the CPUs, but at least min. If maxPerCore times the CPUs exceeds LARGEST_SCALED,
+    the size is LARGEST_SCALED instead. A value of 0 leaves its sysctl unchanged. Source: kube-proxy v1.36
     pkg/proxy/conntrack/sysctls.go."""
     scaled = conntrack.max_per_core * (cpus or os.cpu_count() or 1)
     size = LARGEST_SCALED if scaled > LARGEST_SCALED else max(scaled, conntrack.min)

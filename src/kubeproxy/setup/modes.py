@@ -23,8 +23,8 @@ def every() -> list[Mode]:
 
 
 def interfaces() -> frozenset[str]:
-    """Return the interfaces that have addresses of Services in any mode; these may remain after a change of the
-    mode."""
+    """Return the interfaces to which any mode adds addresses of Services; such an interface may remain after a change
+    of the mode."""
     return frozenset(mode.interface for mode in every() if mode.interface)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kubeproxy.sources")
 
-NODE_TIMEOUT = 30.0  # seconds, as in the Go kube-proxy, which then uses loopback as the Node's address
+NODE_TIMEOUT = 30.0  # seconds, as in the Go kube-proxy, which afterwards uses loopback as the Node's address
 NODE_CIDR_TIMEOUT = 300.0  # seconds, as in the Go kube-proxy
 
 Patch = Callable[[str, bytes], Awaitable[int]]
