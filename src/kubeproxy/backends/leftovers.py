@@ -83,7 +83,8 @@ def is_ours(chain: str) -> bool:
 
 
 def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
-    """Return a trace for each family and variant of iptables with chains; its text contains the number of chains."""
+    """Return a trace for each family and iptables variant that has chains; the text of the trace contains their
+    number."""
     found: defaultdict[tuple[str, Family], set[RuleChain]] = defaultdict(set)
     for chain in chains:
         found[chain.variant, chain.family].add(chain)

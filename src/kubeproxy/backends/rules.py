@@ -28,7 +28,7 @@ class Jump(NamedTuple):
 
 
 def pods_in_nft(detector: Detector, ip: str, negation: str = "") -> str:
-    """Return the nft match for packets of pods, by an implemented detector; `negation` is '' or '!= '."""
+    """Return the nft match for packets of pods. The detector must be `implemented`; `negation` is '' or '!= '."""
     if detector.kind == "network":
         return f"{ip} saddr {negation}{detector.value}"
     wildcard = "*" if detector.kind == "prefix" else ""

@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 
 class Features(NamedTuple):
-    """A node's features: the values of the given flags; the mode ("" supports all features). `strict` disables all."""
+    """The inputs of a node's features: the values of the flags that are set, and the mode ("" supports all features).
+    `strict` disables all features."""
 
     values: Mapping[str, Any] = {}
     mode: str = ""

@@ -56,7 +56,7 @@ class IptablesBackend:
         self._nodeport_rules = ""  # as written last
         self._watch = watching
         self._audit = Audit(commands, self._change)
-        self._used: frozenset[str] = frozenset()  # chains without a Service that could not be deleted
+        self._used: frozenset[str] = frozenset()  # chains that belong to no Service and could not be deleted
         self._full_due = 0.0
         self._counts: dict[skeleton.Place, int] = {}  # number of rules in each shared chain
         self._loopback_tried = False
@@ -132,7 +132,8 @@ class IptablesBackend:
         except RestoreError as error:
             if not self._options.counters or "nfacct" not in error.stderr:
                 raise
-            # A kernel may support nfacct counters, but not iptables' match for them (CONFIG_NETFILTER_XT_MATCH_NFACCT).
+            # A kernel may support nfacct counters, but lack the iptables match nfacct
+            # (CONFIG_NETFILTER_XT_MATCH_NFACCT).
             log.warning("Continuing without packet counters family=%s error=%r", self.family.label, str(error))
             self._use_counters(False)
             yield from self._write_all(wanted)
@@ -188,7 +189,7 @@ class IptablesBackend:
         self._change_each(chains, restores.declarations)
         try:
             lines = [line for line in self._commands.saved("nat") if line[:1] == "-"]
-        except Incompatible:  # a chain cannot be deleted while a rule jumps to it
+        except Incompatible:  # the jumps are unknown; iptables refuses to delete a chain with a jump to it
             lines = []
         used = frozenset(chains).intersection(target_of(line.rstrip()) for line in lines)
         for name in sorted(used - self._used):
@@ -275,7 +276,8 @@ class IptablesBackend:
             self._allow_loopback()
 
     def _allow_loopback(self) -> None:
-        """Set route_localnet for the first NodePort, after writing the rule that protects loopback from hosts."""
+        """Set route_localnet as soon as there is a NodePort. The rule that protects loopback from other hosts is
+        already written."""
         try:
             if write_sysctl(ROUTE_LOCALNET, 1):
                 log.info(

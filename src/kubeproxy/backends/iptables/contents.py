@@ -37,7 +37,7 @@ _NONE: Final = ServiceEntry((), (), ())
 
 class ContentsChange(NamedTuple):
     """The effect of changed Services on the tables. `written` are chains to write, Service by Service; `deleted` are
-    chains of the nat table to remove. `gained` are the new lines of shared chains, `lost` the shared chains with
+    chains of the nat table to remove. `gained` are the new lines of shared chains, `lost` are the shared chains with
     removed or reordered lines. `rules` is the change of the number of rules in the Services' own chains."""
 
     entries: dict[ServiceName, ServiceEntry]
@@ -63,7 +63,8 @@ class Contents:
         return self.endpoints <= LARGE
 
     def delta(self, changes: Changes) -> ContentsChange:
-        """Return the effect of changes, which `take` applies. The cost depends only on the changes."""
+        """Return the effect of changes, without applying the changes: see `take`. The cost depends on the changes, not
+        on the number of Services."""
         entries = self._entries(changes)
         before = {name: self.entries.get(name, _NONE) for name in entries}
         total = self.endpoints + sum(e.endpoints for e in entries.values()) - sum(e.endpoints for e in before.values())

@@ -205,7 +205,7 @@ def as_saved(rules: str, family: Family) -> str:
         rules = rules.replace(" --nfacct-name ", " --nfacct-name  ")
     if " -i " in rules:
         rules = _INTERFACE.sub(r"\1 \3 \2", rules)
-    if not rules.startswith(f"-A {SEP}"):  # iptables-save prints an endpoint's address as we do
+    if not rules.startswith(f"-A {SEP}"):  # iptables-save prints addresses of endpoints in our form
         rules = _SOURCE.sub(lambda found: _network(found[0]), rules)
     if "/0 " in rules:
         rules = _ANYWHERE.sub("", rules)

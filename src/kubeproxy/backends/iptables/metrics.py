@@ -81,7 +81,8 @@ class Metrics:
 
 
 def make_counters(metrics: Metrics) -> bool | None:
-    """Create the kernel's counters and register their readers; return False without support, None after a failure."""
+    """Create the kernel's counters, and register the functions that read them. Return False if the kernel does not
+    support such counters, and None if a request failed."""
     try:
         there = xtables.ensure_counter(INVALID_COUNTER) and xtables.ensure_counter(LOCALHOST_COUNTER)
         if there:

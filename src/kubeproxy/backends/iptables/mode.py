@@ -137,7 +137,7 @@ def _names_loopback(nodeport_addresses: Iterable[str]) -> bool:
     addresses = spelled_out(nodeport_addresses)
     networks = parse_networks(addresses, Family.IPV4)
     if not networks:
-        return "primary" not in addresses  # a list without a network of the family means all addresses
+        return "primary" not in addresses  # if the list has no IPv4 network, all IPv4 addresses are meant
     return within(b"\x7f\0\0\1", networks)
 
 

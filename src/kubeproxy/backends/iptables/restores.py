@@ -112,9 +112,10 @@ def jumps(table: str, found: FoundTable) -> str:
 
 
 def foundation(table: str, found: FoundTable, settings: skeleton.RuleSettings) -> str:
-    """Return the lines that write the missing and the differing chains among those without rules of Services. The lines
-    also remove the copies that a killed or refused audit left in the filter table. Copies in the nat table are removed
-    with the chains that belong to no Service. Rules of other programs in the kubelet's chain are not removed."""
+    """Return the lines that write chains without rules of Services: the chains that are missing, and the chains that
+    differ. The lines also remove the copies that a killed or refused audit left in the filter table. Copies in the nat
+    table are removed with the chains that belong to no Service. Rules of other programs in the kubelet's chain are not
+    removed."""
     chains = (skeleton.CANARY, skeleton.KUBELET_FIREWALL) if table == "filter" else (skeleton.CANARY,)
     missing = {chain: "" for chain in chains if chain not in found.chains}
     fixed = {chain: rules.text for (place, chain), rules in skeleton.fixed_chains(settings).items() if place == table}

@@ -28,7 +28,8 @@ MARTIANS: Final = (
     '-m comment --comment "block incoming localnet connections" '
     "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 )
-"""Rules, as in kubelet, that drop packets from the link to loopback with route_localnet (kubernetes issue 90259)."""
+"""The rule that drops packets from other hosts to loopback, which route_localnet admits (kubernetes issue 90259).
+Kubelet writes the same rule."""
 
 _NEW: Final = "-m conntrack --ctstate NEW "
 _LAST: Final = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
@@ -202,14 +203,16 @@ def _lower_halves(bits: int, lane: int) -> int:
 _HALVINGS: Final = tuple(
     (bits, lane, _lower_halves(bits, lane)) for bits, lane in ((40, 64), (20, 32), (10, 16), (5, 8))
 )
-"""The steps from 80 bits in each lane of 128 bits to five bits in each byte: each step halves all lanes."""
+"""The steps from 80 bits in each lane of 128 bits to five bits in each byte: each step halves the width of all
+lanes."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9./:_-]{0,200}")
 _ODD: Final = re.compile(r"[^A-Za-z0-9./:_-]")
 
 
 def chain_hashes(texts: Sequence[str]) -> list[str]:
-    """Return the first 16 base32 characters of each text's SHA-256. Ten texts in one call take as long as two calls."""
+    """Return the first 16 base32 characters of each text's SHA-256. One call with ten texts takes as long as two calls
+    with one text."""
     found: list[str] = []
     for start in range(0, len(texts), _AT_ONCE):
         some = texts[start : start + _AT_ONCE]

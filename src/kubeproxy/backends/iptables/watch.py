@@ -65,7 +65,8 @@ class NftWatch:
         self._others.close()
 
     def present(self, table: str) -> FoundTable:
-        """Return the chains of a table that cannot be listed, with the rules of built-in chains. Raises ApplyError."""
+        """Return the chains of a table that iptables cannot list, and the rules of its built-in chains. Raises
+        ApplyError."""
         chains = nfnetlink.chain_names(self._family, table)
         kept: dict[str, list[str]] = {}
         for name in sorted(_with_jumps(table) & chains):
@@ -168,7 +169,7 @@ class LegacyWatch:
         self._taken = self._lock.taken()
         before = self._look()
         yield
-        self._known = before  # a change during the read is found later, as a different size
+        self._known = before  # after a change during the read, a later check finds another size
 
     @contextmanager
     def own_change(self, commits: int) -> Iterator[None]:  # noqa: ARG002 - this watch compares sizes instead
@@ -277,7 +278,7 @@ class Audit:
     def _rules(self, table: str, name: str) -> Sequence[str] | None:
         try:
             return self._commands.rules(table, name)
-        except Incompatible:  # the watch checks jumps in built-in chains
+        except Incompatible:  # jumps in built-in chains are not compared here: the watch checks them
             return [f"-A {jump.rule}" for jump in skeleton.JUMPS if jump[:2] == (table, name)] or [f"-A {name} ?"]
 
     def _confirmed(self, suspects: list[Suspect], tables: Mapping[str, FoundTable]) -> list[Suspect]:

@@ -39,7 +39,8 @@ EXAMINED: Final = 500
 
 TABLES_AT_ONCE: Final = (("filter", "nat"), ())
 TABLES_IN_TURN: Final = (("filter",), ("nat",))
-"""Each value: the iptables tables to write before the virtual servers, and the tables to write after them."""
+"""Two groups of iptables tables: those to write before the virtual servers, and those to write after the virtual
+servers."""
 
 
 class IpvsBackend:

@@ -1,7 +1,7 @@
 """The desired state of ipvs mode: the objects that each Service needs, and the union of the objects. Pure.
 
-A virtual server has one pool for all clients. If externalTrafficPolicy is Local and this node has endpoints, pods and
-the node itself also get the local pool, because IPVS cannot distinguish sources (as in the Go kube-proxy).
+A virtual server has one pool for all clients, because IPVS cannot distinguish sources. If externalTrafficPolicy is
+Local and this node has endpoints, the local pool therefore also serves clients on this node (as in the Go kube-proxy).
 
 Set entries have a reference count: an entry is removed when no Service needs the entry. A virtual server belongs to one
 Service. A Service with the same address and port takes precedence over a NodePort, whichever is added first."""
@@ -119,7 +119,7 @@ def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> I
     if frontend.kind is FrontendKind.NODEPORT:
         everybody, kept = NODE_PORTS[frontend.protocol]
         entries = [SetEntry(port=frontend.port)]
-        if frontend.protocol == socket.IPPROTO_SCTP:  # entries of these sets are address and port
+        if frontend.protocol == socket.IPPROTO_SCTP:  # entries of the SCTP sets also contain an address
             entries = [service_entry(key) for key in keys]
         for entry in entries:
             yield everybody, entry
@@ -388,7 +388,7 @@ class Draining:
             self._forget(key, destination)
             return ServerStep(Verb.DELETE_SERVER, key, destination=destination)
         if not self._servers:
-            self._next_check = now + 1.0  # most real servers have no connections
+            self._next_check = now + 1.0  # soon, because most real servers have no connections left
         self._servers.setdefault(key, set()).add(destination)
         return ServerStep(Verb.SET_SERVER, key, destination=destination, weight=0)
 

@@ -1,5 +1,6 @@
-"""The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a separate process. A
-Service's address takes precedence over a NodePort. Only a comparison of all Services considers such conflicts."""
+"""The examiner of ipvs mode: compares virtual servers, sets, addresses and rules with plans, in a separate process. If
+a Service's address and a NodePort need the same virtual server, the address takes precedence. Only a comparison of all
+Services considers such conflicts."""
 
 from __future__ import annotations
 

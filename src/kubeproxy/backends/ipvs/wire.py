@@ -160,7 +160,7 @@ class NodeKernel(NodeView, eq=False):
         }
 
     def operate(self, operations: Sequence[ServerStep]) -> None:
-        """Change virtual servers, in this order."""
+        """Execute the operations on virtual servers and real servers, in the given order."""
         if operations:
             self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
 

@@ -35,18 +35,19 @@ ENDPOINT_NUMBERS: Final = {
     Family.IPV4: f"{ipaddress.IPv4Address(FIRST_ENDPOINT)}/2",
     Family.IPV6: f"{ipaddress.IPv6Address(FIRST_ENDPOINT)}/98",
 }
-"""Networks that contain the numbers of all endpoints, but no number of a pool."""
+"""Numbers of endpoints and of pools are packed as addresses. These networks contain all numbers of endpoints, and no
+number of a pool."""
 
 _RESERVED: Final = 1024
 _FOREVER: Final = 10 * 365 * 86_400 * 1000  # ms
 _PICK: Final = "session-choose"
 _GO: Final = "session-go"
-"""Name of the chain that sends a packet to the endpoint that the number in the packet identifies; the chain returns if
-no endpoint has this number."""
+"""Name of the chain that translates a packet to an endpoint. The packet carries the endpoint's number; the chain
+returns if no endpoint has this number."""
 
 
 def declaration(layout: Layout) -> SetSpec:
-    """Return the map of clients."""
+    """Return the declaration of the map of clients."""
     # The key is computed by jhash, but declared as numgen, which has the same type: nft 1.0.6 crashes when it lists
     # jhash.
     client, number = ("numgen random mod 2", f"{layout.ip} daddr"), (f"{layout.ip} daddr",)
@@ -86,7 +87,8 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
     update = f"update @{CLIENTS} {{ {client} timeout {name.affinity}s : {ip} daddr }}"
     forget = f"delete @{CLIENTS} {{ {client} : {ip} daddr }}"
     if name.treatment.endswith("remember"):
-        # The third rule finds an endpoint that was picked concurrently for another packet of the client.
+        # If another packet of the client stored an endpoint in the meantime, the second rule does not replace this
+        # endpoint, and the third rule reads it.
         return [f"jump {_PICK}", update, known, f"goto {'range-go' if name.of_ranges else _GO}"]
     if name.of_ranges:
         rules = port_ranges.client_rules(ip, name, known, forget, onwards)
@@ -96,16 +98,16 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
     if name.treatment.endswith("pick"):
         to_recall, to_remember = onwards
         return [*pool, f"{known} {to_recall}", to_remember]
-    # The second rule returns if the endpoint is gone. The client is then deleted, because an update does not replace
-    # the data of an element.
+    # The second rule returns only if no endpoint has the stored number. The rule `forget` then deletes the client,
+    # because an update does not replace the data of an element.
     return [update, f"jump {_GO}", *pool, forget, *onwards]
 
 
 class NumberMark:
-    """A marker element in the map of clients, with a number that no assigned endpoint number exceeds. The mark is
-    needed because clients may still be stored with a removed endpoint's number. A later process reads the mark, and
-    assigns only larger numbers. The mark is in this map because the mark must exist as long as the map. The mark
-    advances by 1,024 numbers at a time."""
+    """The marker element of the map of clients: an element that belongs to no client, with a number that no assigned
+    endpoint number exceeds. The marker element is needed because clients may still be stored with a removed endpoint's
+    number. A later process reads the marker element, and assigns only larger numbers. The element is in this map
+    because it must exist as long as the map. Its number advances in steps of 1,024."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -113,13 +115,15 @@ class NumberMark:
         self.number = 0
 
     def read(self, table: KernelTable) -> int:
-        """Return the mark, as an endpoint's number; 0 if there is no mark. Raises NetlinkError."""
+        """Return the number in the marker element as the kernel stores it (at least FIRST_ENDPOINT); 0 if there is no
+        marker element. Raises NetlinkError."""
         there = int.from_bytes(table.lookup(CLIENTS, [self._key]).get(self._key, b""), "big")
         self.number = max(0, there - FIRST_ENDPOINT)
         return there
 
     def advance(self, last: int) -> tuple[int, list[bytes]]:
-        """Return a number for the mark that is at least `last`, and the messages that write the mark to the kernel."""
+        """Return two values: the marker element's number, which is at least `last`, and the messages that write this
+        element to the kernel. There are no messages if the element's present number is at least `last`."""
         if last <= self.number:
             return self.number, []
         number = min(last + _RESERVED, layout.LARGEST_NUMBER)

@@ -1,7 +1,7 @@
 """The found state of our table without the elements of Services: chains, rules, small sets. The module is used at the
-start, after a failure, and when another program may have changed the table. It returns messages, and writes nothing.
-The code after `_OLDER` copies elements of earlier versions' tables, and writes temporary rules when a table of another
-program is replaced."""
+start, after a failure, and when another program may have changed the table. The functions return messages, and write
+nothing. The messages of the functions after `_OLDER` copy elements of earlier versions' tables, or write temporary
+rules while a table of another program is replaced."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def affinity_chains(names: Iterable[str]) -> set[ChainName]:
 
 
 def wanted(ruleset: Ruleset, found: TableContents) -> Definition:
-    """Return the desired table. It keeps the found chains for affinity timeouts and Maglev table sizes, because
-    Services determine which of them are needed."""
+    """Return the desired table. The found chains for affinity timeouts and Maglev table sizes are part of the desired
+    table, because only Services determine which of these chains are needed."""
     chains = affinity_chains(found.chains) | older_chains(found)
     return ruleset.definition(name for name in chains if ruleset.extra or not name.of_ranges)
 
@@ -132,7 +132,8 @@ def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[
     definition = wanted(ruleset, found)
     of_services = [spec for spec in definition.sets if spec.name in ruleset.layout.shapes]
     forms = {spec.name: found.sets.get(spec.name) or older_form(spec.name, found) for spec in of_services}
-    added = {*layout.SESSION_SETS, *layout.OF_RANGES}  # missing in earlier versions, or without ranges of ports
+    # Tables of earlier versions lack the SESSION_SETS; tables without ranges of ports lack the sets of OF_RANGES.
+    added = {*layout.SESSION_SETS, *layout.OF_RANGES}
     if any(forms[spec.name] != spec.form for spec in of_services if forms[spec.name] or spec.name not in added):
         return None
     changes = messages.changes(ruleset.family, TABLE, found, definition)
@@ -164,8 +165,8 @@ _OLDER_CHAIN: Final = re.compile(
 )
 _OLDER_CLIENTS: Final = re.compile(r"(?:clients|affinity)-([0-9]{1,5})")
 _MOST: Final = 2000
-"""Maximum number of ranges for which rules are written; a packet to a restricted address passes these rules in
-sequence."""
+"""Maximum number of source ranges for which temporary rules are written; a packet to a restricted address passes these
+rules in sequence."""
 
 
 def older_form(name: str, found: TableContents) -> SetForm | None:
@@ -188,8 +189,8 @@ def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[b
     if SetId.AFFINITY_SERVICES in found.sets or older_form(SetId.AFFINITY_SERVICES, found) is None:
         return []
     transaction = Transaction(Packers(ruleset.layout), {})
-    pools: dict[bytes, dict[bytes, bytes]] = {}  # a pool's number : its endpoints : their numbers
-    slots_of: dict[bytes, list[bytes]] = {}  # a pool's number : numbers of the endpoints in its slots
+    pools: dict[bytes, dict[bytes, bytes]] = {}  # key: a pool's number; value: the number of each endpoint
+    slots_of: dict[bytes, list[bytes]] = {}  # key: a pool's number; value: the endpoint number in each slot
     known = Numbers()
     for endpoint_map, chain_map, pool_map in zip(
         layout.ENDPOINT_MAPS, layout.VERDICT_MAPS, layout.POOL_MAPS, strict=True
@@ -222,8 +223,8 @@ def _older(name: str, found: TableContents, table: KernelTable) -> dict[bytes, b
 
 
 def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table: KernelTable) -> list[bytes]:
-    """Return the messages that add the clients of former sets, one set per slot. For a client in several sets, the
-    first set is used."""
+    """Return the messages that add the clients of former sets to the map of clients. Each slot had a set of clients; if
+    a client is in several sets, the set of the lowest slot is used."""
     sets = {int(match[1]): match[0] for match in map(_OLDER_CLIENTS.fullmatch, found.sets) if match}
     size, added = table.family.address_size, {}
     for slot, name in sorted(sets.items()):

@@ -139,8 +139,9 @@ class NftablesBackend:
                         batch.transaction.change(delta, former(delta, alone=alone) if after or not alone else {})
                     for count, item in enumerate(() if before else after, 1):
                         translate(item, batch.transaction)
-                        # Ports are independent. A single transaction with a million elements would take long, because
-                        # the kernel's hash tables do not grow within a transaction.
+                        # The ports of a Service may be committed in separate transactions. A single transaction with a
+                        # million elements would take long, because the kernel's hash tables do not grow within a
+                        # transaction.
                         if len(group) == 1 and count < len(after) and self._is_full(batch.transaction):
                             batch.services[name] = after[:count]
                             asked = batch.transaction.asked

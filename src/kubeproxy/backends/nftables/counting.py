@@ -29,7 +29,8 @@ TURN: Final = 0.005
 for reading counters, at any number of endpoints."""
 
 TOP: Final = 100
-"""Maximum number of service ports of a family with their own series; another series is the sum of the other ports."""
+"""Maximum number of service ports of a family with their own series. One more series is the sum of all other service
+ports."""
 
 
 Read = Callable[[str, Sequence[bytes]], Sequence[ElementCount]]

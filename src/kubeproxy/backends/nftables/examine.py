@@ -120,7 +120,8 @@ class NftablesExaminer(Examiner):
             if name not in (*layout.ENDPOINT_MAPS, SetId.SESSION_OWN, *layout.INTERVALS) and shape.fields[-1] == "port":
                 keys[name].update(self._fitting(name, fronts))
         restricted = keys.pop(SetId.FIREWALL_ALLOW, None) is not None
-        for name in (*layout.SESSION_SETS, *layout.OF_RANGES):  # read below, because numbers or ranges may differ
+        # The elements of these sets are read below: their keys contain numbers or ranges that may differ in the kernel.
+        for name in (*layout.SESSION_SETS, *layout.OF_RANGES):
             keys.pop(name, None)
         found: Elements = {name: {} for name in self._layout.shapes}
         found |= {name: dict(self._view.lookup(name, asked)) for name, asked in keys.items()}
@@ -135,7 +136,7 @@ class NftablesExaminer(Examiner):
         return found
 
     def _ranges_of(self, name: str, plans: Plans) -> dict[bytes, bytes]:
-        """Return the found ranges of ports at these Services' cluster IPs, and those that overlap a desired range."""
+        """Return the found ranges of ports that are at a cluster IP of these Services or overlap a desired range."""
         own, size = [*self._range_keys(plans)], self.family.address_size
         spans = [span for its in plans.values() for span in ranges_of(its, self.family)]
         cluster_ips = {span.address for span in spans if span.kind is FrontendKind.CLUSTER}
@@ -143,7 +144,8 @@ class NftablesExaminer(Examiner):
         return {k: data for k, data in found if k[:size] in cluster_ips or any(overlapping(k, each) for each in own)}
 
     def _read_pools(self, found: Elements) -> None:
-        """Add the pools with session affinity, under the pool numbers found in the kernel for their frontends."""
+        """Add to `found` the elements of the pools whose numbers `found` contains as data of frontends or ranges of
+        ports."""
         numbers = {number for name in (*POOL_MAPS, *layout.RANGE_POOLS) for number in found.get(name, {}).values()}
         size = self.family.address_size
         for name in OF_NUMBERS if numbers else ():

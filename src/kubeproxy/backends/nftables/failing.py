@@ -31,9 +31,9 @@ def declaration(layout: Layout) -> SetSpec:
 
 
 def checks(layout: Layout) -> tuple[str, ...]:
-    """Return the rules for base chains that run before address translation. A packet of an established connection
-    passes two comparisons. The first packet of a connection is not translated yet. Therefore a packet with state `new`
-    and status `dnat` is a repeated SYN, and a packet of a connection that is not assured is a repeated SYN or part of a
+    """Return the rules for base chains that run before address translation. A packet of an established connection costs
+    two comparisons. The first packet of a connection is not translated yet. Therefore a packet with state `new` and
+    status `dnat` is a repeated SYN, and a packet of a connection that is not assured is a repeated SYN or part of a
     handshake."""
     return (
         f"ct status & assured == 0 ct status dnat jump {CHAIN}",

@@ -1,4 +1,5 @@
-"""Found elements of our table, and the slots and numbers of plans in the kernel. Reads only.
+"""Reads the elements of our table from the kernel, and the slots and identifying numbers that they contain for each
+plan. Writes nothing.
 
 Elements of endpoints are read by key, for a few hundred Services at a time; all other sets are read by dumps. Endpoints
 are not read by dumps, because the time of a dump grows faster than the set (kernel/nftables/fetch.py), and 100,000
@@ -52,7 +53,8 @@ def numbers(actual: Elements) -> Iterator[int]:
     affinity."""
     for numbered in (*layout.NUMBER_MAPS, *layout.RANGE_MAPS):
         yield from map(service_port_number, actual.get(numbered, {}).values())
-    # A list number with ranges counts as used, because a new list must not get ranges that another program added.
+    # If the kernel contains source ranges of a list, the number of the list is used, even if no frontend has the list:
+    # a new list with this number would get ranges that another program added.
     for key in actual[SetId.FIREWALL_ALLOW]:
         yield service_port_number(key[: len(key) // 4])
     for packed in {*actual[SetId.SESSION_SLOTS].values(), *(key[:-4] for key in actual[SetId.SESSION_ENDPOINTS])}:
@@ -217,7 +219,8 @@ class FoundElements:
             frontends = self._frontends[endpoint_map].items()
             self._read_slots(endpoint_map, [(key, *slots) for key, slots in frontends])
         for of_pools in _OF_POOLS:
-            # `left` contains elements that Services took, too, if another program wrote the number of a pool twice.
+            # If another program wrote the number of a pool for two frontends, `left` also contains elements that
+            # Services already took.
             self.left[of_pools] = {}
         unsure = [name for name, count in self._taken.items() if count + len(self.left[name]) != self._count(name)]
         # The value is the number of used slots if the key is a frontend or pool, and 1 if the key is an endpoint's
@@ -231,8 +234,8 @@ class FoundElements:
             self.left[unread] = self._unowned(unread, taken[unread])
 
     def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
-        """Return the name of the first set with other elements than these Services need; '' if there is none. Raises
-        ApplyError. `users` counts the Services of each shared element."""
+        """Return the name of the first set whose elements differ from those that these Services need; '' if no set
+        differs. Raises ApplyError. `users` contains the number of Services that use each shared element."""
         for name, _ in self.ahead((name, tuple([item.plan for item in its])) for name, its in services.items()):
             delta = self.take(Parts(services[name]))
             if any(delta):
@@ -281,7 +284,8 @@ class FoundElements:
 
 
 def overlapping(one: bytes, other: bytes) -> bool:
-    """Return whether two intervals have a value in common; an interval is its first value and its last value."""
+    """Return whether two intervals have a value in common. An interval is packed as its first value and its last
+    value."""
     half = len(one) // 2
     return one[:half] <= other[half:] and other[:half] <= one[half:]
 

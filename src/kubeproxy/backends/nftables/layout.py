@@ -48,7 +48,7 @@ _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
 
 class SetId(StrEnum):
-    """Names of our sets and maps in the kernel. None is the name of a map of the Go kube-proxy, because the Go
+    """Names of our sets and maps in the kernel. No map of the Go kube-proxy has one of these names, because the Go
     kube-proxy takes over our table after a rollback. No name begins with `affinity-`, because the Go kube-proxy deletes
     such sets, and the kernel refuses the deletion while our chains use them."""
 
@@ -81,7 +81,7 @@ class SetId(StrEnum):
     SESSION_CLASSES = "session-classes"  # pool : class
     SESSION_SLOTS = "session-slots"  # pool . slot : the endpoint's number
     SESSION_ENDPOINTS = "session-endpoints"  # the endpoint's number . protocol : destination
-    SESSION_OWN = "session-own"  # the endpoint's number . address . port, if they are also a frontend's
+    SESSION_OWN = "session-own"  # an endpoint's number . address . port, if the endpoint is also a frontend
     CLUSTER_IPS = "cluster-ips"
     HAIRPIN = "hairpin-endpoints"
     NO_ENDPOINT_SERVICES = "unserved-services"
@@ -132,7 +132,7 @@ POOL_MAPS: Final = (
     SetId.NODEPORT_AFFINITY_POOLS,
     SetId.LOCAL_NODEPORT_AFFINITY_POOLS,
 )
-"""Maps in the order of ENDPOINT_MAPS, like VERDICT_MAPS."""
+"""Maps with pool numbers as data. VERDICT_MAPS and POOL_MAPS have the order of ENDPOINT_MAPS."""
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
 COUNTED_MAPS: Final = (*ENDPOINT_MAPS, SetId.SESSION_ENDPOINTS, SetId.RANGE_ENDPOINTS)
@@ -228,8 +228,9 @@ def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
 @lru_cache(maxsize=256)
 def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple[int, ...]:
     smallest, best, least = kinds[0], (1,) * len(kinds), float("inf")
-    # With smallest / gcd slots for the smallest weight, no number is rounded. The loop tries up to four times as many
-    # slots, because the total may then be closer to the size of its class, so that fewer picks hit an empty slot.
+    # If the smallest weight gets smallest / gcd slots, no number of slots is rounded. The loop tries up to four times
+    # as many slots, because the total may then be closer to the size of its class, so that fewer picks hit an empty
+    # slot.
     for few in range(1, 4 * smallest // gcd(*kinds) + 1):
         slots = tuple([max(1, (2 * kind * few + smallest) // (2 * smallest)) for kind in kinds])
         total = sum([n * count for n, count in zip(slots, counts, strict=True)])
@@ -264,8 +265,8 @@ class Packing(IntEnum):
     DESTINATION = 1  # address and port, in whole registers
     VERDICT = 2
     INTERVAL = 3  # a range of keys; the data, if any, is a number
-    NUMBER = 4  # as an address
-    CLASS = 5  # as a port
+    NUMBER = 4  # an identifying number, in the size of an address
+    CLASS = 5  # a class, in the size of a port
 
 
 class SetShape(NamedTuple):

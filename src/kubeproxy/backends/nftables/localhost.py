@@ -133,7 +133,8 @@ class LocalhostRelay:
 
 
 def relay_targets(plans: Iterable[ServicePlan]) -> Iterator[tuple[int, RelayTarget]]:
-    """Yield the TCP NodePorts that have endpoints, or with externalTrafficPolicy Local, endpoints on this node."""
+    """Yield each TCP NodePort with its target. NodePorts without endpoints are omitted; if externalTrafficPolicy is
+    Local, only endpoints on this node are used."""
     for plan in plans:
         if plan.key.protocol != socket.IPPROTO_TCP:
             continue
@@ -184,7 +185,7 @@ class TableCounters(LastingLink):
     def __init__(self, family: Family) -> None:
         self._family = family
         self._packets: Mapping[str, int] = {}
-        self._asked = set(COUNTERS)  # counters that the scrape has used since the last read
+        self._asked = set(COUNTERS)  # counters used since the last read; a second use of a counter starts a new read
 
     def packets(self, counter: str) -> float:
         """Return the packets of a counter; 0 if the table is missing."""

@@ -23,7 +23,8 @@ Users = dict[str, Counter[bytes]]
 """Number of Services that use each element, by shared set."""
 
 _VERDICTS = 4096
-"""Maximum number of cached packed verdicts. The cache needs a limit because chains of new timeouts appear over time."""
+"""Maximum number of cached packed verdicts. The limit is needed because each new affinity timeout or Maglev table size
+leads to further chains, and the cache stores a verdict for each of them."""
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 _NOTHING: Mapping[str, Sequence[bytes]] = MappingProxyType({})
@@ -69,9 +70,9 @@ def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[
 
     A packet is processed by the rules of one generation, but each of its lookups uses the elements that are current at
     the time of the lookup (nft_genmask_cur in net/netfilter/nft_set_hash.c of Linux 6.18). If a commit between two
-    lookups removed the former elements, the packet would miss a frontend that moves to an earlier map. It would also
-    miss the target of an element that it found before: the pool of a chain, a list of source ranges, or an endpoint's
-    number. A packet that misses a removed slot gets the first slot."""
+    lookups removed the former elements, the packet would miss a frontend that moves to a map whose lookup is already
+    over. It would also miss the target of an element that it found before: the pool of a chain, a list of source
+    ranges, or an endpoint's number. A packet that misses a removed slot gets the first slot."""
     if not alone:
         return _only_removed(delta, _NUMBERED)
     if _LOOKED_UP.isdisjoint(delta.removed):
@@ -136,7 +137,8 @@ class Packers:
         return found
 
     def slots(self, set_id: str, count: int) -> list[bytes]:
-        """Return the packed slot number and the bytes between key and data, for at least `count` slots."""
+        """Return one value for each slot, for at least `count` slots: the packed slot number, followed by the bytes
+        between key and data."""
         slots = self._slots[set_id]
         if len(slots) < count:
             between = self.new[set_id].before_data

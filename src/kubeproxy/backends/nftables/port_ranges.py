@@ -1,7 +1,7 @@
 """Ranges of ports: their chains, the rules by which the base chains reach these chains, and their elements. Pure. A
 table has these chains, rules and sets only while a Service has a range. There is no base chain for ranges, because the
-Go kube-proxy, when it takes over the table, empties only the base chains that it knows. A range is an interval that
-leads to its pool's number; an endpoint is picked as with session affinity, by numbers."""
+Go kube-proxy, when it takes over the table, empties only the base chains that it knows. The key of a range is an
+interval, and its data is the number of a pool. Endpoints are picked by numbers, as with session affinity."""
 
 from __future__ import annotations
 

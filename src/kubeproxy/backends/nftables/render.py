@@ -140,7 +140,8 @@ class Placed(NamedTuple):
     """A plan with the endpoints of its pools in slot order. If the plan has affinity or ranges of ports, `number`
     identifies its pools, and `endpoints` contains the numbers of the endpoints; else `number` is 0. With weights an
     endpoint has several slots. `ranges` is the number that identifies the Service's list of source ranges, or 0 if the
-    Service has no list. `allowed` contains the list's ranges in the Service's first plan, else nothing."""
+    Service has no list. In the Service's first plan, `allowed` contains the ranges of the list; in its other plans,
+    `allowed` is empty."""
 
     plan: ServicePlan
     cluster: Pool
@@ -175,8 +176,9 @@ def place(plan: ServicePlan, before: Placed | None, numbers: Numbers) -> Placed:
 def place_all(
     plans: Sequence[ServicePlan], before: Sequence[Placed], numbers: Numbers, *, committed: bool = False
 ) -> tuple[Placed, ...]:
-    """Place all plans of a Service, and keep the slots and numbers of the earlier placement. If the earlier placement
-    was `committed`, and not only found in the kernel, equal plans reuse it unchanged."""
+    """Place all plans of a Service, and keep the slots and numbers of the earlier placement. `committed`: the earlier
+    placement was committed, not only found in the kernel, so a plan that is equal to the earlier plan keeps its
+    placement object."""
     known = {item.plan.key[2:4]: item for item in before}  # keyed by name and protocol of the port
     after = []
     for plan in plans:

@@ -189,7 +189,8 @@ class Ruleset:
                 "masquerade fully-random",
             ),
             "firewall-check": (f"{service} @firewalled-services goto {SOURCE_RANGES}",),
-            # During the second lookup, the list's number replaces the packet's destination address.
+            # The first rule writes the list's number into the packet in place of its destination address, for the
+            # second rule.
             SOURCE_RANGES: (
                 f"{ip} daddr set {service} map @firewall-lists",
                 f"{ip} daddr . {ip} saddr @firewall-allow goto source-allowed",
@@ -209,8 +210,8 @@ class Ruleset:
         }
 
     def _on_loopback(self) -> dict[str, tuple[str, ...]]:
-        """Return the chains that refuse and count packets to NodePorts on loopback; without TCP packets if the proxy
-        relays TCP."""
+        """Return the chains that refuse and count packets to NodePorts on loopback. If the proxy relays TCP, the chains
+        do not refuse TCP packets."""
         if self._ours.loopback is Loopback.NOTHING:
             return {}
         relayed = ("meta l4proto tcp return",) if self._ours.loopback is Loopback.RELAYED else ()
@@ -255,8 +256,9 @@ class Ruleset:
         return found
 
     def _pick(self, pool_set: SetId, size: int) -> dict[str, tuple[str, ...]]:
-        """Return the chain that picks an endpoint for a class, and above EXACT also the chain with the rule of each
-        try. For a new client with affinity, these chains write the endpoint's number into the packet, and then end."""
+        """Return the chain that picks an endpoint for a class. For a class above EXACT, also return the chain with the
+        rule that is evaluated in each try. For a new client with affinity, these chains write the endpoint's number
+        into the packet, and then end."""
         chain, slot = pick_chain(pool_set, size), f"numgen random mod {size}"
         ip, sticky = self.layout.ip, pool_set == SetId.SESSION_SLOTS
         pick = f"{ip} daddr set {ip} daddr . {slot} map @{pool_set}" if sticky else self._dnat(pool_set, slot)
@@ -377,7 +379,8 @@ def try_chain(pool_set: SetId, size: int) -> str:
 
 
 def pick_chain(pool_set: SetId, size: int = 0) -> str:
-    """Return the name of the chain that picks an endpoint for a class, or, without a class, dispatches by class."""
+    """Return the name of the chain that picks an endpoint for the class `size`. If `size` is 0, return the name of the
+    chain that selects one of these chains by the packet's class."""
     chain = pool_set.replace("endpoints", "pick").replace("slots", "pick")
     return f"{chain}-{size}" if size else chain
 
@@ -387,7 +390,8 @@ def _base(name: ChainName) -> str:
 
 
 def _leads_to(name: ChainName) -> list[ChainName]:
-    """Return the chains of the same timeout or table size to which a chain jumps, in the order of its rules."""
+    """Return the chains of session affinity or Maglev to which a chain jumps, in the order of the jumps. The returned
+    chains have the chain's timeout or table size."""
     treatment, suffix = _base(name), f"-{name.hashed}" if name.hashed else ""
     pick = name._replace(treatment=name.hashed or "pick")
     match "" if name.picks else treatment:

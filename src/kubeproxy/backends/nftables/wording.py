@@ -110,8 +110,8 @@ class ElementWords(TableWords):
         return Wording(what, where, _OWN_NUMBERS.get(place, should) if should else "", there)
 
     def _endpoint(self, place: str, key: bytes, wanted: Any, present: Any, where: str) -> Wording:
-        """Return the text about an entry of a pool (examine._normalised), or about an element outside the pool
-        (bytes)."""
+        """Return the text about an entry of a pool (examine._normalised). If the found value has the type bytes, the
+        text is about an element outside the pool."""
         size = self._front_size(place)
         front = self._front(place, key)
         if len(key) == size:

@@ -99,8 +99,8 @@ class DescriptorBudget:
 
 
 class DataPath:
-    """The loop in its thread. Other threads may call only `call` and `stop`. `open` returns a running data path.
-    `udp_idle` is in seconds; `pipe` contains the descriptors of the reading and the writing end."""
+    """An asyncio loop in a separate thread. Other threads may call only `call` and `stop`. `open` returns a running
+    data path. `udp_idle` is in seconds; `pipe` contains the descriptors of the reading and the writing end."""
 
     def __init__(
         self,

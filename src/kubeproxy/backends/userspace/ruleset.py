@@ -6,7 +6,7 @@ registers.
 
 nat-prerouting   redirects incoming packets to a listener, also packets of this node that come back from outside
 nat-output       redirects packets of this node, except the proxy's own connections, which carry the masquerade mark
-filter-*         applies source ranges, drops and rejects before the redirect; blocks direct access to a listener"""
+filter-*         checks source ranges, and drops or rejects, before the redirect; blocks direct access to a listener"""
 
 from __future__ import annotations
 
