@@ -97,7 +97,7 @@ class Trust(Struct, frozen=True, kw_only=True):
         return self.certificate_file
 
     def signature(self) -> tuple[tuple[str, int, int], ...]:
-        """Return the path, mtime (ns) and size of each file: a value that differs after a file is replaced."""
+        """Return the path, mtime (ns) and size of each file; the result changes when a file is replaced."""
         return tuple(_file_state(path) for path in (self.ca_file, self.certificate_file, self.key_file) if path)
 
     def context(self, pair: KeyPair | None) -> ssl.SSLContext:
@@ -180,7 +180,7 @@ class Cluster:
         self._context: ssl.SSLContext | None = None
         self._made_of: object = None
         self._unusable = ""
-        self.certificates: Mapping[str, Validity] = {}  # validity periods in use, by the keys of Trust.validities
+        self.certificates: Mapping[str, Validity] = {}  # of the certificates in use, with the keys of Trust.validities
         self._on_expiries: Callable[[Mapping[str, float]], None] = lambda _: None
         if server.scheme == "https":
             self._made_of = (trust.signature(), None)
@@ -210,7 +210,7 @@ class Cluster:
 
     @property
     def expiries(self) -> dict[str, float]:
-        """The expiries of the certificates in use, in seconds since the epoch, by the names of Trust.validities."""
+        """The expiries of the certificates in use, in seconds since the epoch, with the keys of Trust.validities."""
         return {name: validity.ends for name, validity in self.certificates.items()}
 
     def on_certificates(self, expiries: Callable[[Mapping[str, float]], None]) -> None:
@@ -303,7 +303,7 @@ def validities(pem: bytes) -> list[Validity]:
 
 
 def token_validity(token: str) -> Validity | None:
-    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None for a token without a period or of another kind."""
+    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None for any other token, or for one without expiry."""
     parts = token.strip().split(".")
     if len(parts) != 3:
         return None
@@ -325,7 +325,7 @@ def _seconds(digits: bytes) -> float:
 _NOT_SIGNED: Final = frozenset((2, 18, 19, 20, 21))
 _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
-_OTHER_NAMES: Final = frozenset((62, 64))  # the certificate is for another host name, for another address
+_OTHER_NAMES: Final = frozenset((62, 64))  # 62: the certificate is for another host name; 64: for another address
 
 # Values of ssl.SSLError.reason, grouped by their fix.
 _NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"))

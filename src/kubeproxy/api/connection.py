@@ -19,8 +19,8 @@ from msgspec import Struct, field
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, os_reason
 
 MAX_OVERHEAD: Final = 64 << 10
-"""Limit in bytes of headers, chunk framing or trailers without body bytes in between; the API's headers have under 2
-KiB."""
+"""The maximum number of bytes of headers, chunk framing or trailers that may arrive without a body byte in between; the
+API's headers are shorter than 2 KiB."""
 
 OBJECT: Final = 4 << 20
 """Limit in bytes of an error, or of an answer with one object; the API server accepts objects of up to 3 MB."""

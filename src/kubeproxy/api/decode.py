@@ -62,7 +62,8 @@ class _Bookmark(Struct):
 
 
 class ListPage(NamedTuple):
-    """One page of a list: its objects, rejected objects and entries, and the token of the next page ('' for none)."""
+    """One page of a list: its objects, the rejected objects and parts of objects, and the token of the next page (''
+    in the last page)."""
 
     objects: list[Object]
     rejected: list[Rejected]
@@ -274,7 +275,7 @@ def _rejections(resource: Resource, saved: Salvaged) -> list[Rejected]:
 
 
 def identity(found: Object | PackedSlice) -> tuple[str, str]:
-    """Return (namespace, name) of an object, with the namespace '' for none."""
+    """Return (namespace, name) of an object; the namespace is '' for an object without a namespace."""
     return found.metadata.namespace or "", found.metadata.name
 
 

@@ -203,7 +203,7 @@ def _credentials(
 
 
 def _impersonation(user: _UserEntry, where: str) -> credentials.Headers:
-    """Return the headers by which requests impersonate another user; `where` is the path of the kubeconfig's user."""
+    """Return the headers by which requests impersonate another user; `where` is the user's path in the kubeconfig."""
     groups: Sequence[str] = user.as_groups or ()
     extra = user.as_user_extra or {}
     if (user.as_uid or groups or extra) and not user.as_:

@@ -109,9 +109,9 @@ class _File(NamedTuple):
 
 
 class ManifestSource:
-    """Keeps `sink` up to date with the manifests in `folder`. Only the Node `node_name` is delivered ('' for all). If
-    several files contain an object, the first of these files by name is used. Raises ConfigError if `folder` is not a
-    directory."""
+    """Keeps `sink` up to date with the manifests in `folder`. Of the Nodes, only `node_name` is delivered ('' means all
+    Nodes). If several files contain an object, the first of these files by name is used. Raises ConfigError if `folder`
+    is not a directory."""
 
     def __init__(
         self,
@@ -229,8 +229,8 @@ class ManifestSource:
         self._trouble.pop(name, None)
         content = read_documents(name, data)
         rejected += content.rejected
-        # The invalid part of a file may be any of its former objects. All former objects of the file are kept, so that
-        # a mistake never deletes an object.
+        # An invalid part of a file may be the new version of any former object of the file. All former objects of the
+        # file are therefore kept, so that a mistake never deletes an object.
         last = known.found if known and not content.whole else {}
         self._files[name] = _File(signature, {**last, **content.found})
         for kind in content.ignored - self._ignored:

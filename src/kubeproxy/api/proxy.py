@@ -1,6 +1,6 @@
 """The HTTP proxy in front of the API server, and the tunnel through it. No message and no repr contains the proxy's
-password. The proxy is the kubeconfig's proxy-url. If it has no proxy-url, the environment variables HTTPS_PROXY,
-HTTP_PROXY and NO_PROXY select the proxy, as in Go's net/http and golang.org/x/net/http/httpproxy."""
+password. The kubeconfig's proxy-url selects the proxy. If the kubeconfig has no proxy-url, the environment variables
+HTTPS_PROXY, HTTP_PROXY and NO_PROXY select the proxy, as in Go's net/http and golang.org/x/net/http/httpproxy."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ class StreamClock:
             self._watch_on()
 
     def received(self, count: int, changes: WatchChanges, *, listing: bool) -> None:
-        """Count received bytes and completed changes; `listing`: the list is not complete yet."""
+        """Move the deadline after `count` bytes that complete `changes`; `listing`: the list is not complete yet."""
         now = self._loop.time()
         if listing:
             self._progress.received(count, now)

@@ -12,7 +12,8 @@ from kubeproxy.model.objects import Resource
 
 LONGEST: Final = 1.0
 STEP: Final = 0.02
-"""Maximum seconds for which a list waits for the other resource, and seconds between two checks of its state."""
+"""LONGEST: maximum seconds for which a list of Services waits for slices, or a list of slices waits for Services. STEP:
+seconds between two checks of the resource for which the list waits."""
 
 _OTHER: Final[Mapping[Resource, Resource]] = {"services": "endpointslices", "endpointslices": "services"}
 

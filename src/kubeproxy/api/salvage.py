@@ -32,7 +32,7 @@ _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
         *((objects.Annotations, info.name) for info in fields(objects.Annotations)),
     }
 )
-"""Fields that are dropped if they are invalid. Without such a field, an object never has a larger effect."""
+"""Fields that are dropped if they are invalid, while the other fields of the object are kept."""
 
 _WHOLE_LISTS: frozenset[tuple[type, str]] = frozenset({(objects.ServiceSpec, "load_balancer_source_ranges")})
 """Lists that must not lose an entry: if source ranges were lost, a load balancer would be open to all clients."""

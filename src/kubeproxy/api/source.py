@@ -17,9 +17,9 @@ from kubeproxy.model.objects import PROXY_LABEL, Resource
 STALE: Final = 300.0  # seconds without an answer about a resource after which the proxy is not ready
 
 BOOKMARKED: Final = 75.0
-"""Seconds of silence after which the state counts as outdated since the last bytes, although the watch is open. An API
-server sends a bookmark each minute; without a bookmark, the connection may be dead, although a device in between keeps
-it open."""
+"""Seconds of silence after which the state counts as outdated, although the watch is open. The state's age is then the
+time since the last bytes. An API server sends a bookmark each minute; without a bookmark, the connection may be dead,
+although a device in between keeps it open."""
 
 REPEAT: Final = 60.0
 """Seconds after which a continuing failure is logged again, so that it is visible at the end of a log."""
@@ -113,7 +113,7 @@ class ResourceStatus(Struct):
     connected: bool = False  # changes are arriving as they happen
     absent: bool = False  # the resource does not exist or must not be listed; an empty list was delivered
     bookmarked: bool = False  # the server sends bookmarks, so an open watch is not silent for long
-    last_contact: float = field(default_factory=time.monotonic)  # of the last bytes, or of the start before any bytes
+    last_contact: float = field(default_factory=time.monotonic)  # time of the last bytes; at first, time of the start
     resource_version: str = ""
     trouble: str = ""  # the reason why lists and watches fail; '' if they work or the server is unreachable
 
@@ -140,7 +140,7 @@ class Reach(Struct, frozen=True, kw_only=True):
     server: str  # its URL
     trouble: str  # the reason why the server cannot be reached; '' for a reachable server
     watched: tuple[WatchStanding, ...]
-    certificates: Mapping[str, Validity]  # the certificates in use, by the names of cluster.Trust.validities
+    certificates: Mapping[str, Validity]  # of the certificates in use, with the keys of cluster.Trust.validities
 
     @property
     def nodes_listed(self) -> bool:
@@ -162,7 +162,7 @@ class Reach(Struct, frozen=True, kw_only=True):
         return min((one.silent for one in self.watched), default=0.0)
 
     def unanswered(self, trouble: str) -> Reach:
-        """Return this state, changed for a server that does not answer, with the reason `trouble`."""
+        """Return a copy of this state in which the server cannot be reached, for the reason `trouble`."""
         watched = tuple(replace(one, stale=max(one.stale, self.silent)) for one in self.watched)
         return replace(self, trouble=trouble, watched=watched)
 

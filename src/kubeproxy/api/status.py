@@ -81,7 +81,8 @@ _decoder = msgspec.json.Decoder(Status)
 
 
 def decode_status(data: bytes | bytearray | memoryview | msgspec.Raw, code: int) -> Status:
-    """Decode a Status. Other `data` gives a Status with `code` (0 if unknown) that quotes the beginning of `data`."""
+    """Decode a Status. If `data` is no Status, return a Status with `code` (0 if unknown) that quotes the beginning of
+    `data`."""
     try:
         status = _decoder.decode(data)
     except (ValueError, RecursionError):

@@ -134,8 +134,8 @@ class Reflector:
     async def _step(self) -> float:
         started, version, self._silent, self._failed = time.monotonic(), self.status.resource_version, 0.0, False
         listing = self._recovery.list_needed
-        # Read before the list starts: during the list, another reflector may find that the server does not stream
-        # lists.
+        # `streamed` is read before the list starts, because during the list another reflector may notice that the
+        # server does not stream lists.
         streamed = listing and self._recovery.streamed
         try:
             if streamed:

@@ -14,7 +14,7 @@ class Flag(NamedTuple):
 
     name: str
     kind: str  # a key of pflag.KINDS
-    default: str  # in the notation of that kind
+    default: str  # in the notation of `kind`
     group: str
     path: str  # the JSON path of the field that the flag sets; "" for another effect
     usage: str

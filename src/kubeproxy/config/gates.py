@@ -180,7 +180,7 @@ def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
 
 
 def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
-    """Return whether a gate is on, given valid settings; AllAlpha and AllBeta set the gates that `gates` lacks."""
+    """Return whether a gate is on. `gates` must be valid; AllAlpha and AllBeta set the gates that `gates` lacks."""
     gate = GATES[name]
     together = _ALL_OF.get(gate.stage)
     usual = gate.default if together is None or gate.locked or name == together else gates.get(together, gate.default)
@@ -188,7 +188,7 @@ def gate_enabled(gates: Mapping[str, bool], name: str) -> bool:
 
 
 def gate_states(gates: Mapping[str, bool]) -> Iterator[tuple[str, Stage, bool]]:
-    """Yield the name and stage of every gate, and whether it is on, given valid settings."""
+    """Yield the name and stage of every gate, and whether the gate is on; `gates` must be valid."""
     return ((name, gate.stage, gate_enabled(gates, name)) for name, gate in GATES.items())
 
 

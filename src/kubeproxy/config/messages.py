@@ -47,7 +47,8 @@ def did_you_mean(name: str, known: AbstractSet[str]) -> str:
 
 
 def listed(mistakes: str) -> str:
-    """Return several mistakes as an indented list with a heading; return a single mistake or such a list unchanged."""
+    """Return several mistakes, one per line, as an indented list with a heading. Return a single mistake, or a text
+    that is such a list already, unchanged."""
     lines = mistakes.splitlines()
     if len(lines) < 2 or lines[1].startswith(" "):
         return mistakes

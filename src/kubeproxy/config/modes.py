@@ -29,9 +29,11 @@ NODEPORT_WORDS = {"primary": PRIMARY_ADDRESS, "localhost": ("127.0.0.0/8", "::1/
 """The networks that words in nodePortAddresses mean, as in Kubernetes 1.37 (KEP-6032); 1.36 accepts only `primary`."""
 
 _GATE: Final = "KubeProxyNFTablesLocalhostNodePorts"
-LOOPBACK_SWITCHES: Final = "iptables.localhostNodePorts", f"featureGates.{_GATE}"  # of iptables and of nftables mode
+LOOPBACK_SWITCHES: Final = "iptables.localhostNodePorts", f"featureGates.{_GATE}"
+"""The fields that disable NodePorts on loopback in iptables mode and in nftables mode."""
 _INHERITED: Final = ("masquerade_bit", "sync_period", "min_sync_period")
-_SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")  # shorter than IP_VS_SCHEDNAME_MAXLEN; part of a module's name
+_SCHEDULER: Final = re.compile(r"[a-z0-9_]{0,15}")
+"""The name of an ipvs scheduler, which is part of a kernel module's name, and shorter than IP_VS_SCHEDNAME_MAXLEN."""
 
 
 def spelled_out(addresses: Iterable[str]) -> tuple[str, ...]:

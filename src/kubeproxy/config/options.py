@@ -30,7 +30,7 @@ _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
 class PageAccess(NamedTuple):
     """The networks of the clients that may open the page, and the hosts (names and addresses) under which a browser may
-    request it. If there are no such networks, the page does not exist."""
+    request it. If `networks` is empty, the page does not exist."""
 
     networks: tuple[Range, ...] = ()
     hosts: frozenset[str] = frozenset()
@@ -56,8 +56,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def build_options(line: CommandLine) -> Options:
-    """Return the options of a command line. Raises ConfigError. For mistakes in the file, its text is that of
-    load_file; for mistakes in flags, it has one line per mistake, which starts with the flag."""
+    """Return the options of a command line. Raises ConfigError: for mistakes in the file with the text of load_file,
+    for mistakes in flags with one line per mistake, which starts with the flag."""
     given = line.given
     host = _hostname(given)
     file = given.get("config", "")

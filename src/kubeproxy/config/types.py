@@ -53,7 +53,8 @@ class KubeProxyConfiguration(fields.ConfigurationFields, frozen=True, kw_only=Tr
 
     @property
     def networks(self) -> dict[str, tuple[str, ...]]:
-        """Networks by field. In every mode the families of these networks determine whether the node is dual-stack."""
+        """The networks in clusterCIDR and ipvs.excludeCIDRs, by field. In every mode the families of these networks
+        determine whether the node is dual-stack."""
         return {"clusterCIDR": self.cluster_cidrs, "ipvs.excludeCIDRs": self.ipvs.exclude_cidrs}
 
     @property

@@ -17,7 +17,8 @@ DEPTH: Final = 64
 """The maximum nesting, as in api/salvage.py; fields that the proxy reads are nested at most 8 deep."""
 
 VALUES: Final = 2_000_000
-"""The maximum number of values in a document after expansion of aliases: some 10,000 Services with endpoints (1 GB)."""
+"""The maximum number of values in a document after expansion of aliases: some 10,000 Services with endpoints, which
+take 1 GB of memory."""
 
 _LONG: Final = 64  # every 64 characters of a text count as one more value
 _TAG: Final = "tag:yaml.org,2002:"
