@@ -30,8 +30,8 @@ _AVOIDED: Final = (
 )
 _NUMBER: Final = re.compile(r"\d+")
 _COMMAND: Final = re.compile(rb"`kube-proxy (?=(?:trace|doctor|verify|services|flows)\b|why`)")
-"""Matches a command in a node's text, if this plugin has the same command. A text with `why` and arguments already
-contains the plugin's command."""
+"""Matches the beginning of a command in a node's text, to replace it by the plugin's command of the same name. `why` is
+matched only without arguments, because a text with arguments already contains the plugin's command."""
 
 
 class Fact(NamedTuple):
@@ -102,12 +102,12 @@ class WhyAnswer(_Answer, kw_only=True):
 
     @property
     def decision(self) -> str:
-        """The heading without the connection."""
+        """The part of the heading after the connection."""
         return self.named(self.heading.partition(": ")[2])
 
     def add(self, finding: Diagnosis) -> None:
-        """Add a finding of this plugin. An error changes the answer to "no"; any other finding changes an answer other
-        than "no" to "unknown"."""
+        """Add a finding of this plugin. An error changes the answer to "no". Any other finding changes the answer "yes"
+        to "unknown"."""
         self.findings.insert(0, finding.row())
         connection, _, decision = self.heading.partition(": ")
         self.heading = f"{connection}: {finding.what} ({finding.severity.mark}); {decision}"
@@ -239,9 +239,9 @@ class ServiceAnswer(_Answer):
         """Yield facts about the Service: its state, the versions of its objects and the reasons why the objects may be
         outdated, and whether the kernel has its rules.
 
-        Actions and local endpoints are no facts, because they depend on the node by policy; a frontend that drops
-        connections because of policy Local is a note. Weights, drained endpoints and ejected endpoints are notes,
-        because nodes may differ in them for a time."""
+        Actions and local endpoints are no facts, because traffic policies make them differ between nodes; a frontend
+        that drops connections because of policy Local is a note. Weights, drained endpoints and ejected endpoints are
+        notes, because nodes may differ in them for a time."""
         yield from map(_of_finding, map(Diagnosis.from_row, self.findings))
         reason = f" ({self.reason})" * bool(self.reason)
         yield Fact(_severity(self.state), f"{self.namespace}/{self.name}: {self.state}{reason}", expected=True)
@@ -316,7 +316,8 @@ class TraceAnswer(_Answer):
 
     @property
     def kept(self) -> TracedReply:
-        """The entry of the last connection, made from the addresses of a reset if the reset removed the entry."""
+        """The conntrack entry of the last connection. If a reset removed the entry, an entry with the addresses of the
+        reset."""
         if not self.reset:
             return self.served[-1]
         answer = next(one for one in reversed(self.journeys) if one.direction == "answer")
@@ -332,7 +333,7 @@ class TraceAnswer(_Answer):
         return iter(())
 
 
-_ORIGINS: Final = ("Pods", "Node", "Outside")  # the clients with an action of their own, as in names of fields
+_ORIGINS: Final = ("Pods", "Node", "Outside")  # the kinds of clients in names of fields, such as fromPods
 
 
 def _severity(state: str) -> Severity:

@@ -46,7 +46,7 @@ class Delivery(Struct):
 
     @property
     def refuses(self) -> bool:
-        """Whether the endpoint refuses connections of its node, and the node has no other problem."""
+        """Whether the endpoint refuses connections from its own node, and this node has no other problem."""
         if self.answer is None or not self.cause or self.answer.cause(probes=False):
             return False
         return any(one.refused for one in self.answer.probes)
@@ -149,8 +149,8 @@ def _api_fix(node: str) -> str:
 
 
 def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
-    """Add a finding to the answer of the endpoint's node if a probe of that node got a UDP reply, but a probe of the
-    client's node got none."""
+    """Add a finding to the answer of the endpoint's node if a probe from that node got a UDP reply, but a probe from
+    the client's node got none."""
     quiet = {one.address for one in near.probes if one.unanswered}
     if far.judged is None or far.judged.answer != "yes" or far.end.address not in quiet:
         return
@@ -162,8 +162,8 @@ def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
 
 
 def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
-    """If the client is a node, and the client's probe failed, too, report the failed probe of the endpoint's node as an
-    error."""
+    """If the client is a node, and the client's probe failed, too, report the failed probe from the endpoint's node as
+    an error."""
     failed = {one.address for one in near.probes if one.problem}
     unsure = [one for one in far.judged.findings if _is_doubt(one)] if far.judged is not None else []
     if far.judged is None or near.why.client != NODE or far.end.address not in failed or not unsure:
@@ -176,7 +176,7 @@ def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
 
 
 def settle(near: WhyAnswer, deliveries: Sequence[Delivery]) -> None:
-    """Remove the doubts about probes of endpoints to which their own nodes certainly do not deliver."""
+    """Remove the uncertain findings about probes of an endpoint if its own node certainly does not deliver to it."""
     lost = [one.end.address for one in deliveries if one.severity is Severity.BROKEN]
     dropped = [one for one in near.findings if _is_doubt(one) and one.get("endpoint") in lost]
     near.findings = [one for one in near.findings if one not in dropped]
@@ -185,16 +185,16 @@ def settle(near: WhyAnswer, deliveries: Sequence[Delivery]) -> None:
 
 
 def unanswered(near: WhyAnswer, deliveries: Sequence[Delivery]) -> list[Delivery]:
-    """Return the deliveries to endpoints that a probe of the client's node did not reach, if the endpoint's node has no
-    problem."""
+    """Return the deliveries to endpoints that a probe from the client's node did not reach, if the endpoint's node has
+    no problem."""
     doubts = {one.get("endpoint") for one in near.findings if _is_doubt(one)}
     return [one for one in deliveries if one.severity is Severity.FINE and one.end.address in doubts]
 
 
 def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> None:
-    """Turn the doubts about failed probes into notes if the endpoint's node drops packets of the client's node itself,
-    because such probes are no evidence about the client. `probe` is the answer of the endpoint's node about these
-    packets."""
+    """Turn the uncertain findings about failed probes into notes if the endpoint's node drops packets that the client's
+    node itself sends, because such probes are no evidence about the client. `probe` is the answer of the endpoint's
+    node about these packets."""
     if probe.answer != "no":
         return
     refused = {one.address: one.refused for one in near.probes}
@@ -231,8 +231,8 @@ def heading(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> str
 
 
 def drops_elsewhere(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> bool:
-    """Return whether only the endpoints' nodes stop the connection, and only probes of their endpoints found problems
-    on the client's node."""
+    """Return whether the endpoints' nodes stop the connection, and the client's node does not. Failed probes of the
+    endpoints on these nodes are no problem of the client's node."""
     stops = any(one.severity < Severity.NOTE for one in deliveries)
     return stops and not answer.cause(probes=False) and not _lost_here(answer, deliveries)
 

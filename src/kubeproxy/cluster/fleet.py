@@ -134,7 +134,8 @@ class Fleet:
         }
 
     def status(self) -> int:
-        """Return the worst exit code of the nodes, NO if the nodes differ, and UNKNOWN if a node gave no answer."""
+        """Return NO if a node's exit code is NO or the nodes differ; else UNKNOWN if a node's exit code is UNKNOWN or a
+        node gave no answer; else YES."""
         differ = any(one.fact.expected for one in self._differences())
         answers = {node: one for node, one in self.answers.items() if isinstance(one, WhyAnswer)}
         served = len(self.replies) > 1 and any(one.answer == "yes" for one in answers.values())

@@ -25,7 +25,7 @@ Ask: TypeAlias = Callable[[Mapping[str, Flow], int], Fleet]
 
 _AGAIN: Final = 10
 """The number of packets in the second attempt. The client's node sends one packet per second; a trace that starts later
-on the other node misses a few packets."""
+on the endpoint's node misses a few packets."""
 _CERTAIN: Final = 2  # if this many packets left and none arrived, the network lost them
 
 
@@ -57,8 +57,8 @@ def follow(ask: Ask, node: str, client: str, why: Why, decider: str) -> Followed
     kept = first.kept
     end = f"{kept.endpoint}/{why.destination.rpartition('/')[2]}"
     flows[where] = kept.client, end
-    # Packets that bypass the Service keep the client's address, so they are sent only if the endpoint sees this
-    # address.
+    # Packets directly to the endpoint have the client's own address. They are sent only if the client is the node, or
+    # if packets through the Service also reach the endpoint with this address.
     direct = client == NODE or (first.sent and kept.client == client)
     again = ask({where: flows[where], node: (client, end if direct else why.destination)}, _AGAIN)
     (reply,) = (reply for reply in again.replies if reply.node == where)
@@ -108,8 +108,8 @@ def _further(node: str, first: TraceAnswer, why: Why, decider: str) -> tuple[str
 def _result_if_arrived(
     node: str, where: str, endpoint: str, far: TraceAnswer, second: TraceAnswer | None, lost: Collection[str]
 ) -> tuple[str, int]:
-    """Return the result and its exit code; `lost` contains the endpoints whose answers do not return through
-    `where`."""
+    """Return the result and its exit code; `lost` contains the endpoints whose answers do not return through the
+    node `where`."""
     if far.drops:
         return f"{where} {far.drops}: {far.verdict.text}", NO
     if far.unanswered:
@@ -134,7 +134,7 @@ def _silent(where: str, endpoint: str, lost: Collection[str] = ()) -> str:
 
 
 def _left(second: TraceAnswer, kept: TracedReply, client: str) -> int:
-    """Return how many packets left the client's node for the endpoint. If the client is that node itself, count only
+    """Return how many packets left the client's node for the endpoint. If the client is the node itself, count only
     packets with the source address that the endpoint's node traced."""
     return sum(
         one.direction == "request"

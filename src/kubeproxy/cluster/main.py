@@ -155,8 +155,8 @@ def _nearest(
     arguments = question(source, target)
     fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
     if len(chosen) == 1 and fleet.replies[0].hangs and target.service and target.addresses:
-        # If the proxy hangs, the name of a Service cannot be resolved, but the node's command reads the rules for an
-        # address.
+        # A proxy that hangs cannot resolve the name of a Service. For an address, the node's command reads the rules
+        # without the proxy.
         fleet.arguments = arguments = question(source, target._replace(service=""))
         if given.command == "why":
             fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
@@ -166,7 +166,7 @@ def _nearest(
     first = fleet
     if elsewhere is not None and elsewhere.node in found.places:
         if arguments[0] == NODE and (own := names.address_of(source.node, answers[0].why.destination)):
-            arguments = own, arguments[1]  # on the other node, the word node would mean the other node
+            arguments = own, arguments[1]  # to the next node, the word node would mean that node itself
         fleet = _asked(given, kubectl, found.of([elsewhere.node]), "why", arguments, options)
         first = first if elsewhere.end == "destination" else fleet
     for one in fleet.answers.values():

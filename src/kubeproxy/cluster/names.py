@@ -36,7 +36,7 @@ _NAMED: Final = re.compile(
 _ADDRESS: Final = re.compile(r"(?P<address>\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:.]+?)(?P<end>:[0-9]+(?:/[a-zA-Z]+)?)?")
 
 
-_SHOWN: Final = 3  # objects in other namespaces that an error names
+_SHOWN: Final = 3  # the maximum number of objects in other namespaces that an error lists
 
 
 class _Named(ApiStruct, frozen=True):
@@ -129,14 +129,14 @@ class Names:
         """Return whether a Service NAMESPACE/NAME has a cluster IP in the address family of a place, such as
         [fd00::1]:30080. Return False if the Service cannot be read."""
         namespace, _, name = service.partition("/")
-        with suppress(NoAnswerError, QuestionError):  # the name comes from a node's answer
+        with suppress(NoAnswerError, QuestionError):  # the name comes from a node's answer, and may be invalid
             spec = self._kubectl.get(Service, "services", name, namespace=namespace).spec
             return any((":" in one) is place.startswith("[") for one in spec.cluster_ips or [spec.cluster_ip or ""])
         return False
 
     def _get(self, kind: type[T], resource: str, namespace: str, name: str) -> T:
-        """Return an object. Raises NoAnswerError; the text of a missing object's error contains the namespaces that
-        have an object of this name."""
+        """Return an object. Raises NoAnswerError. If the object is missing, the error lists the namespaces that have an
+        object of this name."""
         where = namespace or self._namespace
         try:
             return self._kubectl.get(kind, resource, name, namespace=where)
@@ -189,8 +189,8 @@ class Names:
         return End(tuple(filter(pack, addresses)), f"{own}/{name}{port}", next(iter(numbers), port))
 
     def listed(self, why: Why) -> set[tuple[bytes, int]] | None:
-        """Return the API server's endpoints for the Service of an answer, or None without readable EndpointSlices. The
-        ports of a range are in no EndpointSlice, so the port comes from the answer."""
+        """Return the API server's endpoints for the Service of an answer, or None without readable EndpointSlices. An
+        EndpointSlice does not list the ports of a port range, so for a range the port comes from the answer."""
         slices = self._endpoints(*why.service.split("/")) if why.service and (why.endpoints or why.missing) else []
         is_ranged = bool(slices and why.endpoints) and [one.field for one in why.steps[:1]] == [FIELD]
         in_range = [end_of(why.endpoints[0].address)[1]] if is_ranged else []

@@ -91,7 +91,7 @@ class Survey(NamedTuple):
     problem: str
 
     def of(self, names: Sequence[str]) -> list[ProxyPlace]:
-        """Return the nodes with these names, or all nodes without names. Raises QuestionError for an unknown name."""
+        """Return the nodes with these names; all nodes if `names` is empty. Raises QuestionError for unknown names."""
         for name in names:
             if name not in self.places:
                 raise QuestionError(f"node {name}: there is no such Node; `kubectl get nodes` lists them")

@@ -31,7 +31,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.setup import host, modes
 
 PAGE: Final = ProcessorShare(0.01, 0.003)
-"""The maximum share of a CPU for following connections while a page is open."""
+"""The upper and lower bound of CPU use for following connections while a page is open (see ProcessorShare)."""
 _EACH: Final = 1.0  # seconds between two lines of flows
 _AGAIN: Final = 5.0  # seconds between two checks of the kernel's announcements of connections
 _EXPENDABLE: Final = "500"

@@ -88,7 +88,7 @@ def run(given: argparse.Namespace) -> int:
         return shadow(facts, new, given.shadow, given.grace, given.output)
     if given.from_kernel:
         whereabouts.must_be_here(checkup.checked(asked, facts), "kubectl kubeproxy verify")
-        gc.disable()  # a short process that creates millions of values without cycles
+        gc.disable()  # this short process creates millions of values without cycles
         return _switch(switches(asked, facts, new), given.output)
     found = outlook(asked, facts, now, new)
     output.answer(given.output, found, lambda: _print(found))

@@ -64,7 +64,7 @@ class ShadowReport(Struct, frozen=True, kw_only=True, rename="camel"):
     grace_seconds: float
     comparisons: int
     not_compared: int  # failed comparisons: objects became outdated, or rules could not be read
-    classes: dict[str, int]  # classes of packets in the last comparison by family
+    classes: dict[str, int]  # classes of packets in the last comparison, by family
     lasted: tuple[LastedDifference, ...]
     transient: int  # classes of packets with a difference that disappeared within the grace period
     undecided: int  # classes of packets with a difference that is younger than the grace period at the end

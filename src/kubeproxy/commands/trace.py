@@ -112,8 +112,8 @@ def opening_of(packet: Packet, sending: Sending, seconds: float) -> Iterator[Ope
 
 
 def _elsewhere(packet: Packet, stack: contextlib.ExitStack) -> Opening:
-    """Return a function that opens sockets in the network namespace of a client with an address. Raises Unsupported or
-    NoAnswerError."""
+    """Return a function that opens sockets in the client's network namespace, which the client's address identifies.
+    Raises Unsupported or NoAnswerError."""
     if packet.protocol not in SENT:
         raise NoAnswerError("only TCP and UDP packets are sent")
     if packet.source_port:

@@ -44,8 +44,8 @@ def argument(parser: argparse.ArgumentParser) -> None:
 
 
 def changes(before: Mapping[str, Row], after: Mapping[str, Row], form: str) -> Iterator[tuple[str, str, Row]]:
-    """Yield the rows that differ between two answers, in text or (form json) in value. The result has NEW, CHANGED or
-    GONE, the row's key, and the row; GONE comes with the former row."""
+    """Yield each row that differs between two answers, as (NEW, CHANGED or GONE; the row's key; the row). For GONE, the
+    row is the former row. With the form json, JSON values are compared, else lines of text."""
     for key, row in after.items():
         if key not in before:
             yield NEW, key, row
