@@ -2,8 +2,8 @@
 with the number of packet classes. Otherwise the result is a list of packets with different outcomes (witnesses),
 grouped by cause.
 
-The constants in both rulesets divide destinations into classes. Sources, services and interfaces are divided only if a
-rule on the path distinguishes them. A packet of each class is followed through both rulesets."""
+The constants in both rulesets divide destinations into classes. Sources, protocols, ports and interfaces are divided
+only if a rule on the path distinguishes them. A packet of each class is followed through both rulesets."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 given packet.
 
 Each base chain is evaluated alone, with the packet in its state at the chain's hook. For an unsupported test, and for a
-test of a value that other rules may set (a mark), the evaluation follows both branches. Only the mark bit for the
-proxy's masquerading is known."""
+test of a value that other rules may set (a mark), the evaluation follows both branches. Of a mark, only the bit
+with which the proxy requests masquerading is known."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ class _ChainWalk(Walk):
 
     def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
         """Yield each chain that a packet or a later packet of its connection passes, and whether the chain may drop or
-        untrack it."""
+        untrack one of these packets."""
         for chain, hook in self._passed(packet):
             each = [self._ends(chain, packet, state) for state in (NEW, ESTABLISHED)]
             left = [(one, code == DROP or bool(one.unknown)) for _, ended in each for one, code in ended]

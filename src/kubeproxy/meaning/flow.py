@@ -45,10 +45,10 @@ class Leaf(NamedTuple):
 
 
 class PacketSet(Struct, eq=False):
-    """A flow, which is a set of packets on their path. `current` is the set of services after translation, or None
-    before. `hidden` is the number that a rule has written into the source address, and that no later rule should
-    test. `known` are elements that an earlier connection has stored for the client; `stored` are elements of this
-    connection."""
+    """A flow, which is a set of packets on their path. `services` is the set of protocols and destination ports before
+    translation; `current` is the set after translation, or None before. `hidden` is the number that a rule has written
+    into the source address, and that no later rule should test. `known` are elements that an earlier connection has
+    stored for the client; `stored` are elements of this connection."""
 
     services: int
     sources: Addresses
@@ -75,7 +75,7 @@ class PacketSet(Struct, eq=False):
         return replace(self)
 
     def within(self, services: int) -> PacketSet:
-        """Return the part of the flow with these services, which must be a subset of the flow's services."""
+        """Return the part of the flow with these protocols and ports, which must be a subset of those of the flow."""
         return replace(self, services=services) if self.current is None else replace(self, current=services)
 
 
@@ -120,7 +120,7 @@ class Interfaces:
         return self.names[bits & -bits] if bits else ""
 
 
-# -- tests split a flow: each returns the part for which it is true, and appends the rest to `missed` ------------------
+# -- functions that split a flow: each returns the matching part, and appends the rest to `missed` ---------------------
 
 Part = TypeVar("Part", int, Addresses)
 

@@ -60,7 +60,7 @@ def compiled(table: NftTable, place: NodePlace, purpose: CompiledFor = CompiledF
     """Return the chains of a table. Names of chains are `family/table/chain`."""
     filled: _Filled = {}
     found = []
-    if purpose is not CompiledFor.EVERYTHING:  # packets of this connection may also add elements to sets
+    if purpose is not CompiledFor.EVERYTHING:  # packets of this connection may have added elements to sets
         each = [one for chain in table.chains.values() for rule in chain.rules for one in rule]
         filling = {one.set for one in each if isinstance(one, x.Update)}
         sets = {

@@ -158,7 +158,7 @@ class Keyed:
         return (first, low) if first == last and low == high else None
 
     def candidates(self, destination: int, services: int) -> list[ServiceEntry]:
-        """Return the entries that may match a destination and a set of services."""
+        """Return the entries that may match a destination and a set of protocols and ports."""
         first = destination if Property.DESTINATION in self.at else -1
         found = self.by_destination.get(first, _NONE)
         if len(found) > _FEW and (only := point(services)) is not None:

@@ -21,8 +21,8 @@ class FamilyDifference(NamedTuple):
 
     @property
     def identity(self) -> tuple[Family, FirstPacket, Shares]:
-        """The packet with its present outcome. The late writes of a slow proxy change this outcome with each write. The
-        same outcome after the grace period therefore means that a proxy has not written, or has written wrong rules."""
+        """The packet with its present outcome. Each late write of a slow proxy changes this outcome. The same outcome
+        after the grace period therefore means that a proxy has not written, or has written wrong rules."""
         return self.family, self.found.witness.packet, self.found.witness.first
 
 

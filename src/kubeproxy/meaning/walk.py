@@ -1,8 +1,8 @@
 """Follows packets through a ruleset: all sources, protocols, ports and interfaces for one destination together.
 
-A flow is a set of packets (sources x services x interfaces) with a weight. A rule that distinguishes its packets splits
-the flow. Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn). Each packet is the first of its
-connection."""
+A flow is a set of packets (sources x protocols and ports x interfaces) with a weight. A rule that distinguishes packets
+of a flow splits the flow. Hooks and their order are those of Linux 6.18 (nf_hook_slow, nf_nat_inet_fn). Each packet is
+the first of its connection."""
 
 from __future__ import annotations
 
