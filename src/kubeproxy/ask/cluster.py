@@ -1,5 +1,5 @@
-"""Sends requests of commands to the API server with the proxy's credentials, for names of pods and the newest versions
-of objects."""
+"""Commands use this module to ask the API server, with the proxy's credentials, for names of pods and for the newest
+versions of objects."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _silent_client(explained: Explained, probed: Collection[int]) -> bytes | Non
 
 
 def _whole_way(node: CheckedNode, rules: checkup.NodeRules, why: Why, explained: Explained) -> CheckedNode:
-    """Return the result of `_way`, with the packets to the proxy's listener."""
+    """Return the result of `_way`; if rules redirect the connection to the proxy's listener, add these packets."""
     way = _way(node, why, explained)
     if why.forwarded and _ends_at_proxy(node, explained) and not explained.relayed:
         with suppress(KubeProxyError, OSError):  # the checks of other programs' rules report unreadable rules
@@ -111,12 +111,12 @@ def _of_running(
         around.look("port", lambda: ports.asked(way, asked, explained.packet, why.steps[0].field))
     kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
     if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
-        ends = {end_of(one.address) for one in explained.why.endpoints}  # all, even if the client is bound to one
+        ends = {end_of(one.address) for one in explained.why.endpoints}  # all, not only the endpoint of a bound client
         kernel = _untranslated(kernel, *checkup.all_translations(way, rules), ends)
     reached = {one.address for one in probes if not (one.failed or one.unanswered)}
     away = probing.away(why, explained)
     pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
-    if silent is not None:  # answers have another route
+    if silent is not None:  # perhaps the route to the client is wrong
         pods[f"{why.source} on {explained.client_node}"] = silent
         around.look("reverse path filter", lambda: routes.on_uplink(way, silent))
     around.look("default route", lambda: routes.by_default(way, pods))
@@ -124,8 +124,8 @@ def _of_running(
 
 
 def unrouted(asked: Source, explained: Explained) -> str:
-    """Return the findings, with fixes, about routes, forwarding and untraced rules: only findings that stop the
-    connection if there are any, else all findings; '' for none."""
+    """Return a text of the findings and fixes about routes, forwarding, bridges and rules of other programs. If some of
+    these findings harm the connection, the text omits the other findings. Return '' without findings."""
     why, report = explained.why, checkup.Checkup([], [])
     with suppress(KubeProxyError, OSError):
         node = replace(checkup.checked(asked, asked.facts()), family=family_of(explained.packet.destination))
@@ -158,8 +158,8 @@ def untranslated(asked: Source, explained: Explained) -> str:
 def _untranslated(
     kernel: tuple[Diagnosis, ...], found: Sequence[ForeignTranslation], is_all: bool, ends: Collection[End] = ()
 ) -> tuple[Diagnosis, ...]:
-    """Return the differences between plan and kernel. The first difference stops the connection if no rule translates
-    it; otherwise the difference names the addresses to which the rules lead, except `ends`."""
+    """Return `kernel`, the differences between plan and kernel. If no rule translates the connection, the first
+    difference stops the connection; otherwise it names the addresses to which the rules lead, except `ends`."""
     first, *others = kernel
     if is_all and not found:
         return replace(first, harm=STOPS), *others
@@ -264,8 +264,8 @@ def _beside(
 
 
 def _while_hanging(node: CheckedNode, rules: checkup.NodeRules, explained: Explained) -> Iterator[Diagnosis]:
-    """Report where the rules of a proxy that hangs lead. If they lead to addresses that are no endpoints in the present
-    objects, this is an error of a connection that kube-proxy forwards."""
+    """Report the destinations of a hanging proxy's rules. A destination that is no endpoint in the present objects is
+    an error if kube-proxy forwards the connection."""
     now, why = checkup.Checkup([], []), explained.why
     now.look("translation", lambda: checkup.translated_now(_way(node, why, explained), rules, strangers.HANGING))
     for one in _around(now):

@@ -32,7 +32,7 @@ class Desk:
     zones."""
 
     running: Final = False
-    """Whether a running proxy answers, and the kernel should contain its plans."""
+    """Whether the answers come from a running proxy, whose plans the kernel should contain."""
     control: str = ""
     """Path of the control socket of a proxy that may run without being queried; '' for none."""
     flags: str = ""

@@ -49,8 +49,9 @@ class Explanation(Struct, frozen=True):
 
     @property
     def answer(self) -> str:
-        """Whether an endpoint gets the connection: yes, no, or unknown. Unknown means that another node handles the
-        connection, that no kube-proxy runs on this node, or that only this node's probe failed."""
+        """Whether an endpoint gets the connection: yes, no, or unknown. Unknown means, for example, that another node
+        handles the connection, that no kube-proxy runs on this node, or that a probe failed and the client may still
+        reach the endpoint."""
         if self.why.elsewhere is not None:
             return "no" if self.stopped else "unknown"
         if self.stopped or not (self.why.passes or self._is_left or self._leaves_open("translation")):
@@ -153,7 +154,7 @@ class Explanation(Struct, frozen=True):
         return cause + f" (x), and the objects may be outdated: {outdated}" * bool(outdated)
 
     def _reservations(self) -> Iterator[str]:
-        """Yield the texts, for the heading, about causes that limit the proxy's decision."""
+        """Yield the texts after the proxy's decision in the heading: lost connections, doubts and other findings."""
         why, failing = self.why, self.lost(Effect.LOSES)
         left = next((one for one in self.findings if one.about == "leftovers" and one.harm == MISLEADS), None)
         is_partial = bool(failing) and why.passes

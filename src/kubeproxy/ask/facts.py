@@ -30,13 +30,13 @@ class Facts(Struct, frozen=True, kw_only=True):
     config: Mapping[str, Any]  # in the form of a configuration file
     world: Globals
     standings: tuple[FamilyStanding, ...]
-    unready: Mapping[str, str]  # by name of the readiness check
+    unready: Mapping[str, str]  # reasons, by name of the readiness check
     listed: bool = True  # all Services and EndpointSlices were listed once
     awaits: str = ""  # the missing Node without which the proxy writes nothing, as text; '' for none
     services: int
     endpoint_slices: int
     reach: Reach | None  # None if the source is a folder
-    began: Mapping[str, float] = {}  # beginnings of the present problems, as in Journal.began
+    began: Mapping[str, float] = {}  # start times of the present problems, as in Journal.began
     node: Node | None  # this proxy's Node, or None if it never existed
     node_deleted: bool = False  # the Node was deleted while the proxy ran
 

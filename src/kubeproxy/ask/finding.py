@@ -64,7 +64,7 @@ PICKED_AGAIN: Final = (
 )
 """The text of the effect DELAYS."""
 AS_CLIENT: Final = "connect from the client to {}: if that fails too, "
-"""The beginning of a fix, with the endpoints."""
+"""The beginning of a fix; the endpoints replace {}."""
 
 
 class Diagnosis(Struct, frozen=True):

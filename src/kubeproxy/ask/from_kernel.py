@@ -32,7 +32,7 @@ from kubeproxy.setup import host, modes
 
 
 class SwitchDifference(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A group of differences."""
+    """A group of differences of the same kind."""
 
     classes: int  # classes of packets
     packet: str  # a packet of one of these classes
@@ -82,8 +82,9 @@ def comparisons(config: KubeProxyConfiguration, planner: Planner) -> dict[Family
 
 
 def _compared(family: Family, now: CompiledRules, then: CompiledRules, place: NodePlace) -> Comparison:
-    """Compare two rulesets. If two places have present rules, the order of these rules is unknown, because the kernel
-    does not report the order of chains with equal priorities."""
+    """Compare two rulesets. If both the table kube-proxy and iptables, or both variants of iptables, have rules for
+    Services, the order of these rules is unknown, because the kernel does not report the order of chains with equal
+    priorities."""
     found, several = compare(now, then, place), rulesets_of_kube_proxies(family)
     if len(several) < 2:
         return found

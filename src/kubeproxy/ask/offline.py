@@ -122,8 +122,8 @@ async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | N
                 if part.done():
                     part.result()
             await ended
-            # The function also waits for resources that no plan needs, such as ServiceCIDRs. The state is polled,
-            # because a change of a status causes no event.
+            # The function also waits for resources that no plan needs, such as ServiceCIDRs. It polls the state of the
+            # watches, because a change of this state causes no event.
             while planner.complete and _awaits_lists(sources.reach()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     except TimeoutError:

@@ -202,7 +202,7 @@ def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
 
 
 _NODES_OF_A_CLUSTER: Final = 8
-"""Bits by which the network of all pods is usually larger than that of one node."""
+"""The prefix of all pods' network is usually this many bits shorter than the prefix of one node's pod network."""
 
 
 def counted_host(world: Globals, node: Node | None, client: bytes) -> str:

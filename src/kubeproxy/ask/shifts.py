@@ -84,7 +84,7 @@ class ClientKind(NamedTuple):
 
 
 class Shift(Struct, frozen=True, rename="camel"):
-    """A change in the outcomes of connections from `who` to `where`. The change is the same for several Services."""
+    """A change in the outcomes of connections from `who` to `where`, which is the same for all of `services`."""
 
     where: tuple[str, ...]
     who: tuple[str, ...]
@@ -236,8 +236,9 @@ def _health_checks(check: HealthCheck, local: Local) -> Iterator[tuple[str, Clie
 
 
 def _itself(plan: ServicePlan, sides: Sequence[ConfiguredNode], away: Collection[bytes]) -> Iterator[ClientKind]:
-    """Yield one endpoint on another node that is recognised as a pod, as a client of its own Service: this node may
-    send its connection to a NodePort back to this endpoint. `away` are addresses on other nodes."""
+    """Yield at most one client: an endpoint of the plan on another node, which is recognised as a pod. If the endpoint
+    connects to its own Service's NodePort on this node, this node may send the connection back to the endpoint. `away`
+    are addresses on other nodes."""
     detectors = [(side.planner.world.of(plan.key.family) or FamilyGlobals()).detector for side in sides]
     pods = (one[:-2] for one in plan.cluster if one[:-2] in away)
     for address in islice((pod for pod in pods if any(detector.holds(pod, "") for detector in detectors)), 1):

@@ -1,5 +1,5 @@
-"""The state from which all answers are computed, of a running proxy, or built from objects of a folder or an API
-server."""
+"""The state of a node, from which all answers are computed. It is the state of a running proxy, or it is built from
+objects of a folder or an API server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubeproxy.features import PROXY_NAME
 from kubeproxy.model.compile import of_another_proxy, skipped
 from kubeproxy.model.plan import NOTHING, ServiceName, ServicePlan
 
-if TYPE_CHECKING:  # commands that query a running proxy do not load this module
+if TYPE_CHECKING:  # commands that query a running proxy do not need all these modules
     from kubeproxy.api.source import Reach
     from kubeproxy.backends.mode import Mode
     from kubeproxy.config.options import Options
@@ -59,7 +59,7 @@ class Snapshot(NamedTuple):
     health: ProxyHealth | Planned
     reach: Callable[[], Reach | None]  # None if objects come from files
     started: float  # seconds since the epoch
-    complete: Literal["programmed", "planned"] = "programmed"  # state of a Service that is completely in the kernel
+    complete: Literal["programmed", "planned"] = "programmed"  # state of a Service without problem or queued change
     journal: Journal | None = None  # None without a running proxy
 
     @property

@@ -45,7 +45,7 @@ class Target(Struct, frozen=True, rename="camel"):
     the translation."""
 
     address: str  # and port
-    share: float  # its probability
+    share: float  # the probability that the connection gets this endpoint
     masqueraded: bool
     node: str = ""  # '' if unknown
     zone: str = ""
@@ -68,8 +68,8 @@ class Missing(Struct, frozen=True, rename="camel"):
 
     address: str
     reason: str
-    field: str  # the field that is the cause; for a deleted endpoint, the flag
-    slice: str  # the EndpointSlice with the field; '' for a deleted endpoint
+    field: str  # the object's field that is the cause; for a gone endpoint, the proxy's flag --reset-gone-endpoints
+    slice: str  # the EndpointSlice that contains the endpoint; '' for a gone endpoint
 
 
 class Why(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -130,8 +130,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def next(self) -> str:
-        """Return the command that shows further decisions about a forwarded connection; '' for a connection that is not
-        forwarded."""
+        """Return the `kube-proxy trace` command for a connection that this node forwards; '' for any other
+        connection."""
         if not self.forwarded or self.elsewhere is not None or self.is_inside:
             return ""
         return f"kube-proxy trace {self.client} {self.destination}"
@@ -150,8 +150,9 @@ WIDEN_CLUSTER_CIDR = (
 
 
 def unmasqueraded(local_mode: str, family: Family, counted: str = "") -> tuple[str, str]:
-    """Return the reason and the fix if this node does not masquerade connections of outside clients to cluster IPs of a
-    family. The reason is that this node recognises pods by their network, and has no network of this family."""
+    """Return why this node does not masquerade outside clients' connections to cluster IPs of a family, and the fix. If
+    `counted` is given, clusterCIDR contains this address of the Node; otherwise there is no pod network of the
+    family."""
     if counted:
         fix = "set clusterCIDR to the networks of pods only; this command first shows the effect on this node: "
         reason = f"clusterCIDR contains the Node's own address {counted}, so clients outside count as pods"
@@ -183,7 +184,7 @@ class Explained(Struct, frozen=True):
     policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
     keeps_outside: bool = False  # as in model.answer.Answer; False if the client is certainly a pod of this node
     is_own: bool = False  # the client is this node, or certainly a pod of this node
-    client_node: str = ""  # the node of a client that is certainly on another node, or "another node"; else ''
+    client_node: str = ""  # the node, if the client is on another node ("another node" if its name is unknown); else ''
 
     @property
     def relayed(self) -> bool:
@@ -206,7 +207,7 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     ends_here = packet.destination in snapshot.addresses or (direct and home(snapshot, packet.destination) is None)
     there = None if packet.interface or ends_here else client
     why = _told(snapshot, packet, made, is_away=client is not None and there is None)
-    asked = made.plan is not None or packet.source == packet.destination  # equal if a Node uses its own NodePort
+    asked = made.plan is not None or packet.source == packet.destination  # a Node that connects to its own NodePort
     unknown = stranger(snapshot, packet) if there is None and asked else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
@@ -239,7 +240,7 @@ def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
 def _switched_off(snapshot: Snapshot, packet: Packet, made: Answer) -> Answer:
     config, (*others, last) = snapshot.options.config, made.steps
     family, switch = family_of(packet.destination), config.of_mode.loopback_switch(config)
-    v6 = family is Family.IPV6 and switch == LOOPBACK_SWITCHES[0]  # the field does not apply to IPv6
+    v6 = family is Family.IPV6 and switch == LOOPBACK_SWITCHES[0]  # this switch does not apply to IPv6
     if last.field != NODEPORTS or not is_loopback(packet.destination) or v6 or not switch:
         return made
     networks = parse_networks(config.node_port_addresses, family)
@@ -417,8 +418,8 @@ def _address_fixes(snapshot: Snapshot, packet: Packet, blocking: set[str]) -> It
         if is_loopback(packet.destination) or ours is None or ours.nodeport_ips is None:
             yield use
             return
-        # The flag replaces the present list, so the fix repeats the list's networks. In a family without a network in
-        # the list, NodePorts answer on all addresses.
+        # --nodeport-addresses replaces the present list, so the fix repeats the list's networks. If the list has no
+        # network of a family, NodePorts of this family answer on all addresses.
         others = [one for part in world.parts.values() for one in part.nodeport_ips or ()]
         named = [one for one in spelled_out(snapshot.options.config.node_port_addresses) if one != PRIMARY]
         others = [one for one in others if not within(one, parse_networks(named, family_of(one)))]

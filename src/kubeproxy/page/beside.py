@@ -1,6 +1,6 @@
 """Runs `kube-proxy companion` in further processes for work that would block the proxy's event loop. Companions find
 problems as `doctor` does, count new connections for open pages, and answer the `why` questions of these pages. A
-companion reads lines from standard input and ends with the input, even if the proxy is killed."""
+companion reads lines from standard input and ends when the input ends, even if the proxy is killed."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ log = logging.getLogger("kubeproxy.page")
 FIRST_RETRY: Final = 2.0
 SLOWEST_RETRY: Final = 300.0
 TIMEOUT: Final = 2.0  # seconds until a terminated companion is killed
-_LONGEST: Final = 1 << 20  # bytes of an output line, and of unread input
+_LONGEST: Final = 1 << 20  # maximum bytes of an output line, and of input that the companion has not read
 
 
 def ourselves() -> list[str]:
@@ -254,7 +254,7 @@ class Companion(Struct):
         process.stdin.write(line)
 
     async def run(self) -> None:
-        """Keep the process running until cancelled; return after the end of the process."""
+        """Keep the process running until cancelled, then wait for the end of the process."""
         backoff = Backoff(FIRST_RETRY, SLOWEST_RETRY)
         while True:
             try:

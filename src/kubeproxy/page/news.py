@@ -24,8 +24,8 @@ Message = dict[str, Any]
 
 
 class News:
-    """Collects changes for the next message. `revision` counts settled changes, from a number that was never used
-    before. `journal` contains the changes."""
+    """Collects changes for the next message. `revision` starts with a number that was never used before, and increases
+    when changes are settled. `journal` contains the changes."""
 
     # ruff: noqa: D102 - observer.Audience documents arrived() and settled()
 

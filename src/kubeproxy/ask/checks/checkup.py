@@ -246,8 +246,8 @@ def _bare(node: CheckedNode, rules: NodeRules) -> set[Family]:
 
 
 def _look_at_server(report: Checkup, node: CheckedNode, reach: Reach) -> None:
-    """Send a request to the API server. If the server does not answer, this finding replaces those on missing lists and
-    watches, which are its effects."""
+    """Send a request to the API server. If the server does not answer, report this cause, and not its effects: missing
+    lists and watches."""
     greeted = Checkup([], [])
     greeted.look("API server's certificate and clock", lambda: greeting.greeted(node, reach))
     if any(one.about == "api" and one.severity is Severity.BROKEN for one in greeted.findings):
@@ -289,7 +289,7 @@ def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
         if node.facts is None or node.facts.writes:
             standings = node.facts.standings if node.facts is not None else ()
             refusals = {one.family: one.refusal for one in standings if one.refusal}
-            # Without a connection to check, `standing` has already reported the families that the kernel refuses.
+            # If no connection is checked, `standing` has already reported the families with refused changes.
             families = [one for one in node.families if one not in refusals or node.packet is not None]
             yield from programming.there(traces, families, node.mode.name, refusals)
     elif not node.running and not node.proxies:

@@ -16,7 +16,7 @@ from kubeproxy.ask.finding import Diagnosis
 from kubeproxy.errors import KubeProxyError, SourceError
 
 GREETING_PATIENCE = 10.0  # seconds to wait for each step of the API server's answer
-SHORT_PATIENCE = 3.0  # seconds to wait for an answer that does not depend on the API server
+SHORT_PATIENCE = 3.0  # seconds to wait for the API server in a command that does not need its answer
 
 
 def outdated(node: CheckedNode, reach: Reach) -> Iterator[Diagnosis]:

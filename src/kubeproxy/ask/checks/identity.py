@@ -1,4 +1,4 @@
-"""Checks of the proxy's identity: its Node, its configuration file, its ports."""
+"""Checks of the proxy's Node and configuration file."""
 
 from __future__ import annotations
 

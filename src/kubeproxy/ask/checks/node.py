@@ -183,8 +183,8 @@ def unforwarded(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _is_closed(family: Family, name: str, *, everywhere: bool) -> bool:
-    """Return whether packets that arrive on an interface are not forwarded; `everywhere` means that the sysctl `all` is
-    0."""
+    """Return whether packets that arrive on an interface are not forwarded; `everywhere` means that the family's sysctl
+    in settings.FORWARDING is 0."""
     if family is Family.IPV6 and not everywhere:
         return False
     value = number(settings.FORWARDING_OF[family].format(name))

@@ -118,7 +118,8 @@ def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masquer
 
 def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]], mark: int) -> Iterator[RoutedPacket]:
     """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError. `ends` has each
-    endpoint's address, its port, and whether it is masqueraded; `mark` is the mark of packets to masquerade."""
+    endpoint's address and port, and whether its connection is masqueraded; `mark` is the mark of packets to
+    masquerade."""
     packet, arrival, here, client = connection.packet, connection.interface, connection.is_local, connection.client
     if here:
         yield RoutedPacket(packet.source, packet.destination)
@@ -177,8 +178,9 @@ def to_node(connection: CheckedConnection) -> Iterator[PassingPacket]:
 
 
 def rejected(connection: CheckedConnection) -> Iterator[PassingPacket]:
-    """Yield the first packet of a connection that the proxy's chains reject at the hook input or forward, up to these
-    chains. The kernel may run two chains with the same priority in any order. Raises NetlinkError."""
+    """Yield the first packet of a rejected connection at the hook prerouting, and at the hook of the proxy's rejecting
+    chain (input or forward) up to this chain. The kernel may run two chains with the same priority in any order. Raises
+    NetlinkError."""
     packet, here = connection.packet, connection.packet.destination in connection.local
     exit_ = _NONE if here else interface_to(packet.destination)
     made = _Made(packet, (connection.interface, exit_), (packet.destination, packet.port), False)

@@ -52,7 +52,8 @@ def unready(reasons: Mapping[str, str]) -> Iterator[Diagnosis]:
 def there(
     traces: Iterable[Trace], families: Iterable[Family], mode: str, refusals: Mapping[Family, str] = {}
 ) -> Iterator[Diagnosis]:
-    """Check whether the kernel has rules of the running mode in each family. `refusals` are the kernel's refusals."""
+    """Check whether the kernel has rules of the running mode in each family. `refusals` contains the kernel's
+    error for each family with refused changes."""
     known = {trace.family for trace in traces}
     for family in families:
         if family not in known and None not in known:

@@ -16,9 +16,9 @@ from kubeproxy.model.addresses import family_of, pack
 
 
 def astray(node: CheckedNode, explained: Explained, why: Why) -> frozenset[str]:
-    """Return the endpoints on other nodes that answer a client outside directly, because this node has no pod network
-    of the family and keeps the client's address. The result is empty for a pod of this node, because its interface does
-    not lead to other nodes."""
+    """Return the endpoints on other nodes that answer an outside client directly, because this node does not masquerade
+    the client's connection (see why.unmasqueraded). The result is empty for a pod of this node, because the pod's
+    interface does not lead to other nodes."""
     packet = explained.packet
     if packet.source is None or not explained.keeps_outside:
         return frozenset()

@@ -91,7 +91,8 @@ class Known:
         self._pods, self.trouble = cluster.pods(self._where.facts, self._names[0] if self._names else None)
 
     def renew(self) -> None:
-        """Reload if an address was unknown and the minimum interval has passed. Raises KubeProxyError."""
+        """Reload Services and pods if an address was unknown; else reload only Services, if they are named. Do nothing
+        before the minimum interval has passed. Raises KubeProxyError."""
         now = time.monotonic()
         if not (self._stale or self._names) or now < self._due:
             return
@@ -108,7 +109,7 @@ class Known:
 
 
 class Follower:
-    """Makes lines of events."""
+    """Converts events to lines."""
 
     def __init__(self, known: Known) -> None:
         self._known = known

@@ -97,7 +97,7 @@ class Targets(Generic[Owner]):
         return self._ranges.setdefault(key[:-4], {}) if len(key) in _RANGE_SIZES else self._owners
 
     def of(self, target: bytes) -> Owner | None:
-        """Return the owner of a connection to `target` (see kernel.tracked.Tracked), or None without an owner."""
+        """Return the owner of a connection to `target` (see conntrack.tracked.Tracked), or None without an owner."""
         if (owner := self._owners.get(target)) is not None:
             return owner
         address = target[:-NODEPORT_KEY]

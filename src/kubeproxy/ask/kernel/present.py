@@ -76,7 +76,7 @@ def remembered(facts: Facts, explained: Explained) -> str | None:
         client = explained.packet.source or source_for(explained.packet.destination)
         if client is None:
             return None
-        # In a range of ports, session affinity always stores an endpoint with its port for the first service port.
+        # For a range of ports, the kernel stores the endpoint with its port for the Service's first port.
         with examiners(facts, [plan.key.family]) as kernel:
             telling = [each.remembered for each in kernel if each.remembered]
             found = {
@@ -198,8 +198,8 @@ class Report(Struct, frozen=True):
 
 
 def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
-    """Compare these Services, or all Services. The versions in a running proxy are compared with the API server for
-    named Services, and with `api` for all Services. Raises KubeProxyError."""
+    """Compare these Services, or all Services. A running proxy's versions of their objects are compared with the API
+    server if Services are named, or if `api` is set. Raises KubeProxyError."""
     facts = asked.facts()
     if asked.running and facts.version != build().name:
         reason = "nothing was compared, because each version has its own layout of rules"
@@ -208,8 +208,8 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
     troubles = list(_troubles(facts))
     fix = _REFUSED if any(one.refusal for one in facts.standings) else REPAIR
     if not asked.running:
-        from kubeproxy.ask.checks import checkup, strangers, whereabouts  # noqa: PLC0415 - a running proxy is on its node
-        from kubeproxy.ask.kernel.stopped import of_another_mode  # noqa: PLC0415 - a running proxy has its mode
+        from kubeproxy.ask.checks import checkup, strangers, whereabouts  # noqa: PLC0415 - only without a proxy
+        from kubeproxy.ask.kernel.stopped import of_another_mode  # noqa: PLC0415 - only without a proxy
 
         node = checkup.checked(asked, facts)
         whereabouts.must_be_here(node, " ".join(("kubectl kubeproxy verify", *map("/".join, names))))
@@ -362,8 +362,8 @@ def _failure(one: Probe, wrong: Sequence[Probe], connection: ProbedFor) -> Itera
 
 
 def _fix(probe: Probe, wrong: Sequence[Probe], connection: ProbedFor) -> str:
-    """Return the fix for all endpoints that failed in the same way. A fix for endpoints that refuse probes lists the
-    endpoints that may accept the client separately."""
+    """Return the fix for all endpoints that failed in the same way. If they refuse probes, the fix has two lists: the
+    endpoints that certainly refuse the client, and the endpoints that may accept the client."""
     alike = [one for one in wrong if one.refused is probe.refused and one.address not in connection.stopped]
     sure = ", ".join(one.address for one in alike if not connection.may_differ(one))
     perhaps = ", ".join(one.address for one in alike if connection.may_differ(one))
@@ -466,6 +466,6 @@ def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
         return Probe(address, protocol, seconds, what + f", as {silent}" * bool(silent), absent=absent)
     if error.errno == errno.ECONNREFUSED:
         return Probe(address, protocol, seconds, "refused", refused=True)
-    if error.errno == errno.EINVAL:  # the kernel's errors for these kinds of routes
+    if error.errno == errno.EINVAL:  # the kernel's error for a blackhole route
         return Probe(address, protocol, seconds, _BLACKHOLE)
     return Probe(address, protocol, seconds, os.strerror(error.errno or errno.EIO).lower())

@@ -1,4 +1,4 @@
-"""Compares rules with the objects of Services, if the proxy of the rules has stopped, or was not asked."""
+"""Compares rules with the objects of Services, if the proxy that wrote the rules has stopped, or was not asked."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
                 break
             if opening is not None and next_at <= now < end and unsent:
                 stack.callback(_send(packet, opening).close)
-                unsent, enough, next_at = unsent - 1, len(requests) + 1, now + 1.0  # later packets follow the first
+                unsent, enough, next_at = unsent - 1, len(requests) + 1, now + 1.0  # one more request ends the wait
             for step in traces.steps(min(now + _LOOK, until)):
                 steps.append(step)
                 if step.table == mark.table and step.handle and step.chain.startswith(trace.REQUESTS):
@@ -184,8 +184,8 @@ def _send(packet: Packet, opening: Opening) -> socket.socket:
     except BlockingIOError:
         return sock
     except OSError as error:
-        # After EPERM, a rule dropped the outgoing packet. After any other error, such as a missing route, no packet was
-        # sent.
+        # After EPERM, a rule dropped the outgoing packet; after ECONNREFUSED, the packet was refused. After any other
+        # error, such as a missing route, no packet was sent.
         if error.errno not in {errno.EPERM, errno.ECONNREFUSED}:
             sock.close()
             where = "this node" if packet.source is None else f"the network namespace of {unpack(packet.source)}"

@@ -136,7 +136,7 @@ _ZONED = "answers without the same zone do not count as answers of this connecti
 
 
 def _cause(found: Sequence[Journey], served: Sequence[TracedReply], ruleset: KnownRules) -> str:
-    """Return why connections may have got no answer, or else the command that shows other causes."""
+    """Return the rule that may cause missing answers; without such a rule, the command that tests for other causes."""
     lost = lost_answers(found, served, ruleset)
     return f"; {lost}" if lost else f" ({_SHOWS})"
 
@@ -167,7 +167,7 @@ def by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str
 
 
 def _chosen(found: Sequence[Journey], ruleset: KnownRules) -> str:
-    """Return the destination of the last request in its last chain, if the trace shows that it was translated.
+    """If the trace shows that the last request was translated, return the request's destination in its last chain.
     Otherwise return the endpoints from which the proxy's rules choose, or '' if other rules may have chosen."""
     request = next((one for one in reversed(found) if one.direction == "request" and one.met), None)
     if request is None or request.met[-1].destination != request.destination:
@@ -189,7 +189,7 @@ def _strayed(
     if stray is None or serving is None or (ruleset.decided.unserved and not stray.existed):
         return ""
     requests = [one for one in found if one.direction == "request"]
-    # The destination of a request is the one before any translation.
+    # A request's `destination` is the destination before any translation.
     if stray.endpoint in {one.destination for one in requests} and not stray.existed:
         cause = ruleset.decided.untranslated() or "`kube-proxy verify` compares the proxy's rules with the kernel"
         return f"; no rule translated it to an endpoint of {serving.service}: {cause}"
