@@ -42,7 +42,7 @@ class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
     """The effects of another configuration."""
 
     mode: str
-    elsewhere: str  # the reason why this machine is not the node in question, with the fix; '' if it may be
+    elsewhere: str  # the reason why this machine is not the node in question, with the fix; '' if it may be the node
     fields: tuple[str, ...]  # lines "path: old -> new"
     shifts: tuple[Shift, ...]  # changes that clients notice
     remarks: tuple[str, ...]  # further changes that clients can observe
@@ -161,8 +161,8 @@ def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
     """Return descriptions of the existing rules of all modes and proxies except the given mode, each with a safe way to
-    remove them. The function assumes that the given mode uses the node's iptables variant; in ipvs mode, only a write
-    of rules could detect the variant."""
+    remove them. The function assumes that the given mode uses the node's iptables variant; in ipvs mode, the
+    variant could be detected only by writing rules."""
     owns = mode.operations().owns
 
     @cache

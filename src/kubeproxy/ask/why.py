@@ -86,7 +86,7 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     missing: tuple[Missing, ...] = ()
     affinity: int = 0  # seconds
     fixes: tuple[str, ...] = ()  # changes that would let the connection pass
-    elsewhere: Elsewhere | None = None  # the client's node, if that node's rules handle the connection
+    elsewhere: Elsewhere | None = None  # the other node whose rules handle the connection; None for this node
 
     @property
     def passes(self) -> bool:

@@ -142,7 +142,8 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 _End = tuple[Diagnosis, str, PassingPacket]
-"""A finding with the first part of its text, the second part, and the packet, whose endpoint is between the parts."""
+"""A finding with the first part of its text, the text's second part, and a packet; the text names the packet's endpoint
+between the two parts."""
 
 
 def _by_finding(found: Iterable[_End]) -> Iterator[Diagnosis]:

@@ -40,7 +40,7 @@ class InterfacePath(NamedTuple):
     filter: int
     out: str
     is_node: bool
-    clients: str = ""  # part of the interface's network to which `out` leads; '' for clients of other networks
+    clients: str = ""  # a part of the interface's network, but routed by `out`; '' for clients of other networks
 
 
 def forwarding(family: Family, harm: Harm = NOTHING) -> Diagnosis:

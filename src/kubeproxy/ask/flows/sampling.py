@@ -48,7 +48,7 @@ class Sampled:
         return self._events.lost
 
     def for_a_while(self, end: float) -> Iterator[tuple[Event, int]]:
-        """Yield (event, weight) for LOOK seconds, or until the earlier time `end` of time.monotonic()."""
+        """Yield (event, weight) for LOOK seconds, but not after `end`, a time of time.monotonic()."""
         began, spent, lost = time.monotonic(), self._spent(), self.lost
         one_in = self._events.one_in
         for event in self._events.events(min(began + LOOK, end)):

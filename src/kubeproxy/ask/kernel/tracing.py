@@ -32,7 +32,7 @@ from kubeproxy.setup import modes
 
 MOST_CLIENTS = 64  # maximum number of this node's addresses that get a rule each
 MOST_STEPS = 20_000  # stored trace steps; a packet has 10 to 100 steps
-_SETTLE = 0.5  # seconds to wait for answers after the last requested packet
+_SETTLE = 0.5  # seconds to wait for answers after the last traced request
 _LOOK = 0.1
 _PACKETS = 4  # traced packets of a client by default
 
