@@ -288,7 +288,7 @@ class StreamClock:
             self._watch_on()
 
     def ended(self) -> None:
-        """At the end of a watch, subtract its silence from the limit of the next watch."""
+        """At the end of a watch, shorten the silence that the next watch may last by the silence at its end."""
         if self._silent_since is not None:
             self._silence.passed(self._loop.time() - self._silent_since)
 

@@ -86,7 +86,8 @@ def _silent_client(explained: Explained, probed: Collection[int]) -> bytes | Non
 
 
 def _whole_way(node: CheckedNode, rules: checkup.NodeRules, why: Why, explained: Explained) -> CheckedNode:
-    """Return the result of `_way`; if rules redirect the connection to the proxy's listener, add these packets."""
+    """Return the result of `_way`. If rules redirect the connection to the proxy's listener, add the packets that go
+    to the listener."""
     way = _way(node, why, explained)
     if why.forwarded and _ends_at_proxy(node, explained) and not explained.relayed:
         with suppress(KubeProxyError, OSError):  # the checks of other programs' rules report unreadable rules

@@ -144,7 +144,8 @@ class Keyed:
                 self.ranged.append((services, entry))
 
     def keyed_by(self, parts: tuple[KeyPart, ...]) -> Keyed:
-        """Return the same elements with another key that differs only in the range of random numbers."""
+        """Return these elements with the key `parts`. It differs from the present key only in the range of a random
+        number."""
         new = copy(self)
         new.parts = parts
         return new

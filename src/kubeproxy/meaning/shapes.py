@@ -76,8 +76,8 @@ class _Layout(NamedTuple):
 class _Side:
     """An index of the addresses and ports in a ruleset: in rules of common chains, and in elements.
 
-    A chain is common if a rule that tests no single address or port jumps to it, or if neither the chain nor its
-    targets contain an address or port. Other chains are parts of shapes."""
+    A chain is common in two cases: a rule jumps to it without a test of one particular address or port, or neither the
+    chain nor its targets contain an address or port. Other chains are parts of shapes."""
 
     def __init__(self, rules: CompiledRules) -> None:
         self.chains = rules.chains

@@ -161,8 +161,8 @@ def expected_entries(service: Service) -> int:
 
 def room_for(plans: Iterable[ServicePlan], most: int) -> int:
     """Return the maximum number of entries per frontend of a Service's plans in one family; `most` is the maximum of
-    all frontends together. Without this limit, a Service of 2,000 bytes with a thousand frontends, one endpoint and a
-    large table would need four million entries on every node."""
+    all frontends together. Without this limit, a small Service object (2,000 bytes) with a thousand frontends and an
+    annotation for a large Maglev table would need four million entries on every node."""
     return max(min(most, 1), most // max(1, sum(len(plan.frontends) for plan in plans)))
 
 

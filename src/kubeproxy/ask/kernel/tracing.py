@@ -224,8 +224,8 @@ def _served(
     packet: Packet, found: Sequence[paths.Journey], before: Mapping[bytes, bool]
 ) -> Iterator[verdicts.TracedReply]:
     """Yield the conntrack entries of the traced connections. `before` maps each older entry to whether it was answered.
-    An older answered entry is reported as answered only if a reply of its endpoint was traced, because an entry keeps
-    this status."""
+    An entry that was answered before the trace keeps this status, so the status proves nothing. Such an entry is
+    reported as answered only if a reply of its endpoint was traced."""
     clients = {one.source for one in found if one.direction == "request"}
     answers = {one.source for one in found if one.direction == "answer" and not one.refusal}
     for entry in flows_to(packet):

@@ -167,7 +167,7 @@ def by_others(request: Journey, served: Sequence[TracedReply]) -> tuple[str, str
 
 
 def _chosen(found: Sequence[Journey], ruleset: KnownRules) -> str:
-    """If the trace shows that the last request was translated, return the request's destination in its last chain.
+    """If the trace shows that the last request was translated, return its destination after the translation.
     Otherwise return the endpoints from which the proxy's rules choose, or '' if other rules may have chosen."""
     request = next((one for one in reversed(found) if one.direction == "request" and one.met), None)
     if request is None or request.met[-1].destination != request.destination:

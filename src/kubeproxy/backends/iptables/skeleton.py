@@ -203,8 +203,8 @@ def _lower_halves(bits: int, lane: int) -> int:
 _HALVINGS: Final = tuple(
     (bits, lane, _lower_halves(bits, lane)) for bits, lane in ((40, 64), (20, 32), (10, 16), (5, 8))
 )
-"""The steps from 80 bits in each lane of 128 bits to five bits in each byte: each step halves the width of all
-lanes."""
+"""The steps that spread the bits of many hashes at once for base32. First each lane of 128 bits contains 80 bits; each
+step divides each lane into two, until each byte contains five bits."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9./:_-]{0,200}")
 _ODD: Final = re.compile(r"[^A-Za-z0-9./:_-]")

@@ -339,7 +339,7 @@ class Draining:
         return ActualServer(virtual.affinity, same=True, weights=weights)
 
     def retain(self, found: Mapping[bytes, ActualServer]) -> None:
-        """Forget draining real servers that are missing in the kernel."""
+        """Remove draining real servers that the kernel no longer has from the record."""
         for key in self.keys():
             there = found[key].weights if key in found else {}
             for destination in self._servers[key] - there.keys():

@@ -91,7 +91,7 @@ def desired_node_sets(ours: FamilyGlobals) -> NodeSets:
 
 
 def filling(family: Family, name: str, elements: frozenset[Any]) -> list[bytes]:
-    """Return the messages that fill an empty set of the node."""
+    """Return the messages that add elements to an empty set of NodeSets."""
     if name == SERVICE_CIDRS:
         return messages.ranges(family, TABLE, name, elements)
     return element_messages(nfnetlink.NEW_ELEMENT, family, TABLE, name, [plain_element(key) for key in elements])

@@ -53,8 +53,8 @@ def numbers(actual: Elements) -> Iterator[int]:
     affinity."""
     for numbered in (*layout.NUMBER_MAPS, *layout.RANGE_MAPS):
         yield from map(service_port_number, actual.get(numbered, {}).values())
-    # If the kernel contains source ranges of a list, the number of the list is used, even if no frontend has the list:
-    # a new list with this number would get ranges that another program added.
+    # While the kernel contains source ranges with a list's number, the number is not free, even if no frontend refers
+    # to the list. Otherwise a new list with this number would get ranges that another program added.
     for key in actual[SetId.FIREWALL_ALLOW]:
         yield service_port_number(key[: len(key) // 4])
     for packed in {*actual[SetId.SESSION_SLOTS].values(), *(key[:-4] for key in actual[SetId.SESSION_ENDPOINTS])}:

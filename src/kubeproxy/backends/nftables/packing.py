@@ -36,7 +36,7 @@ _NUMBERED = frozenset[str]((*layout.SESSION_SETS, SetId.RANGE_ENDPOINTS))
 
 def changed(before: Iterable[Placed], after: Iterable[Placed]) -> Difference[str, bytes, bytes]:
     """Return the smallest change of the elements of a Service. Each pool is compared once for all its frontends, and
-    unchanged placements are not translated."""
+    unchanged placements are not converted to elements."""
     was, now = {id(item): item for item in before}, {id(item): item for item in after}
     old = Parts(item for at, item in was.items() if at not in now)
     new = Parts(item for at, item in now.items() if at not in was)
