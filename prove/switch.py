@@ -107,7 +107,9 @@ DECLARED: Final = {
     "a load balancer with invalid source ranges": Declared(
         partial(_balanced, ip="203.0.113.50", loadBalancerSourceRanges=["10.0.0.0/99"])
     ),
-    "nftables mode: a connection of an endpoint to itself": Declared(_of_two_nodes, certain=("nftables",)),
+    "nftables mode: masquerading of a connection of an endpoint to itself": Declared(
+        _of_two_nodes, certain=("nftables",)
+    ),
 }
 """The differences in the outcome of a connection's first packet that remain, as docs/migrate.md names them."""
 _PORTS: Final = [{"name": "tcp", "port": 80, "protocol": "TCP", "targetPort": 3000}]
