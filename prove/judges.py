@@ -113,7 +113,14 @@ def look_now(world: World) -> list[str]:
     if proxy.returncode is not None and not world.may_end:
         wrong.append(f"the proxy ended with status {proxy.returncode}:\n{proxy.tail()}")
     said = world.live.logged("Traceback|internal error|Task exception|was never awaited|ResourceWarning")
+    if world.may_end and proxy.returncode is not None and _ended_without_memory(proxy.tail()):
+        said = said[:-1]  # of several tracebacks the last one is the end
     return wrong + [f"the proxy logged: {line}" for line in said[:3]]
+
+
+def _ended_without_memory(log: str) -> bool:
+    """Return whether a log ends with the traceback of a MemoryError, as the log of a process that it ended does."""
+    return log.rstrip().rpartition("\n")[2].startswith("MemoryError")
 
 
 async def _eventually(world: World, check: Callable[[], list[str]]) -> list[str]:

@@ -16,3 +16,10 @@ async def test_udp_by_either_family_is_answered_soon_after_a_start_in_userspace_
     # UDP requests of a pod failed: the removal of stale flows in the second committed family waited for a pause.
     history: list[Step] = [("restart",), ("quiet",)]
     assert await played(history, mode="userspace") == []
+
+
+@pytest.mark.slow("a history in a cluster")
+async def test_a_process_that_a_memory_error_ended_has_its_traceback_in_the_log() -> None:
+    # The error came in an inspection, and the next step looked before the process ran again: a fault of the judge.
+    history: list[Step] = [("faulty", "no-memory", 68), ("quiet",), ("look",)]
+    assert await played(history, mode="userspace") == []
