@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from prove import crashes, forking, launcher, mutations, running
 from prove.mutating import MUTATIONS
-from support.guest.guest import run_in_guest
+from support.guest.guest import run_module_in_guest
 from support.modes import GUEST, translate_bridged_packets
 
 MODES = ("nftables", "iptables-nft", "iptables-legacy", "userspace")
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return the exit code: 0 if no fault was found."""
     given = _parse(argv)
     if given.mode == IPVS and not GUEST:
-        return _in_guest(sys.argv[1:] if argv is None else argv)
+        return run_module_in_guest("prove", sys.argv[1:] if argv is None else argv, GUEST_SECONDS)
     if GUEST:
         translate_bridged_packets()
     if (given.share or given.points) and launcher.MUTATION not in os.environ:
@@ -54,13 +54,6 @@ async def _until_told(given: argparse.Namespace) -> int:
         return await work
     except asyncio.CancelledError:
         return running.ENDED
-
-
-def _in_guest(argv: Sequence[str]) -> int:
-    """Run the same arguments under the guest's kernel, which has IPVS; return the exit code."""
-    command = [sys.executable, "-m", "prove", *argv]
-    done = run_in_guest(command, GUEST_SECONDS, environment={"KUBEPROXY_GUEST": "1"}, echo=sys.stdout)
-    return done.status
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

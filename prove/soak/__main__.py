@@ -19,7 +19,7 @@ from prove.soak import verdict
 from prove.soak.chart import draw
 from prove.soak.ground import Ground
 from prove.soak.samples import COUNTED, IPVS, Sample
-from support.guest.guest import run_in_guest
+from support.guest.guest import run_module_in_guest
 from support.modes import GUEST
 
 EVERY = 10.0
@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     if given.mode == IPVS and not GUEST:
-        return _in_guest(sys.argv[1:] if argv is None else argv, given.minutes, out)
+        words, seconds = sys.argv[1:] if argv is None else argv, 60 * given.minutes + _GUEST_MARGIN
+        return run_module_in_guest("prove.soak", words, seconds, writable=[out.absolute()])
     path = out / f"soak-{given.mode}.json"
     started = time.time()
     over = threading.Event()
@@ -86,14 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run.wrong:
         print("FAILED", *run.wrong, sep="\n  ")
     return int(bool(run.wrong))
-
-
-def _in_guest(argv: Sequence[str], minutes: float, out: Path) -> int:
-    """Run the same arguments under the guest's kernel, which has IPVS; return the exit code. Raises GuestError."""
-    command = [sys.executable, "-m", "prove.soak", *argv]
-    seconds = 60 * minutes + _GUEST_MARGIN
-    environment = {"KUBEPROXY_GUEST": "1"}
-    return run_in_guest(command, seconds, environment=environment, writable=[out.absolute()], echo=sys.stdout).status
 
 
 def sampled(ground: Ground, seconds: float, every: float, over: threading.Event) -> Iterator[Sample]:

@@ -86,6 +86,14 @@ def run_in_guest(
     raise GuestError(f"the guest ({kernel}) {reason}; its last output:\n{printed[-4000:]}")
 
 
+def run_module_in_guest(module: str, argv: Sequence[str], timeout: float, *, writable: Sequence[Path] = ()) -> int:
+    """Run a module of this project with these arguments in a guest, where support.modes.GUEST is true. Print the output
+    as it comes, and return the exit status. Raises GuestError."""
+    command = [sys.executable, "-m", module, *argv]
+    environment = {"KUBEPROXY_GUEST": "1"}
+    return run_in_guest(command, timeout, environment=environment, writable=writable, echo=sys.stdout).status
+
+
 def _command(kernel: str, folder: str, memory: int, wide: bool) -> list[str]:
     # The guest has its own process namespace, because its kernel consists of a dozen processes that must end together.
     # setpriv ends them if this process is killed.
