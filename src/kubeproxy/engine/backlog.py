@@ -312,10 +312,11 @@ INTERVAL = 1.0  # seconds between inspections; each runs in a thread, because it
 
 class RepairPolicy(Struct):
     """Decides when to repair, and when an inspection is thorough: every `period` seconds, and after an uncertain
-    difference."""
+    difference. `unfinished`: an inspection broke off, so the present state of the rules is unknown."""
 
     period: float
     thorough_at: float  # the time of the last thorough inspection, initially the present time
+    unfinished: bool = False
     _in_doubt: bool = False
 
     def depth(self, now: float) -> Depth:
@@ -325,16 +326,19 @@ class RepairPolicy(Struct):
             return Depth.THOROUGH
         return Depth.THOROUGH if self._in_doubt else Depth.QUICK
 
-    def should_repair(self, difference: ForeignChange | None) -> bool:
-        """Return whether to repair: a certain difference immediately, an uncertain difference if found twice."""
+    def to_repair(self, found: ForeignChange | None) -> ForeignChange | None:
+        """Return the difference to repair after an inspection: a certain difference immediately, an uncertain
+        difference if found twice. The first inspection that succeeds after an unfinished one leads to a repair."""
+        difference = found or (UNFINISHED if self.unfinished else None)
+        self.unfinished = False
         repair = difference is not None and (difference.certain or self._in_doubt)
         self._in_doubt = difference is not None and not repair
-        return repair
+        return difference if repair else None
 
     def reset(self, now: float) -> None:
         """Record that a full sync will compare everything."""
         self.thorough_at = now
-        self._in_doubt = False
+        self._in_doubt = self.unfinished = False
 
 
 class Inspector(Struct):
@@ -361,19 +365,31 @@ class Inspector(Struct):
                 policy.reset(time.monotonic())
                 return
             depth = policy.depth(time.monotonic())
-            difference = await to_its_end(look_after, backend, depth)
-        if difference is None and depth is Depth.THOROUGH:  # a quick inspection does not read all elements
+            found = await to_its_end(look_after, backend, depth)
+        if found is UNFINISHED:
+            log.error("Cannot inspect the rules, trying again family=%s error=%r", backend.family.label, found.what)
+            for each in self.policies.values():  # the backends share the announcements of changes
+                each.unfinished = True
+            return
+        if found is None and depth is Depth.THOROUGH:  # a quick inspection does not read all elements
             backlog.inspected()
-        if policy.should_repair(difference) and difference is not None:
+        if difference := policy.to_repair(found):
             log.warning("Repairing: %s", difference.what)
             backlog.differs(difference.what)
             self.repair(backend.family, difference)
 
 
+UNFINISHED: Final = ForeignChange("an inspection ran out of memory")
+
+
 def look_after(backend: Backend, depth: Depth) -> ForeignChange | None:
-    """Do a backend's periodic work and inspect its rules. An unreadable kernel counts as a difference."""
+    """Do a backend's periodic work and inspect its rules. An unreadable kernel counts as a difference. The result is
+    UNFINISHED if memory ran out in the inspection, which changes no rules of Services."""
     try:
         backend.upkeep()
-        return backend.inspect(depth)
+        try:
+            return backend.inspect(depth)
+        except MemoryError:
+            return UNFINISHED
     except ApplyError as error:
         return ForeignChange(f"the kernel cannot be read: {error}")

@@ -155,6 +155,46 @@ def test_upkeep_that_fails_leads_to_a_full_sync():
     play(scene)
 
 
+def test_an_inspection_without_memory_is_repeated_and_then_leads_to_a_full_sync_of_each_family():
+    """The inspection may have forgotten announced changes, which both families share."""
+
+    async def scene(stage):
+        await started(stage, service("a"))
+        first, second = stage.backends
+        written, answers = [], [MemoryError("no more")] * 3
+
+        def inspect(_):
+            written.append(list(first.calls))
+            if answers:
+                raise answers.pop()
+
+        first.inspect = inspect
+        await stage.until(lambda: first.calls and second.calls)
+        await stage.settled()
+        assert written[:4] == [[]] * 4
+        assert first.calls[0][0] == second.calls[0][0] == "resync"
+        assert {"memory" in notice.what for notice in stage.notes.notices} == {True}
+
+    play(scene, families=(V4, V6), pace=Pace(period=3600.0))
+
+
+def test_periodic_work_without_memory_ends_the_program_because_it_may_be_half_done():
+    async def scene(stage):
+        await started(stage)
+
+        def fails():
+            raise MemoryError("no more")
+
+        stage.backend.upkeep = fails
+        with contextlib.suppress(MemoryError):
+            async with asyncio.timeout(15):
+                await stage.task
+        assert isinstance(stage.task.exception(), MemoryError)
+        stage.task = asyncio.create_task(_sleep(0))
+
+    play(scene)
+
+
 def test_a_request_during_a_sync_is_not_lost():
     async def scene(stage):
         await started(stage, service("a"), service("b", 2))

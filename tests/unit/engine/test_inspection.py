@@ -18,26 +18,24 @@ def test_a_look_is_thorough_once_in_a_period():
 
 
 def test_a_certain_difference_is_repaired_at_once():
-    assert RepairPolicy(30.0, 0.0).should_repair(CERTAIN)
+    assert RepairPolicy(30.0, 0.0).to_repair(CERTAIN) == CERTAIN
 
 
 def test_an_uncertain_difference_is_inspected_thoroughly_and_repaired_the_second_time():
     policy = RepairPolicy(30.0, 0.0)
-    assert not policy.should_repair(DOUBTFUL)
+    assert not policy.to_repair(DOUBTFUL)
     assert policy.depth(1.0) is Depth.THOROUGH
-    assert policy.should_repair(DOUBTFUL)
+    assert policy.to_repair(DOUBTFUL)
     assert policy.depth(2.0) is Depth.QUICK
 
 
-@pytest.mark.parametrize(
-    "settle", [lambda s: s.should_repair(None), lambda s: s.reset(1.0)], ids=["nothing", "full sync"]
-)
+@pytest.mark.parametrize("settle", [lambda s: s.to_repair(None), lambda s: s.reset(1.0)], ids=["nothing", "full sync"])
 def test_an_uncertain_difference_expires(settle):
     policy = RepairPolicy(30.0, 0.0)
-    policy.should_repair(DOUBTFUL)
+    policy.to_repair(DOUBTFUL)
     settle(policy)
     assert policy.depth(2.0) is Depth.QUICK
-    assert not policy.should_repair(DOUBTFUL)
+    assert not policy.to_repair(DOUBTFUL)
 
 
 def test_a_full_sync_stands_for_a_thorough_look():
