@@ -71,7 +71,7 @@ async def test_the_examples_of_the_page(bare: Live) -> None:
     assert "the weight of node-a is 0" in text
 
     annotated(bare, "--overwrite kube-proxy-py/weights=zone:zone-b=0")
-    await bare.programmed(bare.front("web"), "a1 b2")  # the slice on the page contains no zone
+    await bare.programmed(bare.front("web"), "a1 b2")
     assert "b1" not in await answers(bare, front, 60)
     _, text = await bare.ask("why", "192.0.2.99", f"{front.address}:{front.port}")
     assert "the weight of zone zone-b is 0" in text

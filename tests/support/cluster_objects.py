@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
 from kubeproxy.features import BALANCING, ENTRIES, Features
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOLS, Family, pack
@@ -26,8 +26,6 @@ from kubeproxy.model.objects import (
     NodeSpec,
     NodeStatus,
     ObjectMeta,
-    PlacedEndpoint,
-    PlacedSlice,
     Service,
     ServicePort,
     ServiceSpec,
@@ -159,12 +157,10 @@ def endpoint_slice(
     placed: Mapping[str, str] | None = None,
     version: str | None = None,
 ) -> EndpointSlice:
-    """Return a slice; if the zones of addresses are given, it has the form of a slice that was decoded with zones."""
-    entries: list[Any] = list(endpoints)
+    """Return a slice; `placed` contains the zones of addresses."""
+    entries = [replace(e, zone=(placed or {}).get((e.addresses or [""])[0])) for e in endpoints]
     annotations = Annotations(triggered, weight, cilium_weight=cilium_weight)
-    if placed is not None:
-        entries = [PlacedEndpoint(**asdict(e), zone=placed.get((e.addresses or [""])[0])) for e in endpoints]
-    return (EndpointSlice if placed is None else PlacedSlice)(
+    return EndpointSlice(
         metadata=meta(
             name,
             namespace,

@@ -4,7 +4,7 @@ becomes a Rejected, and other objects are not affected."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -17,8 +17,7 @@ from kubeproxy.errors import SourceError
 from kubeproxy.model.addresses import pack
 from kubeproxy.model.endpoints import PackedSlice
 from kubeproxy.model.events import Deleted, Event, Rejected, Upserted
-from kubeproxy.model.objects import NAMESPACED, TYPES, Node, Object, PlacedSlice, Resource
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.objects import NAMESPACED, TYPES, Node, Object, Resource
 from kubeproxy.wording import counted
 
 MAX_LINE = 32 << 20
@@ -83,35 +82,26 @@ class WatchChanges(NamedTuple):
 _raw_list = Decoder(ObjectList[Raw])
 _raw_line = Decoder(_Line[Raw])
 _bookmark = Decoder(_Bookmark)
-_KINDS: Final[tuple[type[Object], ...]] = (*TYPES.values(), PlacedSlice)
-_lists: dict[type[Object], Decoder[ObjectList[Object]]] = {kind: Decoder(ObjectList[kind]) for kind in _KINDS}  # type: ignore[valid-type]
-_lines: dict[type[Object], Decoder[_Line[Object]]] = {kind: Decoder(_Line[kind]) for kind in _KINDS}  # type: ignore[valid-type]
-_objects: dict[type[Object], Decoder[Object]] = {kind: Decoder(kind) for kind in _KINDS}
+_lists: dict[Resource, Decoder[ObjectList[Object]]] = {name: Decoder(ObjectList[kind]) for name, kind in TYPES.items()}  # type: ignore[valid-type]
+_lines: dict[Resource, Decoder[_Line[Object]]] = {name: Decoder(_Line[kind]) for name, kind in TYPES.items()}  # type: ignore[valid-type]
+_objects: dict[Resource, Decoder[Object]] = {name: Decoder(kind) for name, kind in TYPES.items()}
 
 
-def decode_page(resource: Resource, data: bytes | bytearray, with_zones: Collection[ServiceName] = ()) -> ListPage:
-    """Decode one page of a list of `resource`. Slices of the Services in `with_zones` become PlacedSlices. Raises
-    MalformedAnswer for a list of another kind: if such a list were empty and accepted, all objects would be deleted."""
-    page = _decode_page(resource, data, TYPES[resource])
-    if with_zones and resource == "endpointslices":
-        placed = {identity(found) for found in page.objects if service_of(found) in with_zones}
-        return _with_zones(page, data, placed) if placed else page
-    return page
-
-
-def _decode_page(resource: Resource, data: bytes | bytearray, kind: type[Object]) -> ListPage:
+def decode_page(resource: Resource, data: bytes | bytearray) -> ListPage:
+    """Decode one page of a list of `resource`. Raises MalformedAnswer for a list of another kind: if such a list were
+    empty and accepted, all objects would be deleted."""
     try:
-        page = _lists[kind].decode(data)
+        page = _lists[resource].decode(data)
     except FAILURES:
-        return _decode_page_by_item(resource, data, kind)
+        return _decode_page_by_item(resource, data)
     _check_kind(resource, page.kind, "List")
     objects = page.items if page.items is not None else []
     if not all(found.metadata.name for found in objects):
-        return _decode_page_by_item(resource, data, kind)
+        return _decode_page_by_item(resource, data)
     return ListPage(objects, [], page.metadata.resource_version or "", page.metadata.continue_ or "")
 
 
-def _decode_page_by_item(resource: Resource, data: bytes | bytearray, kind: type[Object]) -> ListPage:
+def _decode_page_by_item(resource: Resource, data: bytes | bytearray) -> ListPage:
     try:
         page = _decode_mended(_raw_list, data)
     except FAILURES as error:
@@ -120,47 +110,33 @@ def _decode_page_by_item(resource: Resource, data: bytes | bytearray, kind: type
     objects: list[Object] = []
     rejected: list[Rejected] = []
     for item in page.items or []:
-        found, problems = decode_object(resource, bytes(item), kind)
+        found, problems = decode_object(resource, bytes(item))
         objects += [found] if found is not None else []
         rejected += problems
     return ListPage(objects, rejected, page.metadata.resource_version or "", page.metadata.continue_ or "")
 
 
-def _with_zones(page: ListPage, data: bytes | bytearray, names: Collection[tuple[str, str]]) -> ListPage:
-    again = _decode_page("endpointslices", data, PlacedSlice)
-    placed = {name: found for found in again.objects if (name := identity(found)) in names}
-    rejected = [one for one in page.rejected if (one.namespace, one.name) not in placed]
-    rejected += [one for one in again.rejected if (one.namespace, one.name) in placed]
-    return page._replace(objects=[placed.get(identity(found), found) for found in page.objects], rejected=rejected)
-
-
-def decode_object(
-    resource: Resource, data: bytes, kind: type[Object] | None = None
-) -> tuple[Object | None, list[Rejected]]:
-    """Return two values: the object in `data` (None if unusable) and the rejected parts. Never raises. `kind` is the
-    type of the object if it differs from the resource's type."""
-    kind = kind or TYPES[resource]
+def decode_object(resource: Resource, data: bytes) -> tuple[Object | None, list[Rejected]]:
+    """Return two values: the object in `data` (None if unusable) and the rejected parts. Never raises."""
     try:
-        found = _objects[kind].decode(data)
+        found = _objects[resource].decode(data)
     except FAILURES:
         pass
     else:
         if found.metadata.name:
             return found, []
-    saved = salvage(data, kind)
+    saved = salvage(data, TYPES[resource])
     return saved.object, _rejections(resource, saved)
 
 
 class WatchDecoder:
-    """Splits the bytes of one watch stream into lines, independent of chunk boundaries, and decodes the lines. Slices
-    of the Services that are in `with_zones` at the time of decoding become PlacedSlices."""
+    """Splits the bytes of one watch stream into lines, independent of chunk boundaries, and decodes the lines."""
 
-    __slots__ = ("_decoder", "_resource", "_tail", "_with_zones")
+    __slots__ = ("_decoder", "_resource", "_tail")
 
-    def __init__(self, resource: Resource, with_zones: Collection[ServiceName] = ()) -> None:
+    def __init__(self, resource: Resource) -> None:
         self._resource: Resource = resource
-        self._decoder = _lines[TYPES[resource]]
-        self._with_zones = with_zones if resource == "endpointslices" else ()
+        self._decoder = _lines[resource]
         self._tail = bytearray()
 
     def feed(self, data: bytes) -> WatchChanges:
@@ -203,8 +179,6 @@ class WatchDecoder:
         """Decode a line and append its events. Return its resourceVersion, and whether it ends the initial events."""
         try:
             line = self._decoder.decode(data)
-            if self._with_zones and service_of(line.object) in self._with_zones:
-                line = _lines[PlacedSlice].decode(data)
         except FAILURES:
             return self._decode_odd_line(data, events)
         metadata = line.object.metadata
@@ -241,8 +215,6 @@ class WatchDecoder:
     def _salvage_change(self, change: str, content: bytes, events: list[Event]) -> str:
         resource = self._resource
         saved = salvage(content, TYPES[resource])
-        if saved.object is not None and self._with_zones and service_of(saved.object) in self._with_zones:
-            saved = salvage(content, PlacedSlice)
         if change == "DELETED" and saved.name:
             events.append(Deleted(resource, saved.namespace, saved.name))
             return saved.version
@@ -284,12 +256,6 @@ def node_addresses(node: Node) -> Iterator[bytes]:
     for entry in (node.status.addresses if node.status is not None else None) or ():
         if (address := pack(entry.address)) is not None:
             yield address
-
-
-def service_of(found: Object) -> ServiceName | None:
-    """Return the Service of an EndpointSlice; None for a slice without a Service."""
-    labels = found.metadata.labels
-    return (found.metadata.namespace or "", labels.service_name) if labels and labels.service_name else None
 
 
 def kept_identities(

@@ -1,5 +1,5 @@
-"""Single requests for commands: versions of objects, zones of endpoints, names of pods and Nodes, the server's
-certificate and clock. The watches of the proxy (watch.py) decode neither pod names nor, for most Services, zones."""
+"""Single requests for commands: versions of objects, names of pods and Nodes, the server's certificate and clock. The
+watches of the proxy (watch.py) do not decode the names of pods."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ class _Reference(Struct):
 
 class _Endpoint(Struct, rename="camel"):
     addresses: list[str] | None = None
-    zone: str | None = None
     target_ref: _Reference | None = None
 
 
@@ -88,18 +87,15 @@ async def versions(
     return found
 
 
-async def zones_of(client: HttpClient, service: ServiceName) -> Mapping[bytes, str]:
-    """Return the known zones of a Service's endpoints, by packed address. Raises SourceError."""
-    return {address: one.zone async for address, one in _endpoints(client, service) if one.zone}
-
-
 async def pod_names(client: HttpClient, service: ServiceName | None) -> Mapping[bytes, str]:
     """Return NAMESPACE/NAME of a Service's pods, or of all pods, by packed address. Raises SourceError."""
     names: dict[bytes, str] = {}
-    async for address, one in _endpoints(client, service):
-        pod = one.target_ref
-        if pod is not None and pod.name:
-            names[address] = f"{pod.namespace}/{pod.name}" if pod.namespace else pod.name
+    async for piece in _slices(client, service, ""):
+        for endpoint in piece.endpoints or ():
+            pod, packed = endpoint.target_ref, map(pack, endpoint.addresses or ())
+            if pod is not None and pod.name:
+                name = f"{pod.namespace}/{pod.name}" if pod.namespace else pod.name
+                names |= dict.fromkeys(filter(None, packed), name)
     return names
 
 
@@ -109,14 +105,6 @@ async def node_names(client: HttpClient) -> Mapping[bytes, str]:
     async for node in _items(client, "/api/v1/nodes", {"limit": "100"}, Node):  # small pages: a Node has 15 KB or more
         names |= dict.fromkeys(node_addresses(node), node.metadata.name)
     return names
-
-
-async def _endpoints(client: HttpClient, service: ServiceName | None) -> AsyncIterator[tuple[bytes, _Endpoint]]:
-    async for piece in _slices(client, service, ""):
-        for endpoint in piece.endpoints or ():
-            for text in endpoint.addresses or ():
-                if (address := pack(text)) is not None:
-                    yield address, endpoint
 
 
 def _slices(client: HttpClient, service: ServiceName | None, labels: str) -> AsyncIterator[_Slice]:

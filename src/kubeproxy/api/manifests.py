@@ -15,26 +15,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kubeproxy.api.decode import decode_object, identity, node_addresses, service_of
+from kubeproxy.api.decode import decode_object, identity, node_addresses
 from kubeproxy.api.source import ResourceStatus
 from kubeproxy.config.yaml_text import load_yaml
 from kubeproxy.errors import ConfigError
 from kubeproxy.kernel.proc import inotify
-from kubeproxy.model.addresses import pack
 from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted
-from kubeproxy.model.objects import (
-    LABEL,
-    NAMESPACED,
-    TYPES,
-    VERSIONS,
-    EndpointSlice,
-    Node,
-    Object,
-    PlacedSlice,
-    Resource,
-    Service,
-)
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.objects import LABEL, NAMESPACED, TYPES, VERSIONS, EndpointSlice, Node, Object, Resource, Service
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -175,20 +162,12 @@ class ManifestSource:
                     self._read(name, signature, rejected)
         self._deliver(rejected)
 
-    def zones(self, service: ServiceName) -> dict[bytes, str]:
-        """Return the zones of a Service's endpoints by packed address, from the files."""
-        slices = (one for one in self._objects() if isinstance(one, PlacedSlice) and service_of(one) == service)
-        return {address: zone for one in slices for address, zone in _zones(one)}
-
     def nodes(self) -> dict[bytes, str]:
         """Return the names of all Nodes by packed address."""
-        nodes = (one for one in self._objects() if isinstance(one, Node))
-        return {address: one.metadata.name for one in nodes for address in node_addresses(one)}
-
-    def _objects(self) -> list[Object]:
         if not self.statuses["services"].synced:
             self.scan()
-        return [found for file in self._files.values() for found in file.found.values()]
+        found = (one for file in self._files.values() for one in file.found.values() if isinstance(one, Node))
+        return {address: one.metadata.name for one in found for address in node_addresses(one)}
 
     def _list_folder(self) -> dict[str, _Signature] | None:
         try:
@@ -269,13 +248,6 @@ class ManifestSource:
         self._trouble[name] = trouble
 
 
-def _zones(found: PlacedSlice) -> Iterator[tuple[bytes, str]]:
-    for endpoint in found.endpoints or ():
-        for text in endpoint.addresses or ():
-            if endpoint.zone and (address := pack(text)) is not None:
-                yield address, endpoint.zone
-
-
 def _replaced(wanted: dict[Key, Object]) -> Iterator[Event]:
     for resource in TYPES:
         yield Replaced(resource, [found for key, found in wanted.items() if key[0] == resource])
@@ -310,7 +282,7 @@ class FileContent(NamedTuple):
 
 
 def read_documents(name: str, data: bytes) -> FileContent:
-    """Read the content of a file: JSON if `name` ends with .json, else YAML. Never raises. Slices include zones."""
+    """Read the content of a file: JSON if `name` ends with .json, else YAML. Never raises."""
     content = FileContent({}, [], True, frozenset())
     whole = True
     ignored: set[str] = set()
@@ -400,7 +372,7 @@ def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
         encoded = msgspec.json.encode(_with_namespace(entry, resource))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return refuse(resource, where.rstrip(": ."), f"is no JSON value: {error}")
-    found, rejected = decode_object(resource, encoded, PlacedSlice if resource == "endpointslices" else None)
+    found, rejected = decode_object(resource, encoded)
     if isinstance(found, Service) and (odd := _odd_name(found)) is not None:
         field, name = odd
         reason = f"{name[:80]!r} is no name: up to 63 lower-case letters, digits and -, with neither end a -"

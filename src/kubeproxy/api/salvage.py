@@ -26,8 +26,7 @@ _OPTIONAL: frozenset[tuple[type, str]] = frozenset(
         (objects.Service, "status"),
         (objects.Node, "status"),
         (objects.SliceEndpoint, "hints"),
-        (objects.PlacedEndpoint, "hints"),
-        (objects.PlacedEndpoint, "zone"),
+        (objects.SliceEndpoint, "zone"),
         *((objects.Labels, info.name) for info in fields(objects.Labels)),
         *((objects.Annotations, info.name) for info in fields(objects.Annotations)),
     }

@@ -1,6 +1,6 @@
 """Lists and watches the resources of an API server, and delivers events to a sink. The protocol is that of client-go's
 reflector: WatchList if the server supports it, else paged lists; bookmarks; a new list after 410. Reactions to failures
-and deadlines are in recovery.py. Zones are decoded only for slices of Services with weights by zone."""
+and deadlines are in recovery.py."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable
 from urllib.parse import quote, urlencode
 
 from kubeproxy.api.decode import WatchChanges, WatchDecoder, decode_page, identity, kept_identities
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.recovery import Recovery, Silence, StreamClock, WatchListSupport
 from kubeproxy.api.relists import Relists
-from kubeproxy.api.source import BOOKMARKED, ListPace, ResourceStatus, Trouble, WatchTarget, targets
-from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, NoInitialEnd, OutOfStep, StatusError, waiting_wished
-from kubeproxy.engine.pacing import TokenBucket
+from kubeproxy.api.source import BOOKMARKED, ListPace, ResourceStatus, WatchTarget, targets
+from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, NoInitialEnd, OutOfStep, StatusError
 from kubeproxy.errors import SourceError
-from kubeproxy.model.balancing import weighs_zones
 from kubeproxy.model.endpoints import PackedSlice
-from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted, ZonedSlice, kept
-from kubeproxy.model.objects import Object, PlacedSlice, Resource, Service
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Sink, Upserted, kept
+from kubeproxy.model.objects import NAMESPACED, Object, Resource
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -45,13 +41,11 @@ class ApiSource:
         support: WatchListSupport | None = None,
     ) -> None:
         support, pace = support or WatchListSupport(), pace or ListPace()
-        watched = {target.resource: target for target in targets(node_name, proxy_name)}
         self._relists = Relists(sink, lambda resource: self.statuses[resource])
-        self._zones = zones = Zones(client, watched["endpointslices"], self._relists.take, pace)
-        sinks: dict[Resource, Sink] = {"services": zones.take_services, "endpointslices": zones.take_slices}
+        sinks: dict[Resource, Sink] = dict.fromkeys(NAMESPACED, self._relists.take)
         self.reflectors = [
-            Reflector(client, target, sinks.get(resource, sink), support=support, pace=pace, with_zones=zones.services)
-            for resource, target in watched.items()
+            Reflector(client, target, sinks.get(target.resource, sink), support=support, pace=pace)
+            for target in targets(node_name, proxy_name)
         ]
         self.statuses: dict[Resource, ResourceStatus] = {
             reflector.target.resource: reflector.status for reflector in self.reflectors
@@ -63,8 +57,6 @@ class ApiSource:
             async with asyncio.TaskGroup() as group:
                 for reflector in self.reflectors:
                     group.create_task(reflector.run(), name=f"watch {reflector.target.resource}")
-                (slices,) = [each for each in self.reflectors if each.target.resource == "endpointslices"]
-                group.create_task(self._zones.run(slices.status, lambda: slices.is_listed), name="read zones")
         finally:
             self._relists.close()
 
@@ -88,8 +80,8 @@ class _Initial:
 
 
 class Reflector:
-    """Keeps a sink up to date with one resource; `status` is the state of this source. `run` ends only when cancelled.
-    Slices of Services that are in `with_zones` at the time of decoding include the zones of their endpoints."""
+    """Keeps a sink up to date with one resource; `status` is the state of this source. `run` ends only when
+    cancelled."""
 
     def __init__(
         self,
@@ -99,10 +91,8 @@ class Reflector:
         *,
         support: WatchListSupport,
         pace: ListPace,
-        with_zones: Collection[ServiceName] = (),
     ) -> None:
         self.target = target
-        self._with_zones = with_zones
         self.status = ResourceStatus(target.resource)
         self._client = client
         self._sink = sink
@@ -112,11 +102,6 @@ class Reflector:
         self._initial: _Initial | None = None
         self._silent = 0.0  # seconds without a packet of the server before the last failure
         self._failed = False  # the last request ended with an error
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether a complete list was delivered and no new list is needed."""
-        return self.status.synced and not self._recovery.list_needed
 
     async def run(self) -> None:
         """List and watch until cancelled. Failures are logged and retried."""
@@ -171,7 +156,7 @@ class Reflector:
                 objects, rejected, version, token, limit = [], [], "", "", 0
                 self._recovery.list_from = ""
                 continue
-            page = decode_page(self.target.resource, data, self._with_zones)
+            page = decode_page(self.target.resource, data)
             del data
             objects += map(kept, page.objects)
             rejected += page.rejected
@@ -208,7 +193,7 @@ class Reflector:
             raise NoInitialEnd("the stream ended before its initial events did")
 
     async def _stream(self, query: dict[str, str]) -> None:
-        decoder = WatchDecoder(self.target.resource, self._with_zones)
+        decoder = WatchDecoder(self.target.resource)
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - randomness only to spread load
         clock = StreamClock(self._pace, self._silence)
 
@@ -291,150 +276,3 @@ def _goes_back(known: str, seen: str) -> bool:
     """Return whether a resource version is older than the known version; False unless both are numbers (KEP-5504)."""
     numbers = seen.isascii() and known.isascii() and seen.isdigit() and known.isdigit()
     return numbers and (len(seen), seen) < (len(known), known)
-
-
-TOGETHER: Final = 50  # maximum number of Services in one request: the URL contains their names, 3 kB at most
-
-BURST: Final = 20
-"""The number of requests at the start that are not delayed. Later, at most one request a second is sent."""
-
-TIMEOUT: Final = 5.0
-"""Maximum seconds for which the first list of Services waits for zones. Without zones, drained zones get connections.
-"""
-
-
-class Zones:
-    """Passes events of Services and slices to the sink, and adds zones to slices. `run` ends only when cancelled.
-    `services` is the set of Services with weights by zone; decoders look up the Service of each slice in this set.
-    `target` is the watched resource of slices."""
-
-    def __init__(self, client: HttpClient, target: WatchTarget, sink: Sink, pace: ListPace) -> None:
-        self.services: set[ServiceName] = set()
-        self._client = client
-        self._target = target
-        self._sink = sink
-        self._page = pace.page
-        self._spread = pace.relist
-        self._bucket = TokenBucket(1.0, BURST)
-        self._backoff = pace.backoff(pace.first)
-        self._trouble = Trouble(lambda text: log.warning("Weights by zone have no effect yet: %s", text))
-        self._unread: dict[ServiceName, None] = {}
-        self._begun = self._slices_begun = False
-        self._held: list[Event] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._wake = asyncio.Event()
-
-    def take_services(self, events: Sequence[Event]) -> None:
-        """Pass on events of Services. The first list waits for zones, because rules are written after this list."""
-        for event in events:
-            self._note(event)
-        if self._unread and not self._begun:
-            self._held = []
-        self._begun = True
-        if self._held is not None:
-            self._held += events
-        else:
-            self._sink(events)
-        self._proceed()
-
-    def take_slices(self, events: Sequence[Event]) -> None:
-        """Pass on events of slices."""
-        self._sink(events)
-        self._slices_begun = True
-        self._proceed()
-
-    def _proceed(self) -> None:
-        if self._held is not None and self._slices_begun and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TIMEOUT, self._release)
-        if self._unread or self._held is not None:
-            self._wake.set()
-
-    def _release(self) -> None:
-        held, self._held = self._held, None
-        if self._timer is not None:
-            self._timer.cancel()
-        if held is not None:
-            self._sink(held)
-
-    def _note(self, event: Event) -> None:
-        """Update the set of Services that use zone weights. To save requests, a Service that stops using zone weights
-        stays in the set until its deletion."""
-        if isinstance(event, Upserted):
-            self._add([event.object])
-        elif isinstance(event, Deleted):
-            self._forget([(event.namespace, event.name)])
-        elif isinstance(event, Replaced):
-            if self.services and event.kept is not None:
-                self._forget(self.services - event.kept - set(map(identity, event.objects)))
-            self._add(event.objects)
-
-    def _add(self, found: Iterable[object]) -> None:
-        wanted = [identity(one) for one in found if isinstance(one, Service) and weighs_zones(one.metadata.annotations)]
-        self._unread.update(dict.fromkeys(name for name in wanted if name not in self.services))
-        self.services.update(wanted)
-
-    def _forget(self, names: Iterable[ServiceName]) -> None:
-        for name in names:
-            self.services.discard(name)
-            self._unread.pop(name, None)
-
-    async def run(self, status: ResourceStatus, listed: Callable[[], bool]) -> None:
-        """Read zones when a Service starts to use weights by zone. Failures are logged and retried. `status` is the
-        status of slices; `listed` returns whether their list is complete and no new list is needed."""
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._unread and listed():
-                    await self._try(status)
-                if not self._unread:
-                    self._release()
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-
-    async def _try(self, status: ResourceStatus) -> None:
-        """Request zones once, after a random time (except at the start), because all nodes receive a Service at the
-        same time."""
-        wait = 0.0 if self._held is not None else random.uniform(0.0, self._spread)  # noqa: S311 - randomness only to spread load
-        await asyncio.sleep(self._bucket.reserve() + wait)
-        names = [*self._unread][:TOGETHER]
-        for name in names:  # a Service that is deleted and created again in the meantime needs a new request
-            del self._unread[name]
-        wished = 0.0
-        try:
-            await self._read(names, status)
-        except SourceError as error:
-            self._trouble.met(str(error))
-            wished = waiting_wished(error)
-        except Exception:
-            log.exception("Requesting zones again after an internal error")
-        else:
-            self._backoff.succeeded()
-            self._trouble.over()
-            return
-        self._unread = dict.fromkeys(name for name in names if name in self.services) | self._unread
-        await asyncio.sleep(max(self._backoff.failed(), wished))
-
-    async def _read(self, names: Sequence[ServiceName], status: ResourceStatus) -> None:
-        """List the slices of Services, in the known version or a newer version, and pass their zones on."""
-        path, namespaces = self._target.path, {namespace for namespace, _ in names}
-        if len(namespaces) == 1:
-            (namespace,) = namespaces
-            path = path.replace("/endpointslices", f"/namespaces/{quote(namespace, safe='')}/endpointslices")
-        chosen = f"kubernetes.io/service-name in ({','.join(sorted({name for _, name in names}))})"
-        selector = {"limit": str(self._page), "labelSelector": f"{chosen},{self._target.labels}"}
-        since = {"resourceVersion": status.resource_version, "resourceVersionMatch": "NotOlderThan"}
-        query, token = selector | (since if status.resource_version else {}), ""
-        while True:
-            where = f"{path}?{urlencode(query, quote_via=quote, safe='')}"
-            response = await self._client.request("GET", where, most=self._target.most)
-            page = decode_page(self._target.resource, response.body, self.services)
-            found = {identity(one): ZonedSlice(one) for one in page.objects if isinstance(one, PlacedSlice)}
-            self._sink([*found.values(), *[one for one in page.rejected if (one.namespace, one.name) in found]])
-            if not page.continue_token:
-                return
-            if page.continue_token == token:
-                raise MalformedAnswer(f"the list of {self._target.resource} continues with the same token")
-            token = page.continue_token
-            query = selector | {"continue": token}

@@ -6,16 +6,14 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from msgspec.structs import replace
-
 from kubeproxy.ask import state
 from kubeproxy.ask.facts import Facts, NodeListener, Objects, ProgrammedService
 from kubeproxy.ask.listing import cause
+from kubeproxy.ask.places import Places, with_node
 from kubeproxy.ask.question import packet
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.ask.state import Query
 from kubeproxy.ask.why import Explained, explain
-from kubeproxy.ask.zones import Places, with_node, with_zones
 from kubeproxy.config.types import describe
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.addresses import PROTOCOLS
@@ -28,8 +26,7 @@ _PROPOSED = 1000  # Services that completion proposes
 
 
 class Desk:
-    """Answers questions from a snapshot. `places` looks up the zones of endpoints, and is None without a source of
-    zones."""
+    """Answers questions from a snapshot. `places` looks up other Nodes, and is None without a source of Nodes."""
 
     running: Final = False
     """Whether the answers come from a running proxy, whose plans the kernel should contain."""
@@ -104,12 +101,9 @@ class Desk:
         """Return the decision about a connection; ask.question describes the arguments. Raises QuestionError."""
         return explain(self.snapshot, packet(self.snapshot, source, target, interface))
 
-    async def zoned(self, made: Explained) -> Explained:
-        """Add the client's Node and the endpoints' zones, if available, to an answer of `why`."""
-        if self.places is None:
-            return made
-        made = await with_node(made, self.places)
-        return replace(made, why=await with_zones(made.why, self.places))
+    async def placed(self, made: Explained) -> Explained:
+        """Add the Node of the client or of the destination, if available, to an answer of `why`."""
+        return await with_node(made, self.places) if self.places is not None else made
 
     def changes(self, after: int, since: float) -> Past:
         """Return the journal's changes and problems after an entry's number and after a time. Raises QuestionError."""

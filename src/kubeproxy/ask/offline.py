@@ -14,9 +14,9 @@ from kubeproxy.api.source import Reach
 from kubeproxy.ask.checks import contact
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.finding import UnreadError
+from kubeproxy.ask.places import Places
 from kubeproxy.ask.snapshot import Planned, Snapshot
 from kubeproxy.ask.why import Explained
-from kubeproxy.ask.zones import Places
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
 from kubeproxy.engine.pacing import wait_briefly
@@ -36,7 +36,7 @@ _FLAGS = ("config", "manifests", "kubeconfig", "proxy-mode", "hostname-override"
 
 
 class ReadDesk(Desk):
-    """Answers from objects that were read for one question; `why` also reads other Nodes and zones."""
+    """Answers from objects that were read for one question; `why` also reads other Nodes."""
 
     def __init__(self, snapshot: Snapshot, options: Options, control: str, flags: str) -> None:
         super().__init__(snapshot)
@@ -50,9 +50,9 @@ class ReadDesk(Desk):
 
     async def _placed(self, made: Explained) -> Explained:
         sources = open_sources(self._options, made.world.node_name, lambda _: None, ProxyMetrics())
-        self.places = Places(sources.zones, nodes=sources.nodes)
+        self.places = Places(sources.nodes)
         try:
-            return await self.zoned(made)
+            return await self.placed(made)
         finally:
             await sources.close()
 

@@ -32,7 +32,7 @@ def socket_pages(desk: Desk) -> dict[str, Handler]:
             except QuestionError as error:
                 return Response(404, TEXT, str(error).encode())
             if isinstance(made, Explained):
-                return Response(200, _PACKED, _zoned(desk, made))
+                return Response(200, _PACKED, _placed(desk, made))
             return Response(200, _PACKED, msgspec.msgpack.encode(made))
 
         return handle
@@ -64,8 +64,8 @@ def _name(text: str) -> ServiceName:
     return (namespace, name)
 
 
-async def _zoned(desk: Desk, made: Explained) -> AsyncGenerator[bytes, None]:
-    yield msgspec.msgpack.encode(await desk.zoned(made))
+async def _placed(desk: Desk, made: Explained) -> AsyncGenerator[bytes, None]:
+    yield msgspec.msgpack.encode(await desk.placed(made))
 
 
 async def _streamed(

@@ -13,6 +13,7 @@ from kubeproxy.ask.listing import nodeport_hosts
 from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, host_port, pack, place_text, unpack
 from kubeproxy.model.answer import refuses_node
+from kubeproxy.model.balancing import weighs_zones
 from kubeproxy.model.choosing import lacking
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import (
@@ -90,7 +91,8 @@ def service(snapshot: Snapshot, name: ServiceName) -> Json | None:
         found["resourceVersion"] = known.metadata.resource_version
     if state != "deleting":
         found["slices"] = {piece: pieces[piece].version for piece in sorted(pieces)}
-        if zones := {a: zone for piece in pieces.values() for a, zone in (piece.zones or {}).items()}:
+        weighed = pieces.values() if known is not None and weighs_zones(known.metadata.annotations) else ()
+        if zones := {one.address: one.zone for piece in weighed for one in piece.endpoints if one.zone}:
             found["zones"] = {unpack(address): zones[address] for address in sorted(zones)}
     if reason:
         found["reason"] = reason

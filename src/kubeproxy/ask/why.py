@@ -356,9 +356,9 @@ def _places(snapshot: Snapshot, plan: ServicePlan) -> dict[bytes, tuple[str, str
     for piece in snapshot.planner.slices.get((key.namespace, key.name), {}).values():
         for port in piece.ports if piece.family is key.family else ():
             for one in piece.endpoints:
-                destination, zone = one.address + PORT_BYTES[port.port], (piece.zones or {}).get(one.address, "")
+                destination = one.address + PORT_BYTES[port.port]
                 terminating = one.terminating and not one.ready and found.get(destination, ("", "", True))[2]
-                found[destination] = one.node, zone, terminating
+                found[destination] = one.node, one.zone, terminating
     return found
 
 

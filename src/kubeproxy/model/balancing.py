@@ -66,7 +66,7 @@ def asks(annotations: Annotations | None) -> bool:
 
 
 def weighs_zones(annotations: Annotations | None) -> bool:
-    """Return whether a Service's annotations contain weights by zone, which need the zones of endpoints."""
+    """Return whether a Service's annotations contain weights by zone."""
     return annotations is not None and annotations.weights is not None and ZONE in annotations.weights
 
 
@@ -255,17 +255,14 @@ def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceReque
     found: dict[bytes, int] = {}
     nodes, zones = asked.nodes, asked.zones
     for piece in slices:
-        where = piece.zones if zones else None
         most = FULL if piece.weight is None else piece.weight
         for index, number in [(i, p.port) for i, p in enumerate(piece.ports) if (p.name, p.protocol) == port]:
             if piece.particular is None:
-                placed = list(zip(piece.destinations[index], piece.nodes, strict=True))
+                placed = list(zip(piece.destinations[index], piece.nodes, piece.zones, strict=True))
             else:
-                placed = [(e.address + PORT_BYTES[number], e.node) for e in piece.particular]
-            for destination, node in placed:
-                weight = min(most, nodes.get(node, FULL))
-                if where:
-                    weight = min(weight, zones.get(where.get(destination[:-2], ""), FULL))
+                placed = [(e.address + PORT_BYTES[number], e.node, e.zone) for e in piece.particular]
+            for destination, node, zone in placed:
+                weight = min(most, nodes.get(node, FULL), zones.get(zone, FULL))
                 if weight < FULL:
                     found[destination] = min(weight, found.get(destination, FULL))
     return found

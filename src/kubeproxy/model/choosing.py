@@ -179,9 +179,8 @@ def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
 def _weightless(piece: Slice, endpoint: Endpoint, asked: BalanceRequests) -> tuple[str, str]:
     if piece.weight == 0:
         return "the endpoint's weight is 0: drained, but established connections continue", WEIGHT
-    zone = piece.zones.get(endpoint.address, "") if piece.zones else ""
-    by_zone = asked.nodes.get(endpoint.node) != 0 and asked.zones.get(zone) == 0
-    where = f"zone {zone}" if by_zone else endpoint.node or "no node"
+    by_zone = asked.nodes.get(endpoint.node) != 0 and asked.zones.get(endpoint.zone) == 0
+    where = f"zone {endpoint.zone}" if by_zone else endpoint.node or "no node"
     return f"the weight of {where} is 0: drained, but established connections continue", WEIGHTS
 
 

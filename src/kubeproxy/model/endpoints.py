@@ -26,8 +26,9 @@ class Endpoint(Struct, frozen=True, gc=False):
     ready: bool = True
     serving: bool = True
     terminating: bool = False
-    zones: tuple[str, ...] = ()
+    zones: tuple[str, ...] = ()  # the hints: zones and nodes that should use this endpoint
     nodes: tuple[str, ...] = ()
+    zone: str = ""  # the endpoint's own zone
 
 
 class SlicePort(NamedTuple):
@@ -40,26 +41,28 @@ class SlicePort(NamedTuple):
 
 class Slice(Struct, frozen=True, gc=False):
     """An EndpointSlice reduced to the used fields. If all endpoints are ready and none has hints (the usual case),
-    `particular` is None, `destinations` contains the endpoints, and `nodes` their nodes in the same order."""
+    `particular` is None, `destinations` contains the endpoints, and `nodes` and `zones` their nodes and zones in the
+    same order."""
 
     family: Family
     ports: tuple[SlicePort, ...]
     destinations: tuple[tuple[bytes, ...], ...]  # for each port: sorted destinations without duplicates
     nodes: tuple[str, ...]  # '' for none
+    zones: tuple[str, ...] = ()
     particular: tuple[Endpoint, ...] | None = None  # all endpoints
     triggered: str | None = None
     problems: tuple[Problem, ...] = ()
     version: str | None = None  # the resourceVersion
     proxy_name: str | None = None  # the label of another proxy's Service, copied by the EndpointSlice controller
     weight: int | None = None  # the annotation
-    zones: Mapping[bytes, str] | None = None  # the zones of endpoints by packed address; None unless requested
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The endpoints in full form."""
         if self.particular is not None:
             return self.particular
-        return tuple([Endpoint(d[:-2], node) for d, node in zip(self.destinations[0], self.nodes, strict=True)])
+        placed = zip(self.destinations[0], self.nodes, self.zones, strict=True)
+        return tuple([Endpoint(destination[:-2], node, zone=zone) for destination, node, zone in placed])
 
     def holds(self, address: bytes) -> bool:
         """Return whether an endpoint has this packed address."""
@@ -97,20 +100,14 @@ def parse_slice(source: objects.EndpointSlice) -> Slice | None:
     if annotations is not None and (annotations.weight is not None or annotations.cilium_weight is not None):
         weight, wrong_weight = _slice_weight(annotations)
         wrong_ports += wrong_weight
-    zones = _zones(source) if isinstance(source, objects.PlacedSlice) else None
     entries = source.endpoints or ()
     if ports and not [e for e in entries if e.hints is not None or ((c := e.conditions) is not None and c != _USUAL)]:
         plain = _plain(entries, ports, family)
         if plain is not None:
-            return Slice(family, ports, *plain, None, triggered, wrong_ports, version, proxy, weight, zones)
+            return Slice(family, ports, *plain, None, triggered, wrong_ports, version, proxy, weight)
     particular, problems = _one_by_one(entries, family)
     wrong = (*wrong_ports, *problems)
-    return Slice(family, ports, (), (), particular, triggered, wrong, version, proxy, weight, zones)
-
-
-def _zones(source: objects.PlacedSlice) -> Mapping[bytes, str]:
-    found = {pack(e.addresses[0]): intern(e.zone) for e in source.endpoints or () if e.zone and e.addresses}
-    return {address: zone for address, zone in found.items() if address is not None}
+    return Slice(family, ports, (), (), (), particular, triggered, wrong, version, proxy, weight)
 
 
 FULL: Final = 100  # the default weight of an endpoint, and the maximum
@@ -145,29 +142,30 @@ _AFTER_MAPPED = b"\0" * 9 + b"\x01"
 
 def _plain(
     entries: Sequence[objects.SliceEndpoint], ports: Sequence[SlicePort], family: Family
-) -> tuple[tuple[tuple[bytes, ...], ...], tuple[str, ...]] | None:
-    """Return the destinations of each port, and the nodes, both in the order of the addresses; None if an address is
-    missing, repeated, or in an unusual form. Comprehensions create no object per endpoint, because the first list may
-    contain 100,000 endpoints."""
+) -> tuple[tuple[tuple[bytes, ...], ...], tuple[str, ...], tuple[str, ...]] | None:
+    """Return the destinations of each port, the nodes and the zones, in the order of the addresses; None if an address
+    is missing, repeated, or in an unusual form. Comprehensions create no object per endpoint, because the first list
+    may contain 100,000 endpoints."""
     number = PORT_BYTES[ports[0].port]
     try:
         first = [inet_pton(family, e.addresses[0]) + number for e in entries]  # type: ignore[index]
     except (OSError, ValueError, LookupError, TypeError):
         return None  # _one_by_one reports the wrong entry
-    # 100,000 endpoints have few different node names: interned names share memory and compare fast.
-    nodes = [intern(e.node_name or "") for e in entries]
+    # 100,000 endpoints have few different nodes and zones: interned names share memory and compare fast.
+    nodes: Sequence[str] = [intern(e.node_name or "") for e in entries]
+    zones: Sequence[str] = [intern(e.zone or "") for e in entries]
     if not all(map(lt, first, islice(first, 1, None))):
-        at = dict(zip(first, nodes, strict=True))
+        at = dict(zip(first, zip(nodes, zones, strict=True), strict=True))
         if len(at) < len(first):
             return None
         first.sort()
-        nodes = [at[destination] for destination in first]
+        nodes, zones = zip(*[at[destination] for destination in first], strict=True)
     if family is _IPV6 and first and first[0] < _AFTER_MAPPED:
         return None
     if len(ports) == 1:
-        return (tuple(first),), tuple(nodes)
+        return (tuple(first),), tuple(nodes), tuple(zones)
     others = [tuple([d[:-2] + number for d in first]) for number in [PORT_BYTES[port.port] for port in ports[1:]]]
-    return (tuple(first), *others), tuple(nodes)
+    return (tuple(first), *others), tuple(nodes), tuple(zones)
 
 
 def _one_by_one(entries: Sequence[objects.SliceEndpoint], family: Family) -> tuple[tuple[Endpoint, ...], list[Problem]]:
@@ -179,7 +177,7 @@ def _one_by_one(entries: Sequence[objects.SliceEndpoint], family: Family) -> tup
             shown = repr(entry.addresses[0][:64]) if entry.addresses else "none"
             problems.append(Problem(f"endpoints[{i}].addresses[0]", f"{shown} is not an {family.label} address"))
             continue
-        endpoints.append(_particular(address, intern(entry.node_name or ""), entry))
+        endpoints.append(_particular(address, entry))
     return tuple(endpoints), problems
 
 
@@ -215,10 +213,12 @@ _USUAL = objects.EndpointConditions(ready=True, serving=True, terminating=False)
 _UNKNOWN = objects.EndpointConditions()
 
 
-def _particular(address: bytes, node: str, entry: objects.SliceEndpoint) -> Endpoint:
+def _particular(address: bytes, entry: objects.SliceEndpoint) -> Endpoint:
     c, hints = entry.conditions or _UNKNOWN, entry.hints
+    ready, serving, terminating = c.ready is not False, c.serving is not False, c.terminating is True
+    node, zone = intern(entry.node_name or ""), intern(entry.zone or "")
     zones, nodes = (_names(hints.for_zones), _names(hints.for_nodes)) if hints is not None else ((), ())
-    return Endpoint(address, node, c.ready is not False, c.serving is not False, c.terminating is True, zones, nodes)
+    return Endpoint(address, node, ready, serving, terminating, zones, nodes, zone)
 
 
 def _names(entries: list[objects.NameHint] | None) -> tuple[str, ...]:

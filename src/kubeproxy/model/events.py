@@ -17,7 +17,6 @@ from kubeproxy.model.objects import (
     Labels,
     LoadBalancerStatus,
     Object,
-    PlacedSlice,
     Resource,
     Service,
     ServicePort,
@@ -40,17 +39,6 @@ class Upserted(Struct, frozen=True):
     object: Object
 
 
-class ZonedSlice(Struct, frozen=True):
-    """The zones of a known EndpointSlice's endpoints. The event is ignored if the known slice has another version."""
-
-    object: PlacedSlice
-
-    @property
-    def resource(self) -> Resource:
-        """The resource, as in other events."""
-        return "endpointslices"
-
-
 class Deleted(Struct, frozen=True):
     """An object was deleted. The namespace of a cluster-scoped object is ''."""
 
@@ -70,7 +58,7 @@ class Rejected(Struct, frozen=True):
     reason: str
 
 
-Event = Replaced | Upserted | ZonedSlice | Deleted | Rejected
+Event = Replaced | Upserted | Deleted | Rejected
 
 Sink = Callable[[Sequence[Event]], None]
 """A function that receives the events of one read. It runs on the event loop's thread, returns quickly and never

@@ -155,6 +155,7 @@ class SliceEndpoint(ApiStruct, frozen=True):
     conditions: EndpointConditions | None = None
     node_name: str | None = None
     hints: EndpointHints | None = None
+    zone: str | None = None
 
 
 class EndpointPort(ApiStruct, frozen=True):
@@ -172,19 +173,6 @@ class EndpointSlice(ApiStruct, frozen=True):
     address_type: str = ""
     endpoints: list[SliceEndpoint] | None = None
     ports: list[EndpointPort] | None = None
-
-
-class PlacedEndpoint(SliceEndpoint, frozen=True):
-    """One entry of a PlacedSlice's endpoints."""
-
-    zone: str | None = None
-
-
-class PlacedSlice(EndpointSlice, frozen=True):
-    """An EndpointSlice with the zones of its endpoints. For speed, zones are decoded only for weights by zone."""
-
-    # The list is never modified, so its items may be of a subtype.
-    endpoints: list[PlacedEndpoint] | None = None  # type: ignore[assignment]
 
 
 class Taint(ApiStruct, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, KeysView, Mapping, Se
 from sys import intern
 from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from kubeproxy.features import BALANCING, EJECTION
 from kubeproxy.model.addresses import Family
@@ -29,10 +29,10 @@ from kubeproxy.model.claims import (
 )
 from kubeproxy.model.compile import compiling, is_slow
 from kubeproxy.model.ejection import Ejections
-from kubeproxy.model.endpoints import PackedSlice, Slice, packed, parse_slice
-from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted, ZonedSlice
+from kubeproxy.model.endpoints import PackedSlice, Slice, packed
+from kubeproxy.model.events import Deleted, Event, Rejected, Replaced, Upserted
 from kubeproxy.model.gone import Departures
-from kubeproxy.model.objects import EndpointSlice, Node, Object, PlacedSlice, Resource, Service
+from kubeproxy.model.objects import EndpointSlice, Node, Object, Resource, Service
 from kubeproxy.model.plan import (
     NODEPORT_KEY,
     NOTHING,
@@ -168,8 +168,6 @@ class Planner:
                 self._delete(event.resource, (event.namespace, event.name))
             elif isinstance(event, Replaced):
                 yield from self._replace(event)
-            elif isinstance(event, ZonedSlice):
-                self._place(event.object)
             else:
                 rejected.append(event)
             yield rejected
@@ -434,17 +432,6 @@ class Planner:
         self._dirty[owner] = None
         if parsed.triggered is not None and self.complete:
             self._triggers.setdefault(owner, []).append(Trigger(parsed.family, parsed.triggered))
-
-    def _place(self, found: PlacedSlice) -> None:
-        name = (found.metadata.namespace or "", found.metadata.name)
-        owner = self._service_of.get(name)
-        known = self.slices[owner][name[1]] if owner is not None else None
-        parsed = parse_slice(found)
-        if owner is None or known is None or parsed is None or known.version != parsed.version:
-            return
-        if known.zones != parsed.zones:
-            self.slices[owner][name[1]] = structs.replace(known, zones=parsed.zones)
-            self._dirty[owner] = None
 
     def _drop_slice(self, name: ServiceName) -> None:
         owner = self._service_of.pop(name, None)

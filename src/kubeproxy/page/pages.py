@@ -17,7 +17,6 @@ from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.source import knowing
-from kubeproxy.ask.zones import Zones
 from kubeproxy.config.options import PageAccess
 from kubeproxy.engine.pacing import in_turns
 from kubeproxy.errors import NoAnswerError, QuestionError
@@ -113,22 +112,10 @@ def _service(request: Request, desk: Desk) -> Response:
         except NoAnswerError as early:
             return refused(503, f"nothing is listed yet: {early}")
         return refused(404, str(error))
-    found, places = list(desk.objects([service])), desk.places
-    assert places is not None  # noqa: S101 - a running proxy has globals
-
-    def answer(zones: Zones) -> bytes:
-        return msgspec.json.encode(made | {"endpoints": list(_endpoints(found, zones))})
-
-    async def later() -> AsyncGenerator[bytes, None]:
-        yield answer(await places.zones(service))
-
-    # An answer in several pieces closes the connection. The frequent answers without zones have one piece, which keeps
-    # the connection open.
-    zones = places.held(service) if any(one.endpoints for held in found for one in held.slices.values()) else {}
-    return Response(200, JSON, later() if zones is None else answer(zones))
+    return _json(made | {"endpoints": list(_endpoints(desk.objects([service])))})
 
 
-def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any]]:
+def _endpoints(found: Iterable[Objects]) -> Iterator[dict[str, Any]]:
     """Yield every endpoint in a Service's slices, sorted by address and port, with its conditions. A slice has no ports
     if no container has the named targetPort; its endpoints then have only an address."""
     for held in found:
@@ -143,7 +130,7 @@ def _endpoints(found: Iterable[Objects], zones: Zones) -> Iterator[dict[str, Any
                         "protocol": port and PROTOCOL_NAMES[port.protocol],
                         "slice": name,
                         "node": endpoint.node,
-                        "zone": (piece.zones or zones).get(endpoint.address, ""),
+                        "zone": endpoint.zone,
                         "ready": endpoint.ready,
                         "serving": endpoint.serving,
                         "terminating": endpoint.terminating,
@@ -167,7 +154,7 @@ def _why(request: Request, desk: Desk, ask: Ask) -> Response:
         try:
             yield await ask(question)
         except UnansweredError as error:
-            why = (await desk.zoned(made)).why
+            why = (await desk.placed(made)).why
             unseen = Diagnosis(Severity.UNKNOWN, "node", f"could not be checked: {_UNCHECKED}: {error}")
             heading = why.heading + ", but nothing else on this node could be checked (?)" * why.passes
             answer = {"heading": heading, "answer": "unknown" if why.passes else "no", "why": why}

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from kubeproxy.ask.desk import Desk
+from kubeproxy.ask.places import Places
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.socket import socket_pages
 from kubeproxy.ask.state import StatePage
-from kubeproxy.ask.zones import Places
 from kubeproxy.backends.mode import Mode
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
@@ -143,7 +143,7 @@ class Servers:
         sources = served.sources
         made = Snapshot(served.options, served.mode, served.engine, served.health, sources.reach, self._started)
         snapshot = made._replace(journal=served.journal)
-        return Desk(snapshot, Places(sources.zones, nodes=sources.nodes))
+        return Desk(snapshot, Places(sources.nodes))
 
     def _pages(self) -> Mapping[str, Handler]:
         served, config = self._served, self._served.options.config

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import Struct
 
 from kubeproxy.engine.observer import Audience
-from kubeproxy.model.events import Deleted, Event, Upserted, ZonedSlice
+from kubeproxy.model.events import Deleted, Event, Upserted
 from kubeproxy.model.objects import EndpointSlice, Service
 from kubeproxy.model.plan import Pool, ServiceName, ServicePlan
 from kubeproxy.model.planner import Change, Planner
@@ -202,7 +202,7 @@ def _size(entry: Happened) -> int:
 def services_of(events: Iterable[Event], planner: Planner) -> Iterator[ServiceName]:
     """Yield the Service of each event about a Service or an EndpointSlice."""
     for event in events:
-        if isinstance(event, Upserted | ZonedSlice):
+        if isinstance(event, Upserted):
             about, namespace = event.object, event.object.metadata.namespace or ""
             if isinstance(about, Service):
                 yield (namespace, about.metadata.name)

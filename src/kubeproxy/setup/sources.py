@@ -16,7 +16,6 @@ from kubeproxy.config.options import Options
 from kubeproxy.engine.pacing import TokenBucket
 from kubeproxy.features import PROXY_NAME
 from kubeproxy.model.events import Sink
-from kubeproxy.model.plan import ServiceName
 from kubeproxy.report.events import Post
 from kubeproxy.report.metrics import ProxyMetrics
 
@@ -78,10 +77,6 @@ class ManifestSources:
 
     def follow_servers(self, changed: Callable[[], None]) -> None:
         """Set a function to call before each connection to a new address of the API server."""
-
-    async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
-        """Return the zones of a Service's endpoints by packed address. Raises KubeProxyError."""
-        return self._source.zones(service)
 
     async def nodes(self) -> Mapping[bytes, str]:
         """Return the names of all Nodes by packed address. Raises KubeProxyError."""
@@ -154,15 +149,10 @@ class _ApiSources:
     def follow_servers(self, changed: Callable[[], None]) -> None:
         self._client.places.changed = changed
 
-    async def zones(self, service: ServiceName) -> Mapping[bytes, str]:
-        from kubeproxy.api.lists import zones_of  # noqa: PLC0415 - loaded for the first question
+    async def nodes(self) -> Mapping[bytes, str]:
+        from kubeproxy.api.lists import node_names  # noqa: PLC0415 - loaded for the first question
 
         # If the API server cannot be reached, the answer does not wait for it.
-        return {} if self._client.contact.trouble else await zones_of(self._client, service)
-
-    async def nodes(self) -> Mapping[bytes, str]:
-        from kubeproxy.api.lists import node_names  # noqa: PLC0415
-
         return {} if self._client.contact.trouble else await node_names(self._client)
 
     async def close(self) -> None:

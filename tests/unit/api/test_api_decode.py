@@ -44,6 +44,7 @@ SLICE = {
             "addresses": ["10.1.0.1"],
             "conditions": {"ready": True},
             "nodeName": "n1",
+            "zone": "z",
             "hints": {"forZones": [{"name": "z"}]},
         },
         {"addresses": ["10.1.0.2"], "conditions": {"ready": None}},
@@ -109,6 +110,7 @@ ENTRY_DROPPED = [
 ]
 
 FIELD_LEFT_OUT = [
+    ("endpointslices", ("endpoints", 0, "zone"), 7, "endpoints[0].zone"),
     ("services", ("status",), 5, "status"),
     ("services", ("metadata", "labels"), [], "metadata.labels"),
     ("services", ("metadata", "labels", HEADLESS), 5, f"metadata.labels[{HEADLESS}]"),

@@ -141,20 +141,6 @@ def test_a_changed_zone_is_a_change(folder):
     assert folder.events[0].object.endpoints[0].zone == "eu-2"
 
 
-@pytest.mark.parametrize("is_scanned", [False, True])
-def test_zones_of_a_service_are_read_for_questions(folder, is_scanned):
-    folder.write(
-        "a.yaml", slice_text("web-1", "web") + "---\n" + slice_text("other-1", "other").replace("eu-1", "eu-2")
-    )
-    folder.write("b.yaml", slice_text("web-2", "web").replace("10.0.1.1", "10.0.1.2"))
-    folder.write("c.yaml", slice_text("web-3", "web").replace("10.0.1.1", "10.0.1.3").replace(", zone: eu-1", ""))
-    folder.write("d.yaml", service("web"))
-    if is_scanned:
-        folder.scan()
-    assert folder.source.zones(("default", "web")) == {b"\n\0\1\1": "eu-1", b"\n\0\1\2": "eu-1"}
-    assert folder.source.zones(("default", "none")) == {}
-
-
 def test_changes_are_delivered_as_differences(folder):
     folder.write("a.yaml", service("a") + "---\n" + service("b"))
     folder.scan()

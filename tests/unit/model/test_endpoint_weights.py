@@ -9,10 +9,8 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.features import BALANCING
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Packet, answer
-from kubeproxy.model.events import ZonedSlice
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from kubeproxy.model.plan import ROOM, Balance, Policy
-from kubeproxy.model.planner import Counts
 from support.cluster_objects import (
     HERE,
     THERE,
@@ -122,7 +120,7 @@ def test_a_zone_is_no_node_and_where_zones_are_not_known_nodes_count_alone():
 
 def test_zones_count_beside_endpoints_that_make_no_sense():
     piece = parsed(endpoint("nonsense"), ONE, draining("10.244.0.2"), placed=PLACES | {"nonsense": "eu-1a"})
-    assert piece.zones == {address("10.244.0.1"): "eu-1a", address("10.244.0.2"): "eu-1a"}
+    assert [one.zone for one in piece.endpoints] == ["eu-1a", "eu-1a"]
 
 
 def test_an_annotation_longer_than_any_use_of_it_is_not_read():
@@ -257,28 +255,11 @@ def test_why_names_the_zone_that_is_drained():
     assert reasons[EVERY[1]].startswith("the weight of zone eu-1a is 0")
 
 
-# -- late zones --------------------------------------------------------------------------------------------------------
-
-
-def placing(*endpoints, version="5", **more):
-    return ZonedSlice(endpoint_slice(*endpoints, placed=PLACES, version=version, **more))
-
-
-def test_zones_of_the_slice_that_is_known_count():
-    subject = planner(service(annotations=Annotations(weights="zone:eu-1a=0")), endpoint_slice(ONE, THREE, version="5"))
+def test_an_endpoint_that_moves_to_a_drained_zone_is_drained():
+    subject = planner(service(annotations=Annotations(weights="zone:eu-1a=0")), endpoint_slice(THREE, ONE))
     assert subject.compiled[WEB].plans[0].balance is None
-    subject.counts = Counts()
-    (change,) = taken(subject, placing(ONE, THREE)).values()
+    (change,) = taken(subject, upserted(endpoint_slice(THREE, ONE, placed=PLACES))).values()
     assert change.after.plans[0].cluster == EVERY[2:]
-    assert (change.triggers, subject.counts) == ((), Counts()), "it is no change of the cluster"
-    assert taken(subject, placing(ONE, THREE)) == {}
-
-
-@pytest.mark.parametrize("event", [placing(ONE, version="4"), placing(ONE, version=None), placing(ONE, name="other")])
-def test_zones_of_any_other_do_not(event):
-    subject = planner(service(annotations=Annotations(weights="zone:eu-1a=0")), endpoint_slice(ONE, THREE, version="5"))
-    assert taken(subject, event) == {}
-    assert set(subject.slices[WEB]) == {"web-1"}
 
 
 # -- slow start ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from kubeproxy.model.objects import (
     EndpointSlice,
     Labels,
     ObjectMeta,
-    PlacedSlice,
     Service,
     ServiceCIDR,
     ServiceCIDRSpec,
@@ -38,7 +37,7 @@ OLD, MID, NEW = "2024-01-01T00:00:00Z", "2024-06-01T00:00:00Z", "2025-01-01T00:0
 
 
 def upserted(obj):
-    kinds = {Service: "services", EndpointSlice: "endpointslices", PlacedSlice: "endpointslices"}
+    kinds = {Service: "services", EndpointSlice: "endpointslices"}
     return Upserted(kinds[type(obj)], obj)
 
 

@@ -12,15 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kubeproxy.api.cluster import Cluster, Trust, parse_server
-from kubeproxy.api.credentials import Credentials
-from kubeproxy.api.http import HttpClient
-from kubeproxy.api.lists import zones_of
-from kubeproxy.ask import zones as places_module
 from kubeproxy.ask.facts import Objects
 from kubeproxy.ask.snapshot import unwatched
 from kubeproxy.ask.why import Why
-from kubeproxy.ask.zones import Places, with_zones
 from kubeproxy.config.options import PageAccess, page_access
 from kubeproxy.errors import QuestionError
 from kubeproxy.features import Features
@@ -36,7 +30,6 @@ from kubeproxy.page.pages import page, page_pages
 from kubeproxy.server.admission import Admission
 from kubeproxy.server.http import Request, routes
 from kubeproxy.server.server import HttpServer
-from support.scripted import Server
 
 ACCESS = page_access(["127.0.0.0/8", "::1/128"], [])
 HTML = b"<!doctype html><style>a{}</style><script type=module>let a\r\n</script><style>a{}</style><SCRIPT>1</SCRIPT >"
@@ -49,11 +42,8 @@ class FakeDesk:
     listed = True
     snapshot = SimpleNamespace(names=NAMES)
 
-    def __init__(self, places):
-        self.places = places
-
-    async def zoned(self, made):
-        return SimpleNamespace(why=await with_zones(made.why, self.places))
+    async def placed(self, made):
+        return made
 
     def facts(self):
         families = {Family.IPV4: FamilyGlobals(nodeport_ips=(bytes([192, 0, 2, 1]),)), Family.IPV6: None}
@@ -71,7 +61,7 @@ class FakeDesk:
     def objects(self, names):
         meta = ObjectMeta(name="s1-x", namespace="default", labels=Labels("s1"))
         ports = [] if names == [("default", "s5")] else [EndpointPort(80)]
-        piece = parse_slice(EndpointSlice(meta, "IPv4", [SliceEndpoint(["10.0.0.1"], None, "b")], ports))
+        piece = parse_slice(EndpointSlice(meta, "IPv4", [SliceEndpoint(["10.0.0.1"], None, "b", zone="eu-1")], ports))
         return [Objects(name, None, {"s1-x": piece}) for name in names]
 
     def has_address(self, name, address):
@@ -109,18 +99,14 @@ async def asked(question):
     return json.dumps({"asked": question}).encode()
 
 
-async def nowhere(service):
-    return {}
-
-
-def served(access: PageAccess = ACCESS, places=None):
+def served(access: PageAccess = ACCESS):
     feed = Feed(FakeNews(), lambda: {"node": "node-a"}, lambda _: None, lambda _: (FakeLooks(), FakeLooks()))
-    return routes(page_pages(access, FakeDesk(places or Places(nowhere)), feed, row, asked)), feed
+    return routes(page_pages(access, FakeDesk(), feed, row, asked)), feed
 
 
-def ask(path, method="GET", access=ACCESS, places=None, **more):
+def ask(path, method="GET", access=ACCESS, **more):
     path, _, query = path.partition("?")
-    handler, _ = served(access, places)
+    handler, _ = served(access)
     given = {"peer": "127.0.0.1", "local": "127.0.0.1", "host": "localhost:10249"} | more
     return handler(Request(method, path, query, **given))
 
@@ -212,49 +198,11 @@ def test_a_proxy_that_never_had_a_list_answers_no_question(monkeypatch):
 
 def test_the_paths_are_those_that_load_it():
     _, feed = served()
-    assert page_pages(ACCESS, FakeDesk(Places(nowhere)), feed, row, asked).keys() == set(PATHS)
+    assert page_pages(ACCESS, FakeDesk(), feed, row, asked).keys() == set(PATHS)
 
 
 def test_the_redirect_is_relative():
     assert dict(ask("/ui").headers)["Location"] == "ui/"
-
-
-def slices(zone):
-    def one(address, **more):
-        return {"endpoints": [{"addresses": [address], **more}]}
-
-    items = [one("10.0.0.1", zone=zone), one("fd00::1", zone=zone), one("no"), one("::2"), {}]
-    return {"kind": "EndpointSliceList", "metadata": {}, "items": items}
-
-
-class Api:
-    """An API server that gives these answers in turn, and then no answer."""
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.asked = []
-
-    async def __call__(self, request, reply):
-        self.asked.append((request.path, request.query))
-        if not self.answers:
-            await reply.forever()
-        answer = self.answers.pop(0)
-        await (reply.status(answer) if isinstance(answer, int) else reply.answer(200, answer))
-
-
-def zones_shown(api, *paths, clock=lambda: 0.0):
-    """Return the zone of the only endpoint in each of these answers in turn."""
-
-    async def main():
-        async with Server(api) as server:
-            client = HttpClient(Cluster(parse_server(server.url, "test"), Trust(), Credentials()))
-            try:
-                places = Places(lambda service: zones_of(client, service), clock)
-                return [json.loads(await text(ask(path, places=places)))["endpoints"][0]["zone"] for path in paths]
-            finally:
-                await client.close()
-
-    return asyncio.run(main())
 
 
 def test_a_service_before_the_first_list_is_not_unknown(monkeypatch):
@@ -267,39 +215,8 @@ def test_a_service_before_the_first_list_is_not_unknown(monkeypatch):
 S1 = "/ui/api/service?name=default/s1"
 
 
-def test_zones_are_requested_once_when_a_service_is_shown():
-    api = Api(json.dumps(slices("eu-1")).encode(), 500)
-    assert zones_shown(api, S1, S1, "/ui/api/service?name=default/s2", S1) == ["eu-1", "eu-1", "", "eu-1"]
-    where = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
-    assert [path for path, _ in api.asked] == [where, where]
-    assert [query["labelSelector"] for _, query in api.asked] == [
-        "kubernetes.io/service-name=s1",
-        "kubernetes.io/service-name=s2",
-    ]
-
-
-def test_a_page_without_pending_requests_keeps_its_connection():
-    async def zones(service):
-        return {}
-
-    async def main():
-        places = Places(zones)
-        kinds = []
-        for _ in range(2):
-            response = ask(S1, places=places)
-            kinds.append(isinstance(response.body, bytes))
-            await text(response)
-        return kinds
-
-    assert asyncio.run(main()) == [False, True]
-
-
-@pytest.mark.parametrize("answer", [[b"{}"], [b"<html>"], [403], []])
-def test_without_an_answer_zones_are_not_known(answer, monkeypatch):
-    monkeypatch.setattr(places_module, "TIMEOUT", 0.2)
-    api = Api(*answer)
-    assert zones_shown(api, S1, S1) == ["", ""]
-    assert len(api.asked) == 1, "that there is no answer is remembered too"
+def test_a_service_has_the_zones_of_its_endpoints():
+    assert [one["zone"] for one in json.loads(ask(S1).body)["endpoints"]] == ["eu-1"]
 
 
 def test_an_empty_page_from_turns_it_off():

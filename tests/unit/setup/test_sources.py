@@ -14,15 +14,15 @@ from kubeproxy.setup import sources
 from kubeproxy.setup.sources import RateLimit
 
 
-def test_no_answer_waits_for_zones_from_an_unreachable_server():
+def test_no_answer_waits_for_nodes_from_an_unreachable_server():
     async def main():
         options = Options(config=KubeProxyConfiguration(), master="http://127.0.0.1:1")
         source = sources.open_sources(options, "node-a", lambda events: None, ProxyMetrics())
         try:
             with pytest.raises(SourceError):
-                await source.zones(("default", "web"))
+                await source.nodes()
             source._client.contact.failed("refused")
-            return await source.zones(("default", "web"))
+            return await source.nodes()
         finally:
             await source.close()
 
