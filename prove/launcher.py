@@ -82,11 +82,6 @@ class Answering:
         self._opened = opened
         self._answer = answer
 
-    def recv(self, size: int) -> bytes:
-        """Receive as a socket does."""
-        answer, self._answer = self._answer, b""
-        return answer or self._opened.recv(size)
-
     def recvmsg(self, size: int) -> Any:
         """Receive as a socket does; the kernel is the sender."""
         answer, self._answer = self._answer, b""
@@ -192,9 +187,7 @@ def main(argv: list[str]) -> int:
 
 def _interpose(fault: Fault) -> None:
     from kubeproxy.kernel.netlink import protocol  # noqa: PLC0415 - after a mutation
-    from kubeproxy.kernel.nftables import nfnetlink  # noqa: PLC0415 - after a mutation
 
-    nfnetlink.Transactions._send = fault.around(nfnetlink.Transactions._send)  # type: ignore[method-assign]
     protocol.Netlink._send = fault.around(protocol.Netlink._send)  # type: ignore[method-assign]
     subprocess.Popen.__init__ = fault.around(_popen)  # type: ignore[method-assign]
     if fault.word == "die-turn" or fault.counts:

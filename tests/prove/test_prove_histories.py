@@ -202,7 +202,7 @@ def test_a_refusal_is_answered_as_the_kernel_does(sent: tuple[int, ...], codes: 
     data = launcher.refusal(batch(*sent), errno.ENOBUFS)
     found = [(at.sequence, protocol.acknowledgement(data, at)[0]) for at in protocol.messages(data)]
     assert found == codes
-    link = nfnetlink.Transactions(launcher.Answering(None, data))  # type: ignore[arg-type]
+    link = nfnetlink.Transactions(0, launcher.Answering(None, data))  # type: ignore[arg-type]
     with pytest.raises(protocol.NetlinkError):
         link._settle(7, 8)
 

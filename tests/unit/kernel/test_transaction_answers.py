@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import socket
 import struct
-import threading
 
 import pytest
 
@@ -16,24 +14,35 @@ from kubeproxy.kernel.nftables.nfnetlink import Transactions
 PARTS = [chain_message(2, "table", "chain")] * 3
 
 
+class Kernel:
+    """A socket whose kernel gives these answers."""
+
+    def __init__(self, codes: tuple[tuple[str, int], ...]) -> None:
+        self._codes = codes
+        self._answers: list[bytes] = []
+
+    def sendto(self, data: bytes, _: object) -> None:
+        begin, *_, last, _ = [at.sequence for at in messages(data)]
+        numbers = {"begin": begin, "inner": 0, "last": last}
+        for where, code in self._codes:
+            answer = struct.pack("=i", -code) + bytes(HEADER.size)
+            self._answers.append(message(NLMSG_ERROR, 0, numbers[where], answer))
+
+    def recvmsg(self, _: int) -> tuple[bytes, list[object], int, tuple[int, int]]:
+        return self._answers.pop(0), [], 0, (0, 0)
+
+    def gettimeout(self) -> None:
+        pass
+
+    def recv(self, _: int) -> bytes:
+        raise BlockingIOError
+
+    setblocking = settimeout = lambda *_: None
+
+
 def answered(*codes: tuple[str, int]) -> None:
     """Commit, and return these errnos for messages by their position."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-
-    def answer() -> None:
-        begin, *_, last, _ = [at.sequence for at in messages(theirs.recv(1 << 16))]
-        numbers = {"begin": begin, "inner": 0, "last": last}
-        for where, code in codes:
-            theirs.send(message(NLMSG_ERROR, 0, numbers[where], struct.pack("=i", -code) + bytes(HEADER.size)))
-
-    kernel = threading.Thread(target=answer)
-    kernel.start()
-    try:
-        Transactions(ours).commit(PARTS)
-    finally:
-        kernel.join()
-        ours.close()
-        theirs.close()
+    Transactions(0, Kernel(codes)).commit(PARTS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM, errno.EPERM, errno.EINTR, errno.ENOENT, errno.EEXIST])

@@ -43,15 +43,14 @@ READ_SIZE: Final = 64 * 1024
 _RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 _TIMEOUT: Final = 30.0
 _DUMP_ATTEMPTS: Final = 10
-# The maximum number of requests per send. All refusals of one send must fit into the socket's receive buffer; the
-# kernel counts less than 1 KiB per refusal.
+# The maximum number of requests per send. All answers to one send must fit into the socket's receive buffer; the
+# kernel counts about 1 KiB per answer or refusal.
 _BATCH: Final = 1000
 _PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
 """The padding of a payload to a multiple of four bytes, by its length modulo 4."""
 _SUCCESS: Final = (0, "")
-# The maximum number of requests per send of `inquire`. All answers to one send must fit into the receive buffer; each
-# request gets two messages of about 1 KiB.
-_INQUIRIES: Final = 500
+_SEQUENCES: Final = 0x7FFFFFFF
+"""The largest sequence number; the next number is 0."""
 # The maximum size of a send, which must fit into the socket's send buffer: 208 KiB by default.
 _BATCH_BYTES: Final = 128 * 1024
 _NAMED_REFUSALS: Final = 3
@@ -90,6 +89,10 @@ class Inquiry(NamedTuple):
     code: int
     text: str
     answers: Sequence[tuple[bytes, int, int]]
+
+
+_Batch = tuple[list[int], dict[int, tuple[int, str]], dict[int, list[tuple[bytes, int, int]]]]
+"""The sequence numbers of one send; errors (as in Inquiry) and messages of data by sequence number."""
 
 
 class RefusedError(ApplyError):
@@ -254,7 +257,7 @@ class Netlink(Closing):
     def __init__(self, protocol: int, opened: socket.socket) -> None:
         self._protocol = protocol
         self._socket = opened
-        self._sequence = count(1)
+        self._sequence = map(_SEQUENCES.__and__, count(1))
 
     @classmethod
     def open(cls, protocol: int = NETLINK_NETFILTER) -> Self:
@@ -313,23 +316,9 @@ class Netlink(Closing):
 
     def inquire(self, kind: int, payloads: Sequence[bytes], what: str) -> Iterator[Inquiry]:
         """Send each payload as one request and yield its answer, in order. Raises NetlinkError."""
-        for start in range(0, len(payloads), _INQUIRIES):
-            yield from self._inquire(kind, payloads[start : start + _INQUIRIES], what)
-
-    def _inquire(self, kind: int, payloads: Sequence[bytes], what: str) -> Iterator[Inquiry]:
-        sequences = [next(self._sequence) for _ in payloads]
-        asked = zip(sequences, payloads, strict=True)
-        self._send(b"".join([message(kind, NLM_F_REQUEST | NLM_F_ACK, number, p) for number, p in asked]), what)
-        answers: dict[int, list[tuple[bytes, int, int]]] = {number: [] for number in sequences}
-        codes: dict[int, tuple[int, str]] = {}
-        while len(codes) < len(sequences):
-            data = self._read(what)
-            for at in messages(data):
-                if at.sequence in answers and at.kind == NLMSG_ERROR:
-                    codes[at.sequence] = acknowledgement(data, at)
-                elif at.sequence in answers:
-                    answers[at.sequence].append((data, at.start, at.end))
-        return (Inquiry(*codes[number], answers[number]) for number in sequences)
+        for sequences, codes, answers in self._batches(kind, payloads, what, 0):
+            for number in sequences:
+                yield Inquiry(*codes.get(number, _SUCCESS), answers.get(number, ()))
 
     def ask(self, kind: int, payload: bytes, what: str, header: int = 4) -> list[tuple[bytes, int, int]]:
         """Send one request; return (buffer, start, end) of the attributes in each message of the answer. `header` is
@@ -349,43 +338,49 @@ class Netlink(Closing):
     def requests(self, kind: int, payloads: Sequence[bytes], what: str, flags: int = 0) -> list[tuple[int, str]]:
         """Send each payload as one request; return (errno or 0, text) per request, in order. `flags` may be
         NLM_F_CREATE. Raises NetlinkError only when the socket fails or an answer is lost."""
-        results: list[tuple[int, str]] = []
+        batches = self._batches(kind, payloads, what, flags)
+        return [codes.get(number, _SUCCESS) for sequences, codes, _ in batches for number in sequences]
+
+    def _batches(self, kind: int, payloads: Sequence[bytes], what: str, flags: int) -> Iterator[_Batch]:
         start = 0
         while start < len(payloads):
             end, size = start, 0
             while end < len(payloads) and end - start < _BATCH and (end == start or size < _BATCH_BYTES):
                 size += HEADER.size + len(payloads[end])
                 end += 1
-            results += self._batch(kind, payloads[start:end], what, NLM_F_REQUEST | flags)
+            yield self._batch(kind, payloads[start:end], what, NLM_F_REQUEST | flags)
             start = end
-        return results
 
-    def _batch(self, kind: int, payloads: Sequence[bytes], what: str, flags: int) -> list[tuple[int, str]]:
+    def _batch(self, kind: int, payloads: Sequence[bytes], what: str, flags: int) -> _Batch:
         sequences = list(islice(self._sequence, len(payloads)))
         pack, size = HEADER.pack, HEADER.size  # `message` is inlined, because a full sync packs 100,000 messages
         packed = [
             pack(size + len(p), kind, flags, sequence, 0) + p + _PADDING[len(p) & 3]
             for sequence, p in zip(sequences, payloads, strict=True)
         ]
-        # The kernel handles requests in order and answers only refused requests and the last request. The answer to the
-        # last request ends the batch.
+        # The kernel handles requests in order, and acknowledges only refused requests and the last request. The
+        # acknowledgement of the last request ends the batch.
         packed[-1] = message(kind, flags | NLM_F_ACK, sequences[-1], payloads[-1])
         self._send(b"".join(packed), what)
-        results: dict[int, tuple[int, str]] = {}
-        while sequences[-1] not in results:
+        codes: dict[int, tuple[int, str]] = {}
+        answers: dict[int, list[tuple[bytes, int, int]]] = {}
+        while sequences[-1] not in codes:
             data = self._read(what)
             for at in messages(data):
-                if at.kind == NLMSG_ERROR and at.sequence >= sequences[0]:
-                    results[at.sequence] = acknowledgement(data, at)
-        if len(results) == 1:
-            return [_SUCCESS] * (len(sequences) - 1) + [results[sequences[-1]]]
-        return [results.get(sequence, _SUCCESS) for sequence in sequences]
+                if (at.sequence - sequences[0]) & _SEQUENCES >= len(sequences):
+                    continue  # the answer to an earlier request
+                if at.kind == NLMSG_ERROR:
+                    codes[at.sequence] = acknowledgement(data, at)
+                else:
+                    answers.setdefault(at.sequence, []).append((data, at.start, at.end))
+        return sequences, codes, answers
 
     def _send(self, data: bytes, what: str) -> None:
         try:
             self._socket.sendto(data, (0, 0))
         except OSError as error:
-            raise NetlinkError(error.errno or errno.EIO, f"cannot ask the kernel for {what}") from error
+            limit = "raise net.core.wmem_max, or leave the user namespace" if error.errno == errno.EMSGSIZE else ""
+            raise NetlinkError(error.errno or errno.EIO, f"cannot ask the kernel for {what}", limit) from error
 
     def _read(self, what: str) -> bytes:
         while True:

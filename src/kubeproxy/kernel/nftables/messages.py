@@ -9,7 +9,6 @@ import errno
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import count
 from typing import Final
 
@@ -281,7 +280,7 @@ def remove_table(name: str) -> list[str]:
                 failures.append(f"cannot look for the table {name}: {error}")
             continue
         try:
-            with closing(nfnetlink.Transactions.open()) as transactions:
+            with nfnetlink.Transactions.open() as transactions:
                 transactions.commit([table_removal(family, name)])
         except ApplyError as error:
             if not isinstance(error, nl.NetlinkError) or error.code != errno.ENOENT:  # another program removed it

@@ -8,7 +8,6 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import count
 from typing import Final, NamedTuple, Self
 
 from kubeproxy.kernel.netlink import protocol as nl
@@ -38,15 +37,12 @@ GENERIC: Final = struct.Struct("=BBH")
 _DORMANT: Final = 1  # NFT_TABLE_F_DORMANT
 _SEND_BUFFER, _RECEIVE_BUFFER = 512 << 20, 16 << 20
 _TIMEOUT: Final = 60.0  # seconds
+_TRANSACTION: Final = "an nf_tables transaction"
 
 
 def nft_message(kind: int, family: int, payload: bytes, flags: int = nl.NLM_F_REQUEST) -> bytes:
     """Pack a message for `Transactions.commit`, which sets the sequence numbers."""
-    return (
-        nl.HEADER.pack(nl.HEADER.size + GENERIC.size + len(payload), kind, flags, 0, 0)
-        + nl.netfilter_header(family)
-        + payload
-    )
+    return nl.message(kind, flags, 0, nl.netfilter_header(family) + payload)
 
 
 def echoed(message: bytes) -> bytes:
@@ -62,24 +58,16 @@ def names(table: str, name: str, number: int = 2) -> bytes:
     return nl.text_attribute(1, table) + nl.text_attribute(number, name)
 
 
-class Transactions:
+class Transactions(nl.Netlink):
     """The socket that commits batches. A backend keeps its socket open."""
 
-    def __init__(self, opened: socket.socket) -> None:
-        self._socket = opened
-        self._sequence = count(1)
-
     @classmethod
-    def open(cls) -> Self:
+    def open(cls, protocol: int = nl.NETLINK_NETFILTER) -> Self:
         """Open a socket in the caller's network namespace. Raises NetlinkError."""
-        opened = nl.open_socket(nl.NETLINK_NETFILTER, _RECEIVE_BUFFER)
+        opened = nl.open_socket(protocol, _RECEIVE_BUFFER)
         nl.grow_send_buffer(opened, _SEND_BUFFER)
         opened.settimeout(_TIMEOUT)
-        return cls(opened)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
+        return cls(protocol, opened)
 
     @property
     def port(self) -> int:
@@ -96,17 +84,14 @@ class Transactions:
         handles of the chains and rules with `echoed` messages."""
         if not parts:
             return []
-        begin = next(self._sequence) & 0x7FFFFFFF
-        resource = socket.htons(SUBSYSTEM)
-        edge = nl.HEADER.size + GENERIC.size
-        head = nl.HEADER.pack(edge, _BATCH_BEGIN, nl.NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
-        tail = nl.HEADER.pack(edge, _BATCH_END, nl.NLM_F_REQUEST, begin, 0) + GENERIC.pack(0, 0, resource)
-        last = next(self._sequence) & 0x7FFFFFFF
+        begin, last = next(self._sequence), next(self._sequence)
+        subsystem = GENERIC.pack(0, 0, socket.htons(SUBSYSTEM))
+        head, tail = (nl.message(kind, nl.NLM_F_REQUEST, begin, subsystem) for kind in (_BATCH_BEGIN, _BATCH_END))
         length, kind, flags, _, _ = nl.HEADER.unpack_from(parts[-1])
         # The last message requests an acknowledgement, because kernels before 6.10 do not acknowledge the end of a
         # batch.
         final = nl.HEADER.pack(length, kind, flags | nl.NLM_F_ACK, last, 0) + parts[-1][nl.HEADER.size :]
-        self._send(b"".join((head, *parts[:-1], final, tail)))
+        self._send(b"".join((head, *parts[:-1], final, tail)), _TRANSACTION)
         try:
             return self._settle(begin, last)
         except nl.NetlinkError:
@@ -115,32 +100,8 @@ class Transactions:
 
     def generation(self) -> int:
         """Return the ruleset's generation number, which each transaction of any program increments."""
-        sequence = next(self._sequence) & 0x7FFFFFFF
-        request = nft_message(_GET_GENERATION, 0, b"")
-        self._send(
-            nl.HEADER.pack(len(request), _GET_GENERATION, nl.NLM_F_REQUEST, sequence, 0) + request[nl.HEADER.size :]
-        )
-        while True:
-            data = self._receive()
-            for at in nl.messages(data):
-                if at.sequence == sequence and at.kind == nl.NLMSG_ERROR:
-                    raise nl.NetlinkError(nl.acknowledgement(data, at)[0], "cannot read the nf_tables generation")
-                if at.sequence == sequence and (place := nl.find(data, at.start + GENERIC.size, at.end, nfta.GEN_ID)):
-                    return int.from_bytes(data[slice(*place)], "big")
-
-    def _send(self, data: bytes) -> None:
-        try:
-            self._socket.send(data)
-        except OSError as error:
-            limit = "raise net.core.wmem_max, or leave the user namespace" if error.errno == errno.EMSGSIZE else ""
-            raise nl.NetlinkError(error.errno or errno.EIO, "cannot send to nf_tables", limit) from error
-
-    def _receive(self) -> bytes:
-        try:
-            return self._socket.recv(nl.READ_SIZE)
-        except OSError as error:
-            code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
-            raise nl.NetlinkError(code, "no answer from nf_tables") from error
+        (place,) = self.ask(_GET_GENERATION, nl.netfilter_header(), "the nf_tables generation")
+        return int.from_bytes(parts(*place)[nfta.GEN_ID], "big")
 
     def _settle(self, begin: int, last: int) -> list[int]:
         """Read the answers up to the answer to the last message; return the handles that the answers contain. A refusal
@@ -148,7 +109,7 @@ class Transactions:
         complaint: tuple[int, str] | None = None
         handles: list[int] = []
         while True:
-            data = self._receive()
+            data = self._read(_TRANSACTION)
             for at in nl.messages(data):
                 if at.kind != nl.NLMSG_ERROR:
                     if at.kind in _HANDLES:
@@ -160,7 +121,7 @@ class Transactions:
                     complaint = code, text
                 if at.sequence == last or (at.sequence == begin and code):
                     if complaint is not None:
-                        raise nl.NetlinkError(complaint[0], "the kernel refused an nf_tables transaction", complaint[1])
+                        raise nl.NetlinkError(complaint[0], f"the kernel refused {_TRANSACTION}", complaint[1])
                     return handles
 
 
