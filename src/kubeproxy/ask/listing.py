@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from kubeproxy.model.addresses import FAMILIES, PORT_BYTES, Family, host_port, unpack
-from kubeproxy.model.choosing import lacking, lacks_port
+from kubeproxy.model.choosing import NO_PORT, READY, endpoint_states
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.objects import Service
 from kubeproxy.model.plan import Globals, Policy, ServicePlan
@@ -96,17 +96,18 @@ def cause(plans: Iterable[ServicePlan], slices: Collection[Slice]) -> str:
 
 
 def _cause(plan: ServicePlan, slices: Collection[Slice]) -> str:
-    if lacks_port(slices, plan.key):
+    states = endpoint_states(slices, plan.key)
+    if NO_PORT in states:
         return f"no port named {plan.key.port_name}" if plan.key.port_name else "no port without a name"
-    if reason := lacking(slices, plan.key):
-        return "no endpoints" if reason.startswith("no ") else reason.replace(" is ", " ").replace(" are ", " ")
-    return "drained" if plan.balance is not None and plan.balance.drained else ""
+    if READY in states:
+        return "drained" if plan.balance is not None and plan.balance.drained else ""
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no endpoints"
 
 
 def _lack_ports(slices: Collection[Slice], plans: Iterable[ServicePlan]) -> bool:
     """Return whether some ports have no endpoint, and no EndpointSlice has any of these ports."""
     empty = _empty(plans)
-    return bool(empty) and all(lacks_port(slices, plan.key) for plan in empty)
+    return bool(empty) and all(NO_PORT in endpoint_states(slices, plan.key) for plan in empty)
 
 
 def flags(plans: Sequence[ServicePlan], slices: Collection[Slice]) -> str:

@@ -14,7 +14,7 @@ from kubeproxy.ask.snapshot import Snapshot, unwatched
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family, destination_text, host_port, pack, place_text, unpack
 from kubeproxy.model.answer import refuses_node
 from kubeproxy.model.balancing import weighs_zones
-from kubeproxy.model.choosing import lacking
+from kubeproxy.model.choosing import NO_PORT, READY, endpoint_states
 from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import (
     NOTHING,
@@ -27,6 +27,7 @@ from kubeproxy.model.plan import (
     Pool,
     ServiceName,
     ServicePlan,
+    ServicePortKey,
 )
 from kubeproxy.model.planner import Planner
 from kubeproxy.release import build
@@ -136,7 +137,7 @@ def _port(plan: ServicePlan, pieces: Collection[Slice], snapshot: Snapshot) -> J
         used = {*plan.cluster, *plan.local, *drained, *(plan.ejected or ())}
         if (others := tuple(one for one in plan.serving if one not in used)) or not (drained or plan.ejected):
             found["otherEndpoints"] = _pool(others)
-    if not plan.usable and (reason := lacking(pieces, plan.key)):
+    if not plan.usable and (reason := _lacking(endpoint_states(pieces, plan.key), plan.key)):
         found["reason"] = reason
     if plan.affinity:
         found["affinitySeconds"] = plan.affinity
@@ -146,6 +147,18 @@ def _port(plan: ServicePlan, pieces: Collection[Slice], snapshot: Snapshot) -> J
         reasons = snapshot.planner.ejections.reasons(plan)
         found["ejectedEndpoints"] = {destination_text(one): reasons[one] for one in plan.ejected}
     return found
+
+
+def _lacking(states: Mapping[str, int], key: ServicePortKey) -> str:
+    """Return the reason why a port has no available endpoint; '' if an endpoint is ready."""
+    if NO_PORT in states:
+        name = f"named {key.port_name}" if key.port_name else "without a name"
+        return f"no endpoint has a port {name} ({PROTOCOL_NAMES[key.protocol]})"
+    if READY in states:
+        return ""
+    texts = (f"{count} {'is' if count == 1 else 'are'} {state}" for state, count in sorted(states.items()))
+    nothing = f"no EndpointSlice has an {key.family.label} endpoint: spec.selector matches no pod, or is missing"
+    return ", ".join(texts) or nothing
 
 
 def _add_balance(found: Json, plan: ServicePlan, balance: Balance) -> None:

@@ -134,37 +134,22 @@ def absent(
                     yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
 
 
-def lacks_port(slices: Iterable[Slice], key: ServicePortKey) -> bool:
-    """Return whether slices have endpoints of a service port's family, but none of these endpoints has the port."""
-    known = _known(slices, key)
-    return bool(known) and not any(has_port for has_port, _ in known)
+def endpoint_states(slices: Iterable[Slice], key: ServicePortKey) -> Counter[str]:
+    """Return the number of endpoints of a service port's family by state: READY, "not ready", "terminating". If no
+    endpoint has the port, all endpoints have the state NO_PORT."""
+    ends, others, named = dict[bytes, Endpoint](), 0, (key.port_name, key.protocol)
+    for piece in slices:
+        if piece.family is key.family:
+            found = piece.endpoints if piece.ports else piece.particular or ()
+            others += len(found)
+            if any(named == (port.name, port.protocol) for port in piece.ports):
+                ends |= {one.address: one for one in found}
+    if not ends:
+        return +Counter({NO_PORT: others})
+    return Counter(READY if one.ready else "terminating" if one.terminating else "not ready" for one in ends.values())
 
 
-def lacking(slices: Iterable[Slice], key: ServicePortKey) -> str:
-    """Return the reason why a service port has no available endpoint; '' if its slices contain a ready endpoint."""
-    all_known = _known(slices, key)
-    if not all_known:
-        return f"no EndpointSlice has an {key.family.label} endpoint: spec.selector matches no pod, or is missing"
-    known = {end.address: end for has_port, end in all_known if has_port}
-    if not known:
-        name = f"named {key.port_name}" if key.port_name else "without a name"
-        return f"no endpoint has a port {name} ({PROTOCOL_NAMES[key.protocol]})"
-    counts = Counter("terminating" if one.terminating else "not ready" for one in known.values() if not one.ready)
-    if counts.total() < len(known):
-        return ""
-    return ", ".join(f"{counts[state]} {'is' if counts[state] == 1 else 'are'} {state}" for state in sorted(counts))
-
-
-def _known(slices: Iterable[Slice], key: ServicePortKey) -> list[tuple[bool, Endpoint]]:
-    """Return a pair for each endpoint of a service port's family: whether its slice has the port, and the endpoint."""
-    named = (key.port_name, key.protocol)
-    return [
-        (has_port, endpoint)
-        for piece in slices
-        if piece.family is key.family
-        for has_port in [any(named == (port.name, port.protocol) for port in piece.ports)]
-        for endpoint in (piece.endpoints if piece.ports else piece.particular or ())
-    ]
+READY, NO_PORT = "ready", "without the port"
 
 
 def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
