@@ -8,7 +8,7 @@ import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -50,11 +50,14 @@ _KINDS: Final = {
     FrontendKind.LOADBALANCER: "load balancer addresses",
 }
 _SHOWN: Final = 5
-_SERVED: Final = "served"
 _HERE, _ELSEWHERE = "pods on this node", "pods on other nodes"
 _OUTSIDER: Final = "outside"
-_NOTHING: Final = "not answered by Services"
-_WORDS: Final = {Outcome.NOT_OURS: _NOTHING, Outcome.DROPPED: "dropped without an answer", Outcome.HEALTH: _SERVED}
+_SERVED: Final = frozenset({Outcome.FORWARDED, Outcome.HEALTH})
+_WORDS: Final = {
+    **dict.fromkeys(_SERVED, "served"),
+    Outcome.NOT_OURS: "not answered by Services",
+    Outcome.DROPPED: "dropped without an answer",
+}
 
 
 class ConfiguredNode(NamedTuple):
@@ -91,23 +94,30 @@ class Shift(Struct, frozen=True, rename="camel"):
     before: str
     after: str
     services: tuple[str, ...]  # all affected Services as NAMESPACE/NAME
-
-    @property
-    def text(self) -> str:
-        """A sentence that describes this change of outcomes."""
-        where, who = ", ".join(self.where), ", ".join(self.who)
-        count = f"{counted(len(self.services), 'Service')}: " if len(self.services) > 1 else ""
-        shown = count + ", ".join(self.services[:_SHOWN]) + (", ..." if len(self.services) > _SHOWN else "")
-        if self.before == _NOTHING and self.after.startswith(_SERVED):
-            return f"{where} begin to answer {who}{self.after.removeprefix(_SERVED)} ({shown})"
-        if self.before.startswith(_SERVED) and self.after == _NOTHING:
-            return f"{where} cease to answer {who} ({shown})"
-        return f"{where}, for {who}: {self.before} -> {self.after} ({shown})"
+    text: str  # a sentence that describes this change of outcomes
 
 
 class _Met(NamedTuple):
-    words: str
-    endpoints: frozenset[bytes] = frozenset()
+    """The outcome of connections; None if a text describes it alone."""
+
+    outcome: Outcome | None
+    more: str = ""
+
+    @property
+    def words(self) -> str:
+        return (_WORDS.get(self.outcome, self.outcome.value) if self.outcome is not None else "") + self.more
+
+
+def _shift(where: tuple[str, ...], who: tuple[str, ...], old: _Met, new: _Met, services: tuple[str, ...]) -> Shift:
+    places, clients = ", ".join(where), ", ".join(who)
+    count = f"{counted(len(services), 'Service')}: " if len(services) > 1 else ""
+    shown = count + ", ".join(services[:_SHOWN]) + (", ..." if len(services) > _SHOWN else "")
+    text = f"{places}, for {clients}: {old.words} -> {new.words} ({shown})"
+    if old.outcome is Outcome.NOT_OURS and new.outcome in _SERVED:
+        text = f"{places} begin to answer {clients}{new.more} ({shown})"
+    elif old.outcome in _SERVED and new.outcome is Outcome.NOT_OURS:
+        text = f"{places} cease to answer {clients} ({shown})"
+    return Shift(where, who, old.words, new.words, services, text)
 
 
 Local = Mapping[Family, Sequence[bytes]]  # the node's own addresses, packed
@@ -133,7 +143,7 @@ def known_pods(slices: Iterable[Slice], cidrs: Iterable[str], node: str, local: 
 def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Sequence[KnownPod] = ()) -> list[Shift]:
     """Return the changes for clients; `pods` are the known pods of the cluster. IPv6 link-local addresses of the node
     are omitted, because a client can use them only with the name of an interface."""
-    found: dict[tuple[str, str, str, str], dict[str, set[int]]] = {}
+    found: dict[tuple[str, str, _Met, _Met, str], set[int]] = {}
     protocols: dict[tuple[str, str], set[int]] = {}  # by place and Service
     indices = Index(before.planner), Index(after.planner)
     here = {address for addresses in local.values() for address in addresses}
@@ -151,15 +161,25 @@ def shifts(before: ConfiguredNode, after: ConfiguredNode, local: Local, pods: Se
             )
             protocols.setdefault((where, service), set()).add(packet.protocol)
             if old != new and old is not None and new is not None:
-                key = (where, client.words, old.words, new.words if old.words != new.words else "other endpoints")
-                found.setdefault(key, {}).setdefault(service, set()).add(packet.protocol)
-    named: dict[tuple[str, str, str, str], list[str]] = {}
-    for (where, who, old_words, new_words), services in found.items():
-        for service, some in services.items():
-            all_ = protocols[where, service]
-            of = "" if some == all_ else f" ({', '.join(PROTOCOL_NAMES[one] for one in sorted(some))})"
-            named.setdefault((where + of, who, old_words, new_words), []).append(service)
-    return _folded(named)
+                (was, _), (will, _) = old, new
+                shown = will if was.words != will.words else _Met(None, "other endpoints")
+                key = (where, client.words, was, shown, service)
+                found.setdefault(key, set()).add(packet.protocol)
+    rows: list[tuple[Any, ...]] = []
+    for (where, *others, service), some in found.items():
+        names = ", ".join(PROTOCOL_NAMES[one] for one in sorted(some))
+        rows.append((where if some == protocols[where, service] else f"{where} ({names})", *others, service))
+    for column in (4, 1, 0):  # Services, clients, addresses
+        rows = _joined(rows, column)
+    return [_shift(*row) for row in rows]
+
+
+def _joined(rows: Iterable[tuple[Any, ...]], column: int) -> list[tuple[Any, ...]]:
+    """Join rows that differ only in one column, which then contains a tuple of all its values."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for row in rows:
+        found.setdefault((*row[:column], *row[column + 1 :]), []).append(row[column])
+    return [(*rest[:column], tuple(values), *rest[column:]) for rest, values in found.items()]
 
 
 def spared(found: Iterable[Shift]) -> Iterator[str]:
@@ -169,31 +189,21 @@ def spared(found: Iterable[Shift]) -> Iterator[str]:
         yield "no known pod of this node is affected, only pods of other nodes"
 
 
-def _folded(found: Mapping[tuple[str, str, str, str], Iterable[str]]) -> list[Shift]:
-    by_place: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
-    for (where, who, old, new), services in found.items():
-        by_place.setdefault((where, old, new, tuple(services)), []).append(who)
-    folded: dict[tuple[tuple[str, ...], str, str, tuple[str, ...]], list[str]] = {}
-    for (where, old, new, names), clients in by_place.items():
-        folded.setdefault((tuple(clients), old, new, names), []).append(where)
-    return [Shift(tuple(places), who, old, new, names) for (who, old, new, names), places in folded.items()]
-
-
 def _met(
     side: ConfiguredNode, packet: Packet, here: set[bytes], index: Index, client: ClientKind, away: Collection[bytes]
-) -> _Met | None:
-    """Return the outcome for a client. If only the client's connections to itself are compared, return the outcome of
-    these connections, or None without such connections. `away` are endpoints on other nodes."""
+) -> tuple[_Met, frozenset[bytes]] | None:
+    """Return the outcome for a client, and the endpoints. If only the client's connections to itself are compared,
+    return the outcome of these connections, or None without such connections. `away` are endpoints on other nodes."""
     made, to_itself = answer(side.planner, packet, here, side.habits, index), client.is_endpoint
     own = [choice for choice in made.choices if choice.destination[:-2] == packet.source]
     if to_itself and not own:
         return None
     if made.outcome is not Outcome.FORWARDED:
-        return _Met(_WORDS.get(made.outcome, made.outcome.value))
+        return _Met(made.outcome), frozenset()
     if not side.habits.carries_sctp and packet.protocol == socket.IPPROTO_SCTP:
-        return _Met("refused, as this mode carries no SCTP")
+        return _Met(Outcome.REFUSED, ", as this mode carries no SCTP"), frozenset()
     if to_itself and not all(choice.masqueraded for choice in own):
-        return _Met("a timeout, as the pod gets a packet from itself")
+        return _Met(None, "a timeout, as the pod gets a packet from itself"), frozenset()
     # A pod of this node that connects to itself receives this node's address as the source in every configuration.
     shown = own if to_itself else [choice for choice in made.choices if choice not in own] or own
     hidden = any(choice.masqueraded for choice in shown)
@@ -202,8 +212,8 @@ def _met(
     if astray and any(one[:-2] in away for one in endpoints):
         reason, _ = unmasqueraded(side.local_mode, family_of(packet.destination))
         lost = "answers of endpoints on other nodes bypass this node"
-        return _Met(f"{_SERVED}, except that {lost} ({reason})", endpoints)
-    return _Met(_SERVED + (", with this node's address" if hidden else ""), endpoints)
+        return _Met(made.outcome, f", except that {lost} ({reason})"), endpoints
+    return _Met(made.outcome, ", with this node's address" * hidden), endpoints
 
 
 def _questions(
