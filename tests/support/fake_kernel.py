@@ -106,16 +106,16 @@ class FakeKernel:
     def unbind(self, addresses: Iterable[bytes]) -> None:
         self.bound.difference_update(addresses)
 
-    def missing_jumps(self) -> tuple[()]:
+    def missing_jumps(self, rules: Rules) -> tuple[()]:
         return ()
 
     def write_rules(self, rules: Rules, tables: Iterable[str], missing: object) -> None:
         for table in tables:
             self.tables[table] = dict(rules.tables[table])
 
-    def rules(self, rules: Rules) -> list[str]:
+    def rules(self, rules: Rules) -> dict[tuple[str, str, str], tuple[str, ...]]:
         placed = ((table, chain, lines) for table, chains in self.tables.items() for chain, lines in chains.items())
-        return [f"{table} -A {chain} {rule}" for table, chain, lines in placed for rule in lines]
+        return {(table, chain, ""): tuple(f"-A {chain} {rule}" for rule in its) for table, chain, its in placed if its}
 
     def close(self) -> None:
         self.closed = True

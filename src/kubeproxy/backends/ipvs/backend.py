@@ -21,7 +21,7 @@ from kubeproxy.backends.ipvs.desired import (
     render,
 )
 from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Rules, Scheduler
-from kubeproxy.backends.ipvs.wire import NodeKernel
+from kubeproxy.backends.ipvs.wire import NodeKernel, RuleState
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.state import Difference, NamedPlans, Plans, diff
 from kubeproxy.kernel.ipset import SetEntry
@@ -58,7 +58,7 @@ class IpvsBackend:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.family = family
-        self._world = world
+        self._ours = world.of(family) or FamilyGlobals()
         self._rules = Rules(family, world)
         self._kernel = kernel
         self._excluded = excluded
@@ -69,7 +69,7 @@ class IpvsBackend:
         self._node = NodeAddresses()
         self._there = Addresses(frozenset(), frozenset())
         self._misbound = False  # kube-ipvs0 had foreign addresses when it was last read
-        self._written: Sequence[str] = ()
+        self._written: RuleState = {}
         self._examined = 0
 
     def close(self) -> None:
@@ -78,11 +78,10 @@ class IpvsBackend:
 
     def set_world(self, world: Globals) -> bool:
         """Set the globals; return whether a resync is needed because rules or addresses change."""
-        rules = Rules(self.family, world)
-        before, after = self._ours(self._world), self._ours(world)
-        moved = (before.nodeport_ips, before.node_ips) != (after.nodeport_ips, after.node_ips)
+        rules, ours = Rules(self.family, world), world.of(self.family) or FamilyGlobals()
+        moved = (ours.nodeport_ips, ours.node_ips) != (self._ours.nodeport_ips, self._ours.node_ips)
         changed = moved or rules.tables != self._rules.tables
-        self._world, self._rules = world, rules
+        self._ours, self._rules = ours, rules
         return changed
 
     # -- incremental ----------------------------------------------------------------------------------------------
@@ -131,7 +130,7 @@ class IpvsBackend:
         kernel.addresses_changed()
         self._there = there = kernel.addresses()
         self._misbound = False
-        self._node = self._node_of(there)
+        self._node = node_of(self._ours, there)
         self._plans = {name: plans for name, plans in wanted.items() if plans}
         self._desired = desired = Desired()
         desired.load((name, render(plans, self._node)) for name, plans in self._plans.items())
@@ -141,7 +140,7 @@ class IpvsBackend:
         yield sum(map(len, missing.values()))
         # Rules that reject packets are written before the addresses that they protect. If all our jumps exist in nat,
         # the jumps may lead to chains of iptables mode, which serve Services; our nat chains are then written last.
-        jumps = kernel.missing_jumps()
+        jumps = kernel.missing_jumps(self._rules)
         first, last = TABLES_AT_ONCE if any(jump.table == "nat" for jump in jumps) else TABLES_IN_TURN
         kernel.write_rules(self._rules, first, jumps)
         found = kernel.servers()
@@ -180,18 +179,12 @@ class IpvsBackend:
     def _is_excluded(self, key: bytes) -> bool:
         return within(key[:-3], self._excluded)
 
-    def _node_of(self, there: Addresses) -> NodeAddresses:
-        return node_of(self._ours(self._world), there)
-
-    def _ours(self, world: Globals) -> FamilyGlobals:
-        return world.of(self.family) or FamilyGlobals()
-
     # -- periodic work, and changes by other programs -------------------------------------------------------------
 
     def upkeep(self) -> None:
         """Remove drained real servers; update NodePorts after a change of the node's addresses."""
         self._read_addresses()
-        self._follow(self._node_of(self._there))
+        self._follow(node_of(self._ours, self._there))
         now = self._clock()
         if self._draining.due(now):
             counts = self._kernel.connections(self._draining.keys())

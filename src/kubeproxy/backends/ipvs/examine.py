@@ -5,27 +5,25 @@ Services considers such conflicts."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.backend import node_of
 from kubeproxy.backends.ipvs.desired import WEIGHT, ActualServer, Desired, DesiredObjects, NodeAddresses, render
-from kubeproxy.backends.ipvs.layout import JUMPS, TYPES, Addresses, IpsetId, Rules, Scheduler
-from kubeproxy.backends.ipvs.wire import NodeView
+from kubeproxy.backends.ipvs.layout import TYPES, Addresses, IpsetId, Rules, Scheduler
+from kubeproxy.backends.ipvs.wire import NodeView, RuleState
 from kubeproxy.backends.state import Examiner, Finding, Plans, Wording, findings, front_text, meanings, of_family
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.ipset import BITMAP_PORT, SetEntry
 from kubeproxy.kernel.ipvs import server_key
-from kubeproxy.kernel.xtables.xtables import chain_of, target_of
 from kubeproxy.model.addresses import Family, Range, destination_text, unpack, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
 
-Printer = Callable[[Rules], Sequence[str]]
+Printer = Callable[[Rules], RuleState]
 """Returns our rules, and the jumps to them, as iptables prints them. Raises Unsupported, or ApplyError."""
 
 _SERVERS: Final = "virtual servers"
-_JUMPS: Final = "jumps"
 _RULES: Final = "rules"
 """Names of places in the kernel, in addition to the interface, the sets, and each virtual server."""
 
@@ -80,8 +78,8 @@ class IpvsExaminer(Examiner):
                 found[_SERVERS].setdefault(key, (actual.affinity, actual.same))
         found |= self._shared(there)
         if (rules := self._printed_rules()) is not None:
-            found |= _rules(self._view.rules(self._rules), self._rules)
-            desired[None] = rules
+            found[_RULES] = {key: its for key, its in self._view.rules(self._rules).items() if key in rules}
+            desired[None] = {_RULES: rules}
         yield from findings(found, desired, _Words(self.family, self._scheduler, owners))
 
     def _desired_objects(self, plans: Plans, there: Addresses) -> dict[ServiceName, DesiredObjects]:
@@ -117,9 +115,9 @@ class IpvsExaminer(Examiner):
         found = {s: dict.fromkeys(self._view.entries(s) if s in sets else (), True) for s in sorted(IpsetId)}
         return {INTERFACE: dict.fromkeys(there.bound, True), **found}
 
-    def _printed_rules(self) -> dict[Any, Any] | None:
+    def _printed_rules(self) -> RuleState | None:
         try:
-            return _rules(self._printed(self._rules), self._rules)
+            return self._printed(self._rules)
         except (Unsupported, ApplyError) as error:
             self.caveats.append(f"the {self.family.label} rules of iptables were not compared: {error}")
             return None
@@ -139,8 +137,8 @@ class _Words:
         return self._owners.get(server_key(*key[:3])) if isinstance(key, SetEntry) and key.ip and key.protocol else None
 
     def wording(self, place: Any, key: Any, wanted: Any, present: Any) -> Wording:
-        if place in {_JUMPS, _RULES}:
-            return self._rules(place, key, wanted or (), present or ())
+        if place == _RULES:
+            return self._rules(key, wanted or (), present or ())
         if place == _SERVERS:
             return Wording(_front(key), "virtual servers", *meanings(self._picking, wanted, present))
         if place == INTERFACE:
@@ -155,10 +153,10 @@ class _Words:
         affinity, same = traits
         return f"{self._scheduler.name if same else 'another scheduler or other flags'}, affinity of {affinity} s"
 
-    def _rules(self, place: str, key: tuple[str, ...], wanted: Sequence[str], present: Sequence[str]) -> Wording:
+    def _rules(self, key: tuple[str, str, str], wanted: Sequence[str], present: Sequence[str]) -> Wording:
         table, chain, target = key
         where = f"chain {chain} of table {table} ({self._family.label})"
-        if place == _JUMPS:
+        if target:
             return Wording(f"the jump to {target}", where)
         lacking = [rule for rule in wanted if rule not in present] or wanted
         surplus = [rule for rule in present if rule not in wanted] or present
@@ -169,20 +167,6 @@ def _owners(objects: Mapping[ServiceName, DesiredObjects]) -> dict[bytes, Servic
     desired = Desired()
     desired.load(objects.items())
     return {key: owner for key in desired.servers if (owner := desired.owner(key)) is not None}
-
-
-def _rules(lines: Iterable[str], rules: Rules) -> dict[str, dict[tuple[str, str, str], tuple[str, ...]]]:
-    ours = {(jump.table, jump.chain, jump.target) for jump in JUMPS}
-    found: dict[str, dict[tuple[str, str, str], tuple[str, ...]]] = {_JUMPS: {}, _RULES: {}}
-    for line in lines:
-        table, _, rule = line.partition(" ")
-        chain = chain_of(rule)
-        if chain in rules.tables[table]:
-            key = (table, chain, "")
-            found[_RULES][key] = (*found[_RULES].get(key, ()), rule)
-        elif (key := (table, chain, target_of(rule))) in ours:
-            found[_JUMPS][key] = (rule,)
-    return found
 
 
 def _front(key: bytes) -> str:

@@ -27,6 +27,10 @@ from kubeproxy.registry import CounterMetric
 
 log = logging.getLogger("kubeproxy.ipvs")
 
+RuleState = Mapping[tuple[str, str, str], tuple[str, ...]]
+"""Key: table, chain and ''; value: the rules of one of our chains. Key: table, chain and target; value: the jump from a
+chain of another program to one of our chains."""
+
 _SPARE: Final = "KUBE-SPARE"  # name of a temporary set, which is swapped with the set that it replaces
 
 
@@ -86,9 +90,9 @@ class NodeView(Struct, eq=False):
         named = {set_id: found.get(set_id.named(self.family)) for set_id in IpsetId}
         return {set_id: counts for set_id, counts in named.items() if counts is not None}
 
-    def rules(self, rules: Rules) -> Sequence[str]:
+    def rules(self, rules: Rules) -> RuleState:
         """Return the rules in our chains, and the jumps to them."""
-        return _rules_of(self._commands, rules)
+        return _grouped(_saved(self._commands), rules)
 
     def _listed(self) -> Iterator[ipvs.VirtualServer]:
         return (server for server in self._ipvs.servers() if len(server.key) == self.family.address_size + 3)
@@ -213,30 +217,22 @@ class NodeKernel(NodeView, eq=False):
 
     # -- rules ----------------------------------------------------------------------------------------------------
 
-    def rules(self, rules: Rules) -> Sequence[str]:
-        """See NodeView. With iptables-nft, return a signature of the rules, read over netlink without a command."""
-        if not self._commands.uses_nft:
-            return super().rules(rules)
-        found = []
+    def rules(self, rules: Rules) -> RuleState:
+        """See NodeView. Rules of iptables-nft are read over netlink without a command; their texts are signatures."""
+        return _grouped(self._fetched(rules), rules) if self._commands.uses_nft else super().rules(rules)
+
+    def _fetched(self, rules: Rules) -> Iterator[tuple[str, str, str, str]]:
         for table, ours in rules.tables.items():
             for chain in (*ours, *{jump.chain: None for jump in JUMPS if jump.table == table}):
-                found += [
-                    f"{table} {chain} {nft_compat.uncounted(rule)}"
-                    for rule in nft_compat.expressions(self.family, table, chain)
-                    if chain in ours or any(nft_compat.leads_to(rule, target) for target in ours)
-                ]
-        return found
+                for rule in nft_compat.expressions(self.family, table, chain):
+                    target = next((target for target in ours if nft_compat.leads_to(rule, target)), "")
+                    if chain in ours or target:
+                        yield table, chain, target, str(nft_compat.uncounted(rule))
 
-    def missing_jumps(self) -> Sequence[Jump]:
+    def missing_jumps(self, rules: Rules) -> Sequence[Jump]:
         """Return the missing jumps to our chains."""
-        if self._commands.uses_nft:
-            return [j for j in JUMPS if not nft_compat.has_jump(self.family, j.table, j.chain, j.target)]
-        present = {
-            (table.name, xtables.chain_of(rule), xtables.target_of(rule))
-            for table in xtables.tables(self._commands.name)
-            for rule in table.rules
-        }
-        return [jump for jump in JUMPS if (jump.table, jump.chain, jump.target) not in present]
+        found = self.rules(rules)
+        return [jump for jump in JUMPS if (jump.table, jump.chain, jump.target) not in found]
 
     def write_rules(self, rules: Rules, tables: Sequence[str], missing: Sequence[Jump]) -> None:
         """Create our chains in the tables, and add the missing jumps."""
@@ -249,17 +245,17 @@ class NodeKernel(NodeView, eq=False):
             raise
 
 
-def printer(commands: Commands) -> Callable[[Rules], Sequence[str]]:
+def printer(commands: Commands) -> Callable[[Rules], RuleState]:
     """Return a function that writes our rules in an empty network namespace, and lists them as iptables prints them.
     The function raises Unsupported if no network namespace can be created, and ApplyError."""
 
-    def printed(rules: Rules) -> Sequence[str]:
-        def write() -> Sequence[str]:
+    def printed(rules: Rules) -> RuleState:
+        def write() -> RuleState:
             with Ipsets.open() as sets:
                 for set_id in IpsetId:
                     sets.create(set_id.named(commands.family), kind_of(set_id, commands.family))
             commands.restore([rules.text(list(rules.tables), JUMPS)])
-            return _rules_of(commands, rules)
+            return _grouped(_saved(commands), rules)
 
         with nobodys_lock():
             return in_empty_network(write)
@@ -267,13 +263,18 @@ def printer(commands: Commands) -> Callable[[Rules], Sequence[str]]:
     return printed
 
 
-def _rules_of(commands: Commands, rules: Rules) -> Sequence[str]:
-    found = []
+def _saved(commands: Commands) -> Iterator[tuple[str, str, str, str]]:
     for table in xtables.tables(commands.name):
-        ours = rules.tables.get(table.name, {})
-        found += [
-            f"{table.name} {rule}"
-            for rule in table.rules
-            if xtables.chain_of(rule) in ours or xtables.target_of(rule) in ours
-        ]
+        yield from ((table.name, xtables.chain_of(rule), xtables.target_of(rule), rule) for rule in table.rules)
+
+
+def _grouped(listed: Iterable[tuple[str, str, str, str]], rules: Rules) -> RuleState:
+    """Return the state of these rules, each given as table, chain, target and text."""
+    found: dict[tuple[str, str, str], tuple[str, ...]] = {}
+    for table, chain, target, rule in listed:
+        ours = rules.tables.get(table, {})
+        if chain in ours:
+            found[table, chain, ""] = (*found.get((table, chain, ""), ()), rule)
+        elif target in ours:
+            found[table, chain, target] = (rule,)
     return found
