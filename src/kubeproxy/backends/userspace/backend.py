@@ -108,28 +108,32 @@ class UserspaceBackend:
             freed, size = self._program(list(islice(self._waiting.items(), freed)))
             yield size
 
-    def _program(self, changes: Sequence[NamedPlans]) -> tuple[int, int]:
-        after = self._opened(changes, {name: _assignments(plans) for name, plans in changes})
-        before = [served for name in after if (served := self._served.get(name)) is not None]
+    def _program(self, changes: Sequence[NamedPlans], creation: Sequence[bytes] = ()) -> tuple[int, int]:
+        """Commit changed Services; return the number of freed ports and of elements. `creation` are the messages that
+        replace the table with an empty table: then these Services replace all Services, in the same transaction."""
+        after = self._opened(changes)
+        before = [] if creation else [served for name in after if (served := self._served.get(name)) is not None]
         removed, added = diff(*(merged(served.elements for served in each) for each in (before, after.values())))
         gone_elements = {name: [(key, b"") for key in keys] for name, keys in removed.items()}
         messages = [
+            *creation,
             *self._messages(nfnetlink.DELETE_ELEMENT, gone_elements),
             *self._messages(nfnetlink.NEW_ELEMENT, added),
         ]
         if messages:
             self._transactions.commit(messages)
             self._generation += 1
+        gone = set(self._listeners.names()) if creation else {name for served in before for name in served.listeners}
+        if creation:
+            self._served, self._waiting = {}, {}
         self._note(after, changes)
-        gone = {name for served in before for name in served.listeners}
         gone.difference_update(*(served.listeners for served in after.values()))
         freed = sum(self._listeners.port(name) is not None for name in gone)
         self._listeners.drop(gone)
         return freed, _count(removed) + _count(added)
 
-    def _opened(
-        self, wanted: Iterable[NamedPlans], needed: Mapping[ServiceName, Mapping[ListenerName, Assignment]]
-    ) -> dict[ServiceName, _Served]:
+    def _opened(self, wanted: Sequence[NamedPlans]) -> dict[ServiceName, _Served]:
+        needed = {name: _assignments(plans) for name, plans in wanted}
         self._listeners.take({name: assignment for part in needed.values() for name, assignment in part.items()})
         return {
             name: _Served(
@@ -159,27 +163,19 @@ class UserspaceBackend:
         """Replace the whole table, if any; yield its size. Raises ApplyError."""
         self._update_rules()
         self._path.mark = self._world.masquerade_mark
-        needed = {name: _assignments(plans) for name, plans in wanted.items()}
-        names = {listener for part in needed.values() for listener in part}
         # If the kernel refused an earlier attempt, there may be listeners to which no rule redirects.
+        needed = {listener for plans in wanted.values() for plan in plans for listener in assignments(plan)}
         used = {listener for served in self._served.values() for listener in served.listeners}
-        self._listeners.drop(set(self._listeners.names()) - names - used)
-        after = self._opened(wanted.items(), needed)
-        total = merged(served.elements for served in after.values())
+        self._listeners.drop(set(self._listeners.names()) - needed - used)
         expected = self._transactions.generation() + 1
-        filled = {name: list(entries.items()) for name, entries in total.items()}
         removal = table_message(self.family, TABLE), table_removal(self.family, TABLE)
-        self._transactions.commit([*removal, *self._ruleset.creation(), *self._messages(nfnetlink.NEW_ELEMENT, filled)])
-        self._served, self._waiting = {}, {}
-        self._note(after, wanted.items())
-        gone = set(self._listeners.names()).difference(names)
-        self._listeners.drop(gone)
+        freed, size = self._program(list(wanted.items()), [*removal, *self._ruleset.creation()])
         self._signature, self._generation = self._sign(), expected
         if self._transactions.generation() != expected:
             self._signature = _UNKNOWN  # another program may have changed the table: the next inspection reports this
-        yield _count(total)
-        if gone and self._waiting:
-            yield from self.sync(list(islice(self._waiting.items(), len(gone))))
+        yield size
+        if freed and self._waiting:
+            yield from self.sync(list(islice(self._waiting.items(), freed)))
 
     # -- changes by other programs -------------------------------------------------------------------------------------
 
