@@ -119,7 +119,7 @@ def understood(what: str) -> Iterator[None]:
 def attribute(kind: int, payload: bytes) -> bytes:
     """Pack one attribute, padded to four bytes."""
     length = 4 + len(payload)
-    return ATTRIBUTE.pack(length, kind) + payload + b"\0" * (-length & 3)
+    return ATTRIBUTE.pack(length, kind) + payload + _PADDING[length & 3]
 
 
 def nested(kind: int, *attributes: bytes) -> bytes:
@@ -150,7 +150,7 @@ def netfilter_header(family: int = 0) -> bytes:
 def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
     """Pack one message, padded to four bytes; the kernel sets the port id."""
     length = HEADER.size + len(payload)
-    return HEADER.pack(length, kind, flags, sequence, 0) + payload + b"\0" * (-length & 3)
+    return HEADER.pack(length, kind, flags, sequence, 0) + payload + _PADDING[length & 3]
 
 
 def attributes(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:

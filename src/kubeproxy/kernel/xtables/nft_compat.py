@@ -12,8 +12,9 @@ include/uapi/linux/netfilter/{nf_tables,nf_tables_compat,xt_*,nf_nat}.h of Linux
 from __future__ import annotations
 
 import logging
+import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Final, Self
 
@@ -142,8 +143,7 @@ class _Table:
     def message(self, kind: int, flags: int, chain: str) -> bytes:
         """Pack a message about a chain or about all rules of the chain."""
         name = nfta.CHAIN_NAME if kind in (nfnetlink.NEW_CHAIN, nfnetlink.DELETE_CHAIN) else nfta.RULE_CHAIN
-        payload = self._start + nl.text_attribute(name, chain)
-        return nl.HEADER.pack(nl.HEADER.size + len(payload), kind, nl.NLM_F_REQUEST | flags, 0, 0) + payload
+        return nl.message(kind, nl.NLM_F_REQUEST | flags, 0, self._start + nl.text_attribute(name, chain))
 
     def make(self, line: str) -> None:
         """Create a chain; empty an existing chain."""
@@ -162,23 +162,11 @@ class _Table:
         head, *matches = body.split(" -m ")
         chain, _, options = head[3:].partition(" ")
         before, compat = _head(options, self._family)
-        parts = [before, *[_match(match, self._family) for match in matches], _COUNTER]
+        parts = [before, *map(_match, matches), _COUNTER]
         if target:
             parts.append(_jump(target) if target.startswith("KUBE-") else _target(target, self._family))
-        expressions = b"".join(parts)
-        name = chain.encode() + b"\0"
-        payload = (
-            self._start
-            + nl.ATTRIBUTE.pack(nl.ATTRIBUTE.size + len(name), nfta.RULE_CHAIN)
-            + name
-            + bytes(-len(name) & 3)
-            + nl.ATTRIBUTE.pack(nl.ATTRIBUTE.size + len(expressions), nfta.RULE_EXPRESSIONS | nl.NLA_F_NESTED)
-            + expressions
-            + compat
-        )
-        self.messages.append(
-            nl.HEADER.pack(nl.HEADER.size + len(payload), nfnetlink.NEW_RULE, _APPENDED, 0, 0) + payload
-        )
+        payload = self._start + nl.text_attribute(nfta.RULE_CHAIN, chain) + nl.nested(nfta.RULE_EXPRESSIONS, *parts)
+        self.messages.append(nl.message(nfnetlink.NEW_RULE, _APPENDED, 0, payload + compat))
 
 
 _APPENDED: Final = nl.NLM_F_REQUEST | nl.NLM_F_CREATE | nfnetlink.NLM_F_APPEND
@@ -299,79 +287,57 @@ def _xt(kind: str, name: str, revision: int, info: bytes) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _match(text: str, family: Family) -> bytes:
+def _match(text: str) -> bytes:
     name, _, options = text.partition(" ")
-    known = _MATCHES.get(name)
-    if known is None:
+    revision, known, packed = _MATCHES[name]
+    found = known.fullmatch(options)
+    if found is None:
         raise Unknown(f"-m {text}")
-    return known(options.split(" ") if options else [], family)
+    return _xt("match", name, revision, packed(*found.groups()))
 
 
-def _comment(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
-    text = " ".join(words[1:]).strip('"').encode()
-    if words[0] != "--comment" or len(text) > 255:
-        raise Unknown(f"-m comment {words}")
-    return _xt("match", "comment", 0, text.ljust(256, b"\0"))
+def _ports(port: str | None) -> bytes:
+    return struct.pack("=4HI", 0, 65535, int(port or 0), int(port or 65535), 0)
 
 
-def _ports(protocol: str, words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
-    if words and words[0] != "--dport":
-        raise Unknown(f"-m {protocol} {words}")
-    first, last = (int(words[1]), int(words[1])) if words else (0, 65535)
-    if protocol == "sctp":
-        flags = 2 if words else 0  # XT_SCTP_DEST_PORTS
-        chunks = b"\xff\0\0" * 4
-        return _xt("match", protocol, 0, struct.pack("=4H256xI12sIII", first, last, 0, 0, 0, chunks, 0, flags, 0))
-    return _xt("match", protocol, 0, struct.pack("=4HI", 0, 65535, first, last, 0))
+def _sctp(port: str | None) -> bytes:
+    flags = 2 if port else 0  # XT_SCTP_DEST_PORTS
+    chunks = b"\xff\0\0" * 4
+    return struct.pack("=4H256xI12sIII", int(port or 0), int(port or 65535), 0, 0, 0, chunks, 0, flags, 0)
 
 
-def _addrtype(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
-    if len(words) != 2 or words[0] not in ("--src-type", "--dst-type") or words[1] != "LOCAL":
-        raise Unknown(f"-m addrtype {words}")
-    kinds = (1 << 2, 0) if words[0] == "--src-type" else (0, 1 << 2)  # XT_ADDRTYPE_LOCAL
-    return _xt("match", "addrtype", 1, struct.pack("=HHI", *kinds, 0))
-
-
-def _statistic(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
-    if words[:3] != ["--mode", "random", "--probability"] or len(words) != 4:
-        raise Unknown(f"-m statistic {words}")
-    return _xt("match", "statistic", 0, struct.pack("=HHI16x", 0, 0, round(float(words[3]) * 0x80000000)))
-
-
-def _recent(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
-    options = iter(words)
+def _recent(options: str) -> bytes:
+    words = iter(options.split(" "))
     seconds, checks, name = 0, 0, ""
-    for option in options:
+    for option in words:
         if option == "--seconds":
-            seconds = int(next(options, ""))
+            seconds = int(next(words, ""))
         elif option == "--name":
-            name = next(options, "")
-        elif option in _RECENT:
-            checks |= _RECENT[option]
+            name = next(words, "")
         else:
-            raise Unknown(f"-m recent {words}")
-    return _xt(
-        "match", "recent", 1, struct.pack("=IIBB200sBx16s", seconds, 0, checks, 0, name.encode(), 0, b"\xff" * 16)
-    )
-
-
-def _nfacct(words: Sequence[str], family: Family) -> bytes:  # noqa: ARG001 - the common signature
-    option, name = words
-    if option != "--nfacct-name" or not 0 < len(name) < 32:  # NFACCT_NAME_MAX
-        raise Unknown(f"-m nfacct {words}")
-    return _xt("match", "nfacct", 0, struct.pack("=32s8x", name.encode()))
+            checks |= _RECENT[option]
+    return struct.pack("=IIBB200sBx16s", seconds, 0, checks, 0, name.encode(), 0, b"\xff" * 16)
 
 
 _RECENT: Final = {"--set": 2, "--rcheck": 1, "--reap": 32}  # XT_RECENT_SET, _CHECK, _REAP
+_LOCAL: Final = {"src": (1 << 2, 0), "dst": (0, 1 << 2)}  # XT_ADDRTYPE_LOCAL
+_PORT: Final = re.compile(r"(?:--dport (\d+))?")
 
-_Match = Callable[[Sequence[str], Family], bytes]
-_MATCHES: Final[Mapping[str, _Match]] = {
-    "comment": _comment,
-    "addrtype": _addrtype,
-    "statistic": _statistic,
-    "recent": _recent,
-    "nfacct": _nfacct,
-} | {name.lower(): partial(_ports, name.lower()) for name in PROTOCOLS}
+_MATCHES: Final[Mapping[str, tuple[int, re.Pattern[str], Callable[..., bytes]]]] = {
+    "comment": (0, re.compile(r'--comment "?([ !#-~]{,255})"?'), lambda text: text.encode().ljust(256, b"\0")),
+    "addrtype": (1, re.compile("--(src|dst)-type LOCAL"), lambda side: struct.pack("=HHI", *_LOCAL[side], 0)),
+    "statistic": (
+        0,
+        re.compile(r"--mode random --probability (\S+)"),
+        lambda share: struct.pack("=HHI16x", 0, 0, round(float(share) * 0x80000000)),
+    ),
+    "recent": (1, re.compile("(.*)"), _recent),
+    "nfacct": (0, re.compile(r"--nfacct-name (\S{1,31})"), lambda name: struct.pack("=32s8x", name.encode())),
+    "tcp": (0, _PORT, _ports),
+    "udp": (0, _PORT, _ports),
+    "sctp": (0, _PORT, _sctp),
+}
+"""For each match: its revision, the known options, and a function that packs the operands of these options."""
 
 _VERDICTS: Final = {"ACCEPT": _verdict(x.ACCEPT), "DROP": _verdict(x.DROP), "RETURN": _verdict(x.RETURN)}
 
