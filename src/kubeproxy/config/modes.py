@@ -21,7 +21,8 @@ from kubeproxy.model.addresses import parse_cidr
 C = TypeVar("C", bound=ConfigurationFields)
 
 LoopbackNodePorts = Literal["never", "ipv4", "relayed"]
-"""Whether NodePorts can be reached on loopback addresses: never, on IPv4 addresses, or through a relay in the proxy."""
+"""Whether NodePorts can be reached on loopback addresses: never, on IPv4 addresses (the kernel has no route_localnet
+for IPv6), or through a relay in the proxy (no rules of nftables mode translate packets from loopback)."""
 
 EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
 PRIMARY_ADDRESS = ("primary",)
@@ -71,6 +72,8 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
     flag_defaults: Mapping[str, Any] = {}  # the values of these flags if they are not given
     unset_when_empty: frozenset[str] = frozenset()  # paths of fields in which 0 means unset
     nodeport_addresses: tuple[str, ...] = EVERY_ADDRESS  # the meaning of an unset nodePortAddresses
+    loopback: LoopbackNodePorts = "never"  # whether NodePorts can be reached on loopback if the switch is on
+    switch: str = ""  # the path of the field or gate that switches NodePorts on loopback; '' for none
 
     def path(self, config: ConfigurationFields, attribute: str) -> str:  # noqa: ARG002 - see NftablesMode
         """Return the JSON path at which the user sets an attribute of the sync block."""
@@ -85,13 +88,17 @@ class ModeConfig(Struct, frozen=True, kw_only=True):
         set."""
         return config
 
-    def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:  # noqa: ARG002
+    def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
         """Return whether NodePorts can be reached on loopback addresses."""
-        return "never"
+        return "never" if self.loopback_switch(config) else self.loopback
 
-    def loopback_switch(self, config: ConfigurationFields) -> str:  # noqa: ARG002
-        """Return the path of the field that disables NodePorts on loopback; '' if no field does so."""
-        return ""
+    def loopback_switch(self, config: ConfigurationFields) -> str:
+        """Return the path of the field or gate that disables NodePorts on loopback; '' if none does so."""
+        if not self.switch:
+            return ""
+        is_gate = self.switch == LOOPBACK_SWITCHES[1]
+        on = gate_enabled(config.feature_gates, _GATE) if is_gate else value_at(config, self.switch)
+        return "" if on else self.switch
 
 
 class NftablesMode(ModeConfig, frozen=True, kw_only=True):
@@ -122,27 +129,6 @@ class NftablesMode(ModeConfig, frozen=True, kw_only=True):
         }
         everything = config.nftables.masquerade_all or config.iptables.masquerade_all
         return replace(config, nftables=replace(config.nftables, **values, masquerade_all=everything))
-
-    def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
-        """Return "relayed" if Kubernetes 1.37's gate is on, because no rules of this mode translate packets from
-        loopback."""
-        return "relayed" if gate_enabled(config.feature_gates, _GATE) else "never"
-
-    def loopback_switch(self, config: ConfigurationFields) -> str:
-        """Return the path of the gate if it is off and so disables NodePorts on loopback; '' if the gate is on."""
-        return "" if gate_enabled(config.feature_gates, _GATE) else LOOPBACK_SWITCHES[1]
-
-
-class IptablesMode(ModeConfig, frozen=True, kw_only=True):
-    """iptables mode, the only mode with rules that serve NodePorts on loopback addresses."""
-
-    def loopback_nodeports(self, config: ConfigurationFields) -> LoopbackNodePorts:
-        """Return "ipv4" unless localhostNodePorts is off; the kernel has no route_localnet for IPv6."""
-        return "ipv4" if config.iptables.localhost_node_ports else "never"
-
-    def loopback_switch(self, config: ConfigurationFields) -> str:
-        """Return the path of the field that disables NodePorts on 127.0.0.0/8; '' if they are enabled."""
-        return "" if config.iptables.localhost_node_ports else LOOPBACK_SWITCHES[0]
 
 
 class IpvsMode(ModeConfig, frozen=True, kw_only=True):
@@ -189,14 +175,18 @@ DEFAULT: Final = NftablesMode(
     },
     unset_when_empty=frozenset(("nftables.syncPeriod", "nftables.minSyncPeriod")),
     nodeport_addresses=PRIMARY_ADDRESS,
+    loopback="relayed",
+    switch=LOOPBACK_SWITCHES[1],
 )
 """The mode that an empty `mode` selects."""
-FALLBACK: Final = IptablesMode(
+FALLBACK: Final = ModeConfig(
     name="iptables",
     syncs="iptables",
     masquerades="iptables",
     flags=_IPTABLES_FLAGS,
     unset_when_empty=frozenset(("iptables.syncPeriod", "iptables.minSyncPeriod")),
+    loopback="ipv4",
+    switch=LOOPBACK_SWITCHES[0],
 )
 """The mode that an empty `mode` selects on a node that cannot run DEFAULT, and in the Go kube-proxy before 1.40."""
 _IPVS: Final = IpvsMode(
