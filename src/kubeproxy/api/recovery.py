@@ -15,7 +15,7 @@ from kubeproxy.api.connection import LEAST_PROGRESS, AnswerProgress
 from kubeproxy.api.decode import WatchChanges
 from kubeproxy.api.http import HttpClient
 from kubeproxy.api.source import ListPace, ResourceStatus, Trouble, WatchTarget
-from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, NoInitialEnd, OutOfStep, StatusError, waiting_wished
+from kubeproxy.api.status import LONGEST_WAIT, ConnectionFailed, MalformedAnswer, NoInitialEnd, OutOfStep, StatusError
 from kubeproxy.engine.pacing import Backoff
 from kubeproxy.errors import SourceError
 
@@ -172,7 +172,7 @@ class Recovery:
                 self._met(f"{resource}: {error}")
                 if self._failures >= _RESUMES and error.code != 429:
                     self._list_newest()
-        return max(backoff.failed(), waiting_wished(error))
+        return max(backoff.failed(), min(error.retry_after or 0.0, LONGEST_WAIT))
 
     def _list_newest(self) -> None:
         self.list_needed = True
@@ -226,51 +226,34 @@ class Recovery:
         self._status.trouble = trouble
 
 
-class Silence:
-    """The total number of seconds in which watches may receive no data before the resource is listed again. An API
+class StreamClock:
+    """The deadlines of one resource's streams, one stream at a time. A deadline passes if a list is silent or slow, or
+    if watches are silent.
+
+    `left` is the number of seconds in which watches may receive no data before the resource is listed again. An API
     server sends a bookmark each minute. If bookmarks are missing for minutes, the watch is dead although its connection
     is open, or the server was restored from a backup and has not reached the watched version. Some servers send no
-    bookmarks, so the limit doubles with each list that silence causes."""
+    bookmarks, so the limit doubles with each list that silence causes, until a bookmark arrives."""
+
+    left: float
 
     def __init__(self, pace: ListPace) -> None:
         self._pace = pace
         self._limit = pace.silence
-        self.broken()
+        self._renew()
 
-    def broken(self) -> None:
-        """Reset the silence to 0, because an event ended it."""
-        self.left = self._limit * random.uniform(1.0, 1.25)  # noqa: S311 - nodes must not list at the same time
-
-    def broken_by_bookmark(self) -> None:
-        """Reset the silence to 0 and the limit to its first value, after a bookmark."""
-        self._limit = self._pace.silence
-        self.broken()
-
-    def passed(self, seconds: float) -> None:
-        """Subtract the silent seconds of an ended watch from the remaining time."""
-        self.left = max(0.0, self.left - seconds)
-
-    def ran_out(self) -> None:
-        """Reset the silence to 0 and double the limit, after a list that silence has caused."""
-        self._limit = min(2 * self._limit, self._pace.longest_silence)
-        self.broken()
-
-
-class StreamClock:
-    """The deadline of a stream: it passes if a list is silent or slow, or a watch is silent."""
-
-    def __init__(self, pace: ListPace, silence: Silence) -> None:
-        self.deadline = asyncio.timeout(None)
+    def begin(self) -> asyncio.Timeout:
+        """Return the deadline of a new stream, which `opened` starts."""
         self._loop = asyncio.get_running_loop()
-        self._quiet = pace.quiet
-        self._silence = silence
-        self._progress = AnswerProgress(pace.trickle, self._loop.time())
+        self._progress = AnswerProgress(self._pace.trickle, self._loop.time())
         self._silent_since: float | None = None
+        self._deadline = asyncio.timeout(None)
+        return self._deadline
 
     def opened(self, *, listing: bool) -> None:
         """Start the deadline after the server has accepted the request."""
         if listing:
-            self.deadline.reschedule(self._loop.time() + self._quiet)
+            self._deadline.reschedule(self._loop.time() + self._pace.quiet)
         else:
             self._watch_on()
 
@@ -279,31 +262,35 @@ class StreamClock:
         now = self._loop.time()
         if listing:
             self._progress.received(count, now)
-            self.deadline.reschedule(min(now + self._quiet, self._progress.until))
-        elif changes.events or self._silent_since is None:  # an event of a watch, or the end of the list
-            self._silence.broken()
-            self._watch_on()
-        elif changes.version:
-            self._silence.broken_by_bookmark()
+            self._deadline.reschedule(min(now + self._pace.quiet, self._progress.until))
+            return
+        is_event = changes.events or self._silent_since is None  # an event of a watch, or the end of the list
+        if is_event or changes.version:
+            self._limit = self._limit if is_event else self._pace.silence  # a bookmark
+            self._renew()
             self._watch_on()
 
     def ended(self) -> None:
         """At the end of a watch, shorten the silence that the next watch may last by the silence at its end."""
         if self._silent_since is not None:
-            self._silence.passed(self._loop.time() - self._silent_since)
+            self.left = max(0.0, self.left - (self._loop.time() - self._silent_since))
 
     def error(self) -> SourceError:
         """Return the error of a deadline that has passed."""
         if self._silent_since is not None:
             silent = self._loop.time() - self._silent_since
-            self._silence.ran_out()
+            self._limit = min(2 * self._limit, self._pace.longest_silence)
+            self._renew()
             self._silent_since = None
             return OutOfStep(f"the watch is open, but was silent for {silent:.0f} s")
         if self._loop.time() >= self._progress.until:
             rate = f"less than {LEAST_PROGRESS} bytes in {self._progress.timeout:.0f} s"
             return SourceError(f"the list arrives too slowly: {rate}")
-        return NoInitialEnd(f"no end of the initial events within {self._quiet:.0f} s of silence")
+        return NoInitialEnd(f"no end of the initial events within {self._pace.quiet:.0f} s of silence")
+
+    def _renew(self) -> None:
+        self.left = self._limit * random.uniform(1.0, 1.25)  # noqa: S311 - nodes must not list at the same time
 
     def _watch_on(self) -> None:
         self._silent_since = self._loop.time()
-        self.deadline.reschedule(self._silent_since + self._silence.left)
+        self._deadline.reschedule(self._silent_since + self.left)

@@ -196,7 +196,7 @@ class ListPace(Struct, frozen=True, kw_only=True):
     silence: float = 240.0
     longest_silence: float = 3600.0
     """Silence of an open watch after which the resource is listed again: first and longest value (see
-    recovery.Silence)."""
+    recovery.StreamClock)."""
     absent: float = 300.0  # time between lists of a resource that the server does not have
     first: float = 0.8
     first_connect: float = 0.05

@@ -17,7 +17,7 @@ from msgspec import Struct
 from kubeproxy.errors import SourceError
 
 _LONGEST: Final = 1000  # maximum length of a Status's message in logs, readiness and events
-_LONGEST_WAIT: Final = 120.0  # maximum of Retry-After in seconds; larger values are reduced
+LONGEST_WAIT: Final = 120.0  # maximum of Retry-After in seconds; larger values are reduced
 _SNIPPET: Final = 200  # maximum number of characters quoted from an answer that is not a Status
 
 
@@ -89,12 +89,6 @@ def decode_status(data: bytes | bytearray | memoryview | msgspec.Raw, code: int)
         text = bytes(data).decode("utf-8", "replace").strip()
         return Status(code=code, message=text[:_SNIPPET])
     return status if status.code or not code else msgspec.structs.replace(status, code=code)
-
-
-def waiting_wished(error: SourceError) -> float:
-    """Return the seconds of the server's Retry-After; 0.0 without this header."""
-    wished = error.retry_after if isinstance(error, StatusError) else None
-    return min(wished or 0.0, _LONGEST_WAIT)
 
 
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 from kubeproxy.api.decode import WatchChanges, WatchDecoder, decode_page, identity, kept_identities
 from kubeproxy.api.http import HttpClient
-from kubeproxy.api.recovery import Recovery, Silence, StreamClock, WatchListSupport
+from kubeproxy.api.recovery import Recovery, StreamClock, WatchListSupport
 from kubeproxy.api.relists import Relists
 from kubeproxy.api.source import BOOKMARKED, ListPace, ResourceStatus, WatchTarget, targets
 from kubeproxy.api.status import ConnectionFailed, MalformedAnswer, NoInitialEnd, OutOfStep, StatusError
@@ -98,7 +98,7 @@ class Reflector:
         self._sink = sink
         self._pace = pace
         self._recovery = Recovery(target, self.status, client, support, pace, self._deliver_absence)
-        self._silence = Silence(pace)
+        self._clock = StreamClock(pace)
         self._initial: _Initial | None = None
         self._silent = 0.0  # seconds without a packet of the server before the last failure
         self._failed = False  # the last request ended with an error
@@ -195,7 +195,7 @@ class Reflector:
     async def _stream(self, query: dict[str, str]) -> None:
         decoder = WatchDecoder(self.target.resource)
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - randomness only to spread load
-        clock = StreamClock(self._pace, self._silence)
+        clock = self._clock
 
         def on_open() -> None:
             self._client.contact.answered()
@@ -215,7 +215,7 @@ class Reflector:
 
         query |= {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, round(seconds)))}
         try:
-            async with clock.deadline:
+            async with clock.begin():
                 await self._client.stream(
                     self._path(query), on_bytes, on_open=on_open, idle_timeout=seconds + _IDLE_GRACE
                 )

@@ -6,9 +6,12 @@ import json
 import msgspec
 import pytest
 
-from kubeproxy.api.recovery import Silence
+from kubeproxy.api.decode import WatchChanges
+from kubeproxy.api.recovery import StreamClock
 from kubeproxy.api.source import ListPace
+from kubeproxy.api.status import OutOfStep
 from kubeproxy.engine.pacing import Backoff
+from kubeproxy.model.events import Deleted
 from support.scripted import bookmark, event, eventually, service
 from support.watch_scripts import PACE, fails, kinds, lists, scripted, watch, watches
 
@@ -84,21 +87,31 @@ def test_bookmarks_break_the_silence_and_cut_lines_do_not():
     assert watch(script, use, pace=IMPATIENT) > 0.06 * 4
 
 
-def test_the_silence_limit_grows_for_servers_without_bookmarks():
-    silence = Silence(ListPace(silence=100.0, longest_silence=350.0))
-    patience = []
-    for _ in range(4):
-        patience.append(silence.left)
-        silence.passed(60.0)
-        silence.passed(silence.left - 1.0)
-        assert silence.left == pytest.approx(1.0)
-        silence.ran_out()
-    for waited, least in zip(patience, (100, 200, 350, 350), strict=True):
-        assert least <= waited <= 1.25 * least
-    silence.broken()
-    assert silence.left >= 350.0
-    silence.broken_by_bookmark()
-    assert 100.0 <= silence.left <= 125.0
+def test_the_silence_limit_grows_for_servers_without_bookmarks(monkeypatch):
+    async def main():
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        monkeypatch.setattr(loop, "time", lambda: now)
+        clock = StreamClock(ListPace(silence=100.0, longest_silence=350.0))
+        for least in (100, 200, 350, 350):
+            assert least <= clock.left <= 1.25 * least
+            for silent in (60.0, clock.left - 61.0):
+                async with clock.begin():
+                    clock.opened(listing=False)
+                    now += silent
+                    clock.ended()
+            assert clock.left == pytest.approx(1.0)
+            async with clock.begin():
+                clock.opened(listing=False)
+                assert isinstance(clock.error(), OutOfStep)
+        async with clock.begin():
+            clock.opened(listing=False)
+            clock.received(1, WatchChanges([Deleted("services", "ns", "a")], "", False, None), listing=False)
+            assert clock.left >= 350.0
+            clock.received(1, WatchChanges([], "7", False, None), listing=False)
+            assert 100.0 <= clock.left <= 125.0
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("what", ["bookmark", "event"])
