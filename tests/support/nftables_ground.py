@@ -98,6 +98,10 @@ class Ground(ABC):
         """Return the rules of each chain of the proxy's table, as text."""
 
     @abstractmethod
+    def rule_handles(self) -> tuple[int, ...]:
+        """Return the handles of the rules of the proxy's IPv4 table."""
+
+    @abstractmethod
     def tables(self) -> set[str]:
         """Return the names of all tables, each with its family."""
 
@@ -124,11 +128,6 @@ class Ground(ABC):
         """Return the handle, comment and state of the proxy's table."""
         with closing(self.table(family)) as table:
             return table.header()
-
-    def rule_handles(self, family: Family = V4) -> tuple[int, ...]:
-        """Return the handles of the rules of the proxy's table."""
-        with closing(self.table(family)) as table:
-            return tuple(rule.handle for rule in table.rules())
 
     def packed(self, name: str, family: Family = V4) -> list[Element]:
         """Return the elements of one set or map as the kernel stores them."""
@@ -170,11 +169,10 @@ class Interposed:
             self._ground.before_read()
         return getattr(self._table, name)
 
-    def commit(self, messages: Sequence[bytes]) -> list[int]:
+    def commit(self, messages: Sequence[bytes]) -> None:
         self._ground.before_commit()
-        reported = self._table.commit(messages)
+        self._table.commit(messages)
         self._ground.after_commit()
-        return reported
 
 
 class FakeGround(Ground):
@@ -207,6 +205,9 @@ class FakeGround(Ground):
 
     def chains(self, family: Family = V4) -> dict[str, list[str]]:
         return listing.chains(self.kernel, family)
+
+    def rule_handles(self) -> tuple[int, ...]:
+        return tuple(rule.handle for chain in self.kernel.table(V4).chains.values() for rule in chain.rules)
 
     def tables(self) -> set[str]:
         return {f"{family} {name}" for family, name in self.kernel.tables}
@@ -249,6 +250,9 @@ class KernelGround(Ground):
     def chains(self, family: Family = V4) -> dict[str, list[str]]:
         bodies = re.findall(r"^\tchain (\S+) \{\n(.*?)^\t\}", list_table(family), re.MULTILINE | re.DOTALL)
         return {name: [line.strip() for line in body.splitlines()] for name, body in bodies}
+
+    def rule_handles(self) -> tuple[int, ...]:
+        return tuple(rule.handle for rule in nfnetlink.rules(V4, TABLE))
 
     def tables(self) -> set[str]:
         return {line.removeprefix("table ") for line in _nft("list", "tables").splitlines()}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final
 
 from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.backends.state import Wording
 from kubeproxy.kernel.netlink.protocol import Closing, Netlink
 from kubeproxy.kernel.nftables import nfnetlink, tables
 from kubeproxy.kernel.nftables.elements import Entries, look_up, one_pass
-from kubeproxy.kernel.nftables.tables import Hook, ListedChain
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.wording import counted
@@ -34,13 +32,9 @@ class TableReader(Closing):
         """Return the table's handle, comment and state, or None if the table is missing."""
         return nfnetlink.table(self.family, self._table, self._link)
 
-    def rules(self) -> Sequence[nfnetlink.Rule]:
-        """Return the rules of the table in order. The kernel never reuses a handle."""
-        return nfnetlink.rules(self.family, self._table, self._link)
-
-    def chains(self) -> Mapping[str, ListedChain]:
-        """Return the handle, hook and rule handles of each chain by name."""
-        return tables.chains_by_name(self.family, self._table, self._link)
+    def chains(self) -> Collection[str]:
+        """Return the names of the chains."""
+        return nfnetlink.chain_names(self.family, self._table, self._link)
 
     def sets(self) -> Collection[str]:
         """Return the names of sets and maps."""
@@ -49,36 +43,6 @@ class TableReader(Closing):
     def contents(self) -> tables.TableContents:
         """Return the table without the elements of its named sets."""
         return tables.read(self.family, self._table, self._link)
-
-
-class Signed(NamedTuple):
-    """A chain: its handle, its hook (None unless it is a base chain), and the handles of its rules in order."""
-
-    handle: int
-    hook: Hook | None
-    rules: tuple[int, ...]
-
-
-class Signature(NamedTuple):
-    """The handles of a table, its chains and its rules. Each change results in another signature, because handles are
-    never reused."""
-
-    header: nfnetlink.TableHeader | None = None
-    chains: Mapping[str, Signed] = MappingProxyType({})
-
-    def without(self, chains: Iterable[str]) -> Signature:
-        """Return the signature after the removal of these chains."""
-        return self._replace(chains={name: self.chains[name] for name in self.chains.keys() - set(chains)})
-
-
-def signature(table: TableReader, chains: Mapping[str, ListedChain] | None = None) -> Signature:
-    """Return the signature of a table. Reads every rule, and reads the chains only if `chains` is None."""
-    header, chains = table.header(), table.chains() if chains is None else chains
-    rules: dict[str, list[int]] = {name: [] for name in chains}
-    for rule in table.rules():
-        rules.setdefault(rule.chain, []).append(rule.handle)
-    hooks = {name: (chain.handle, chain.hook) for name, chain in chains.items()}
-    return Signature(header, {name: Signed(*hooks.get(name, (0, None)), tuple(its)) for name, its in rules.items()})
 
 
 class TableView(TableReader):

@@ -17,7 +17,7 @@ from kubeproxy.kernel.nftables import compiling, nfnetlink
 from kubeproxy.kernel.nftables.changes import ForeignChanges
 from kubeproxy.kernel.nftables.elements import Element as KernelElement
 from kubeproxy.kernel.nftables.expressions import Expression, Opaque
-from kubeproxy.kernel.nftables.tables import ChainContents, ListedChain, TableContents
+from kubeproxy.kernel.nftables.tables import ChainContents, TableContents
 from kubeproxy.model.addresses import Family
 from support.fake_nftables import netlink, text
 from support.fake_nftables.objects import Element, RefusedError, Set, Table
@@ -70,12 +70,12 @@ class FakeKernel:
                     heard.complete, heard.elements | told, heard.rules or rules != other_rules, by
                 )
 
-    def commit(self, messages: Sequence[bytes]) -> list[int]:
+    def commit(self, messages: Sequence[bytes]) -> None:
         """Execute netlink messages as one transaction, as nfnetlink.Transactions does. Raises NetlinkError."""
         if sum(map(len, messages)) > self.room:
             raise NetlinkError(errno.EMSGSIZE, "cannot send to nf_tables")
         try:
-            return self._execute(netlink.execute, messages)
+            self._execute(netlink.execute, messages)
         except RefusedError as error:
             raise error.as_netlink() from error
 
@@ -86,7 +86,7 @@ class FakeKernel:
         except RefusedError as error:
             raise ApplyError(f"nft -f -: Error: Could not process rule: {error}") from error
 
-    def _execute(self, execute: Callable[[Step, Transaction], None], steps: Iterable[Step]) -> list[int]:
+    def _execute(self, execute: Callable[[Step, Transaction], None], steps: Iterable[Step]) -> None:
         transaction = Transaction(self.tables, lambda: next(self._handles), self.now)
         try:
             for step in steps:
@@ -96,7 +96,6 @@ class FakeKernel:
             transaction.abort()
             raise
         self.generation += transaction.changed
-        return transaction.reported
 
     def _perhaps_refuse(self) -> None:
         if self._refusal is None:
@@ -121,8 +120,8 @@ class FakeTable(KernelTable):
     def room(self) -> int:
         return self.kernel.room
 
-    def commit(self, messages: Sequence[bytes]) -> list[int]:
-        return self.kernel.commit(messages)
+    def commit(self, messages: Sequence[bytes]) -> None:
+        self.kernel.commit(messages)
 
     def generation(self) -> int:
         return self.kernel.generation
@@ -147,18 +146,9 @@ class FakeTable(KernelTable):
         table = self._here()
         return nfnetlink.TableHeader(table.handle, table.comment, table.dormant) if table is not None else None
 
-    def rules(self) -> list[nfnetlink.Rule]:
-        table = self._here()
-        chains = table.chains.values() if table is not None else ()
-        return [rule.listed for chain in chains for rule in chain.rules]
-
-    def chains(self) -> dict[str, ListedChain]:
+    def chains(self) -> list[str]:
         found = self._here()
-        chains = found.chains.values() if found is not None else ()
-        hooks = {chain.name: netlink.hook_of(chain.hook) for chain in chains}
-        return {
-            chain.name: ListedChain(self.family, TABLE, chain.name, chain.handle, hooks[chain.name]) for chain in chains
-        }
+        return list(found.chains) if found is not None else []
 
     def contents(self) -> TableContents:
         found = self._here()

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_CREATE, NLM_F_ECHO, attributes
+from kubeproxy.kernel.netlink.protocol import HEADER, NLM_F_CREATE, NLM_F_EXCL, attributes
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import listing, nfnetlink, tables
 from kubeproxy.kernel.nftables.fields import VERDICTS
@@ -35,7 +35,7 @@ def execute(message: bytes, transaction: Transaction) -> None:
     length, kind, flags, _, _ = HEADER.unpack_from(message)
     assert length == len(message), "a message says how long it is"
     if kind == nfnetlink.NEW_RULE and flags & NLM_F_CREATE and flags & nfnetlink.NLM_F_APPEND:
-        _append(message, flags, transaction)
+        _append(message, transaction)
         return
     parts = _parts(message[HEADER.size + _GENERIC_SIZE :])
     family, creating = Table.FAMILIES[message[HEADER.size]], bool(flags & NLM_F_CREATE)
@@ -70,8 +70,9 @@ def execute(message: bytes, transaction: Transaction) -> None:
             for key, _ in _elements(target, parts[3]):
                 transaction.delete_element(target, key)
         case nfnetlink.NEW_CHAIN if creating:
-            chain = transaction.add_chain(table, _text(parts[3]), _hook(parts))
-            transaction.reported += [chain.handle] * bool(flags & NLM_F_ECHO)
+            if flags & NLM_F_EXCL and _text(parts[3]) in table.chains:
+                raise RefusedError(errno.EEXIST, f"chain {_text(parts[3])} exists")
+            transaction.add_chain(table, _text(parts[3]), _hook(parts))
         case nfnetlink.DELETE_CHAIN:
             transaction.delete_chain(table, table.chain(_text(parts[3])))
         case nfnetlink.DELETE_RULE if 3 not in parts:  # a deletion without a handle: of all rules of the chain
@@ -80,13 +81,12 @@ def execute(message: bytes, transaction: Transaction) -> None:
             raise UnsupportedError(f"message {kind:#x} with flags {flags:#x}")
 
 
-def _append(message: bytes, flags: int, transaction: Transaction) -> None:
+def _append(message: bytes, transaction: Transaction) -> None:
     family, name, chain, rule, words = _rule(message)
     table = transaction.table(family, name)
     if not words:
         words = _printed(tuple(_whole(each, transaction) for each in rule), family)
-    made = transaction.add_rule(table, table.chain(chain), words)
-    transaction.reported += [made.handle] * bool(flags & NLM_F_ECHO)
+    transaction.add_rule(table, table.chain(chain), words)
 
 
 @lru_cache(maxsize=16384)

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from kubeproxy.kernel.netlink.protocol import NetlinkError
-from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.fields import VERDICTS
 from kubeproxy.kernel.nftables.tables import CONCATENATION, COUNTED, DYNAMIC, INTERVAL, MAP, TIMEOUT, SetForm
 from kubeproxy.model.addresses import pack, unpack
@@ -195,11 +194,10 @@ class Set:
 
 @dataclass
 class Rule:
-    """A rule in nft's words, and as the backend's value."""
+    """A rule in nft's words."""
 
     handle: int
     text: str
-    listed: nfnetlink.Rule
 
 
 @dataclass

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.expressions import Inline
 from support.fake_nftables.objects import Chain, Element, RefusedError, Rule, Set, Table
 
@@ -45,7 +44,6 @@ class Transaction:
         self._handle = handle
         self._now = now
         self._undo: list[Callable[[], object]] = []
-        self.reported: list[int] = []  # handles of the objects to report
         self.inline: dict[int, Inline] = {}  # anonymous sets of this transaction's rules, by number
 
     @property
@@ -89,7 +87,7 @@ class Transaction:
     # -- chains and rules -------------------------------------------------------------------------------------------
 
     def add_chain(self, table: Table, name: str, hook: str) -> Chain:
-        """Create and return a chain; an existing chain may get another policy, and is always reported as changed."""
+        """Create and return a chain; an existing chain may get another policy."""
         if name in table.chains:
             chain = table.chains[name]
             before, policy = chain.hook, _POLICY.search(hook)
@@ -140,8 +138,7 @@ class Transaction:
         for name in names.counters:
             if name not in table.counters:
                 raise RefusedError(errno.ENOENT, f"no counter {name} in table {table.family} {table.name}")
-        handle = self._handle()
-        rule = Rule(handle, text, nfnetlink.Rule(chain.name, handle, b""))
+        rule = Rule(self._handle(), text)
         chain.rules.insert(0 if first else len(chain.rules), rule)
         self._undo.append(lambda: chain.rules.remove(rule))
         return rule

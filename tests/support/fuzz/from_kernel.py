@@ -25,7 +25,7 @@ from kubeproxy.kernel.netlink.protocol import HEADER, NLMSG_DONE, NLMSG_ERROR, N
 from kubeproxy.kernel.nftables import fetch, nfnetlink, tables, trace
 from kubeproxy.kernel.nftables.changes import ChangeMonitor, Interest
 from kubeproxy.kernel.nftables.elements import all_elements, element_counts, look_up, one_pass
-from kubeproxy.kernel.nftables.tables import chains_by_name, counter_packets, listed_chains
+from kubeproxy.kernel.nftables.tables import counter_packets, listed_chains
 from kubeproxy.kernel.proc.modules import ModuleFiles, present
 from kubeproxy.kernel.proc.processes import descriptors, holder, proxies
 from kubeproxy.kernel.xtables import xtables
@@ -113,7 +113,6 @@ def nf_tables(data: bytes) -> None:
         lambda: nfnetlink.rules(V4, name, _link(answer)),
         lambda: nfnetlink.rules(V4, name, _link(answer), "c"),
         lambda: nfnetlink.chain_names(V4, name, _link(answer)),
-        lambda: chains_by_name(V4, name, _link(answer)),
         lambda: tables.read_sets(V4, name, _link(answer)),
         lambda: tables.read(V4, name, _link(answer)),
         lambda: all_elements(V4, name, "s", _link(answer)),

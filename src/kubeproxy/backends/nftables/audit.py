@@ -19,7 +19,6 @@ from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.render import Numbers, Placed, own_frontend, sticky_pool
 from kubeproxy.backends.nftables.ruleset import SOURCE_RANGES, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.table_view import Signature, Signed
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import compiling, messages, nfnetlink
@@ -35,25 +34,6 @@ CONTRADICTIONS: Final = frozenset(
 )
 """Error codes of the kernel that mean that an object in the table blocks a repair. Other codes, such as ENOBUFS, are
 temporary."""
-
-
-def grown(before: Signature, made: Sequence[bytes], reported: Sequence[int]) -> Signature | None:
-    """Return the table's signature after our transaction created chains and rules, without reading the table. Returns
-    None if another program had already created one of the chains. `reported` are the handles of the first chain and the
-    last rule of that transaction. The kernel assigns consecutive handles in a table, so the objects between these two
-    have the handles in between."""
-    objects = list(nfnetlink.created(made))
-    del objects[: [kind for kind, _ in objects].index(nfnetlink.NEW_CHAIN)]
-    if len(reported) != 2 or reported[1] - reported[0] != len(objects) - 1:
-        return None
-    rules: dict[str, list[int]] = {}
-    chains = dict(before.chains)
-    for handle, (kind, name) in enumerate(objects, reported[0]):
-        if kind == nfnetlink.NEW_CHAIN:
-            chains[name] = Signed(handle, None, ())
-        elif kind == nfnetlink.NEW_RULE:
-            rules.setdefault(name, []).append(handle)
-    return before._replace(chains=chains | {name: chains[name]._replace(rules=tuple(rules[name])) for name in rules})
 
 
 @contextmanager

@@ -26,11 +26,12 @@ from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import NamedPlans, Plans
-from kubeproxy.backends.table_view import Signature, altered, inspected, signature
+from kubeproxy.backends.table_view import altered, inspected
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import messages
+from kubeproxy.kernel.nftables.nfnetlink import TableHeader
 from kubeproxy.model.gone import Departed
 from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, ServiceName
 
@@ -88,7 +89,7 @@ class NftablesBackend:
         self._prune_at = PRUNE_FROM
         self._node: audit.NodeSets = {}
         self._packers = Packers(Layout(family, OF_RANGES))
-        self._signature = Signature()
+        self._header: TableHeader | None = None  # of the committed table
 
     def close(self) -> None:
         """Close the sockets, which ends relayed connections. The rules are not removed."""
@@ -168,7 +169,6 @@ class NftablesBackend:
         with audit.attributed(self._ruleset.name):
             if not self._repaired(self._table.generation(), extra):
                 raise ChangedByOthersError(altered(self._ruleset.name))
-        self._chains = audit.affinity_chains(self._signature.chains)
 
     def _is_full(self, transaction: Transaction) -> bool:
         return transaction.elements >= min(BATCH, self._most)
@@ -215,23 +215,21 @@ class NftablesBackend:
 
     def _create(self, wanted: set[ChainName], missing: set[ChainName]) -> None:
         """Create missing chains and remove unused chains. The caller adds elements in another transaction, because a
-        packet in flight at the commit would find the new chains empty. The kernel reports the handles of new objects.
-        Nothing is read, because a dump restarts whenever another program commits."""
+        packet in flight at the commit would find the new chains empty. Nothing is read, because a dump restarts
+        whenever another program commits."""
         made = self._ruleset.messages(missing)
         unused = self._unused(wanted, missing)
         try:
             removals = messages.chain_removals(self.family, TABLE, map(str, sorted(unused)))
-            reported = self._table.commit([*made, *removals])
+            self._table.commit([*made, *removals])
         except NetlinkError as error:
             if not unused:
                 raise
             # Another program's rule jumps to one of the chains, or the kernel is older than 6.4.
             log.debug("Unused chains of session affinity cannot be removed error=%r", str(error))
             unused, self._prune_at = set(), 2 * len(self._chains | missing)
-            reported = self._table.commit(made)
-        if (signature := audit.grown(self._signature, made, reported)) is None:
-            raise ChangedByOthersError(altered(self._ruleset.name))
-        self._chains, self._signature = (self._chains | missing) - unused, signature.without(map(str, unused))
+            self._table.commit(made)
+        self._chains = (self._chains | missing) - unused
 
     def _unused(self, wanted: set[ChainName], missing: set[ChainName]) -> set[ChainName]:
         if not self._is_whole or len(self._chains | missing) <= self._prune_at:
@@ -247,7 +245,7 @@ class NftablesBackend:
     def resync(self, wanted: Plans) -> Iterator[int]:
         """Make the table contain exactly these Services: adopt our own table, or replace another program's table.
         Yields the number of elements after each transaction. Raises ApplyError. Before the comparison, discard recorded
-        changes of other programs, and take the table's signature; later changes of other programs are differences."""
+        changes of other programs; later changes of other programs are differences."""
         self._table.reset_changes()
         with audit.attributed(self._ruleset.name), self._table.not_listening():
             yield from self._compared(wanted)
@@ -257,7 +255,7 @@ class NftablesBackend:
 
     def _compared(self, wanted: Plans) -> Iterator[int]:
         since = self._table.generation()
-        header = self._table.header()
+        self._header = header = self._table.header()
         self._users = {set_id: Counter() for set_id in SHARED}
         self._is_whole = False
         self._numbers.compare(item for placed in self._placed.values() for item in placed)
@@ -267,7 +265,6 @@ class NftablesBackend:
             self._load(since)
             yield from self._synced(wanted.items())
         elif not header.dormant and header.comment.startswith(COMMENT) and self._repaired(since):
-            self._chains = audit.affinity_chains(self._signature.chains)
             self._transact(audit.catch_all_removals(self._table))
             elements = found.FoundElements(self._table, self._ruleset.layout.shapes)
             if self._gone is not None:
@@ -287,17 +284,15 @@ class NftablesBackend:
         self._is_whole, self._differs = True, False
 
     def _repaired(self, since: int, extra: tuple[SetId, ...] | None = None) -> bool:
-        """Repair chains and rules, and take the signature; return False if the table must be replaced instead. `extra`
-        are the sets of ranges of ports that the table should have; by default, the table keeps its present sets. A
-        table with chains of the Go kube-proxy is replaced, because a comparison of all its chains would take seconds.
-        """
-        chains = self._table.chains()
-        if any("/" in name for name in chains):
+        """Repair chains and rules; return False if the table must be replaced instead. `extra` are the sets of ranges
+        of ports that the table should have; by default, the table keeps its present sets. A table with chains of the Go
+        kube-proxy is replaced, because a comparison of all its chains would take seconds."""
+        if any("/" in name for name in self._table.chains()):
             return False
-        self._signature = signature(self._table, chains)
         contents = self._table.contents()
         has = () if contents.sets.keys().isdisjoint(OF_RANGES) else OF_RANGES
         self._ruleset = self._ruleset.having(has if extra is None else extra)
+        self._chains = audit.affinity_chains(audit.wanted(self._ruleset, contents).chains)
         changes = audit.repairs(self._ruleset, contents, self._table)
         if not changes:
             return changes is not None
@@ -315,18 +310,20 @@ class NftablesBackend:
                 raise  # the engine retries: a new table would lose the clients of session affinity
             log.debug("Rules that differ cannot be written one by one error=%r", str(error))
             return False
-        self._sign(since + 1)
+        self._confirm(since + 1)
         return True
 
-    def _intact(self) -> bool:
-        self._signature = signature(self._table)
-        return audit.repairs(self._ruleset, self._table.contents(), self._table) == []
+    def _is_altered(self) -> bool:
+        """Return whether the table, its chains or its rules differ from the committed state."""
+        if self._table.header() != self._header:
+            return True
+        return self._table.contents().chains != self._ruleset.definition(self._chains).chains
 
-    def _sign(self, generation: int) -> None:
-        """Take the table's signature after our own transaction. Raises ChangedByOthersError if another program changed
-        our rules at the same time."""
-        self._signature = signature(self._table)
-        if self._table.generation() != generation and not self._intact():
+    def _confirm(self, generation: int) -> None:
+        """Note the table after our own transaction. Raises ChangedByOthersError if another program changed our rules at
+        the same time."""
+        self._header = self._table.header()
+        if self._table.generation() != generation and self._is_altered():
             raise ChangedByOthersError(altered(self._ruleset.name))
 
     def _lost(self) -> None:
@@ -338,7 +335,7 @@ class NftablesBackend:
         self._chains = set()
         self._mark.number = 0
         self._transact(self._ruleset.creation(elements=self._node_messages()))
-        self._sign(since + 1)
+        self._confirm(since + 1)
 
     def _node_messages(self) -> list[bytes]:
         self._node = audit.desired_node_sets(self._ours)
@@ -408,7 +405,7 @@ class NftablesBackend:
         if ranges:
             self._transact(audit.ordinary(self._ruleset))
         self._mark.number = number
-        self._sign(since + 1 + bool(ranges))
+        self._confirm(since + 1 + bool(ranges))
         return total.elements
 
     # -- changes by other programs -----------------------------------------------------------------------------------
@@ -436,8 +433,7 @@ class NftablesBackend:
             self._is_unsure = False
             self._differs = True  # until the comparison
             self._table.reset_changes()
-        is_altered = signature(self._table) != self._signature
-        seen = inspected(self._ruleset.name, depth, is_altered, self._changed_elements)
+        seen = inspected(self._ruleset.name, depth, self._is_altered(), self._changed_elements)
         self._differs = seen is not None
         if seen is None:
             return None

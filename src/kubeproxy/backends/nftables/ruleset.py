@@ -14,7 +14,7 @@ from kubeproxy.backends.nftables.layout import CLASSES, TABLE, ChainName, SetId
 from kubeproxy.backends.rules import pods_in_nft
 from kubeproxy.features import CONNECTION_COUNTERS, FAST_FORWARDING, REFUSAL_RESETS, RESETS
 from kubeproxy.kernel.nftables import compiling, messages, tables
-from kubeproxy.kernel.nftables.nfnetlink import echoed
+from kubeproxy.kernel.nftables.nfnetlink import exclusive
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.maglev import SEED
 from kubeproxy.model.plan import FamilyGlobals, Globals, HashKey, Loopback
@@ -317,15 +317,11 @@ class Ruleset:
         return found
 
     def messages(self, names: Iterable[ChainName]) -> list[bytes]:
-        """Return the messages that create these chains and their sets. The kernel reports the handles of the first
-        chain and the last rule, for audit.grown."""
+        """Return the messages that create these chains. The kernel refuses them if one of the chains exists."""
         place = (self.family, TABLE)
         chains = {str(name): self._chain(self._chain_rules(name)) for name in sorted(names)}
-        (first, *objects), rules = (
-            messages.objects(*place, tables.Definition((), chains)),
-            messages.rules(*place, chains),
-        )
-        return [echoed(first), *objects, *rules[:-1], echoed(rules[-1])]
+        created = map(exclusive, messages.objects(*place, tables.Definition((), chains)))
+        return [*created, *messages.rules(*place, chains)]
 
     def _chain_rules(self, name: ChainName) -> list[str]:
         onwards = [f"goto {target}" for target in _leads_to(name)]

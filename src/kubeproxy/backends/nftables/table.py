@@ -51,11 +51,11 @@ class KernelTable(TableReader):
         for each in (self._others, self._transactions, self._link, self._fetcher):
             each.close()
 
-    def commit(self, messages: Sequence[bytes]) -> list[int]:
-        """Commit netlink messages as one transaction; return the handles of objects with `echoed` messages. Raises
-        NetlinkError with the errno of the kernel's refusal, ApplyError if another program owns the table."""
+    def commit(self, messages: Sequence[bytes]) -> None:
+        """Commit netlink messages as one transaction. Raises NetlinkError with the errno of the kernel's refusal,
+        ApplyError if another program owns the table."""
         try:
-            handles = self._transactions.commit(messages)
+            self._transactions.commit(messages)
         except NetlinkError as error:
             header = self.header() if error.code == errno.EPERM else None
             if header is None or not header.owner:
@@ -65,7 +65,6 @@ class KernelTable(TableReader):
                 f" {header.owner} (flags owner): end that program, so that the kernel removes the table"
             ) from error
         self._others.count_own()
-        return handles
 
     @property
     def room(self) -> int:

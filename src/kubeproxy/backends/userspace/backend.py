@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Self
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.state import Elements, NamedPlans, Plans, diff
-from kubeproxy.backends.table_view import Signature, TableReader, inspected, signature
+from kubeproxy.backends.table_view import TableReader, inspected
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import TABLE, UserspaceRuleset, elements, merged, packed
 from kubeproxy.kernel.netlink.protocol import Netlink
@@ -34,8 +34,6 @@ class _Served(NamedTuple):
 
 Addresses = Callable[[], Sequence[bytes]]
 """Returns the node's packed addresses of one family that other hosts can reach. Raises NetlinkError."""
-
-_UNKNOWN: Final = Signature(nfnetlink.TableHeader(-1, "", dormant=False))
 
 AGAIN: Final = 100
 """Maximum number of Services per second for which listeners are opened after a lack of descriptors. Each of these
@@ -65,7 +63,7 @@ class UserspaceBackend:
         self._ruleset = UserspaceRuleset(family, world, None)
         self._served: dict[ServiceName, _Served] = {}
         self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # Services without a free port for a listener
-        self._signature = _UNKNOWN
+        self._header: nfnetlink.TableHeader | None = None  # of the committed table
         self._generation = 0
 
     @classmethod
@@ -170,9 +168,7 @@ class UserspaceBackend:
         expected = self._transactions.generation() + 1
         removal = table_message(self.family, TABLE), table_removal(self.family, TABLE)
         freed, size = self._program(list(wanted.items()), [*removal, *self._ruleset.creation()])
-        self._signature, self._generation = self._sign(), expected
-        if self._transactions.generation() != expected:
-            self._signature = _UNKNOWN  # another program may have changed the table: the next inspection reports this
+        self._header, self._generation = nfnetlink.table(self.family, TABLE), expected
         yield size
         if freed and self._waiting:
             yield from self.sync(list(islice(self._waiting.items(), freed)))
@@ -202,7 +198,7 @@ class UserspaceBackend:
         generation = self._transactions.generation()
         if generation == self._generation:
             return None
-        seen = inspected(self._ruleset.name, depth, self._sign() != self._signature, self._changed_elements)
+        seen = inspected(self._ruleset.name, depth, self._is_altered(), self._changed_elements)
         if seen is None and depth is Depth.THOROUGH:
             self._generation = generation
         return seen
@@ -215,9 +211,10 @@ class UserspaceBackend:
                 return name
         return ""
 
-    def _sign(self) -> Signature:
+    def _is_altered(self) -> bool:
         with TableReader(self.family, TABLE, Netlink.open()) as table:
-            return signature(table)
+            header = table.header()
+            return header != self._header or table.contents() != self._ruleset.definition().contents
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:

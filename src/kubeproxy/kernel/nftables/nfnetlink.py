@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, Self
 
@@ -26,10 +26,6 @@ NEW_ELEMENT, GET_ELEMENT, DELETE_ELEMENT = SUBSYSTEM << 8 | 12, SUBSYSTEM << 8 |
 _GET_GENERATION: Final = SUBSYSTEM << 8 | 16
 NEW_OBJECT, GET_OBJECT, DELETE_OBJECT = SUBSYSTEM << 8 | 18, SUBSYSTEM << 8 | 19, SUBSYSTEM << 8 | 20
 NEW_FLOWTABLE, GET_FLOWTABLE, DELETE_FLOWTABLE = SUBSYSTEM << 8 | 22, SUBSYSTEM << 8 | 23, SUBSYSTEM << 8 | 24
-_HANDLES: Final = {NEW_CHAIN: nfta.CHAIN_HANDLE, NEW_RULE: nfta.RULE_HANDLE}
-"""The attribute with the handle, by kind of message."""
-_NAMES: Final = {NEW_CHAIN: nfta.CHAIN_NAME, NEW_RULE: nfta.RULE_CHAIN, NEW_SET: nfta.SET_NAME}
-"""The attribute that contains the object's name (for a rule: the chain's name), by kind of message."""
 _BATCH_BEGIN, _BATCH_END = 16, 17
 
 GENERIC: Final = struct.Struct("=BBH")
@@ -45,10 +41,10 @@ def nft_message(kind: int, family: int, payload: bytes, flags: int = nl.NLM_F_RE
     return nl.message(kind, flags, 0, nl.netfilter_header(family) + payload)
 
 
-def echoed(message: bytes) -> bytes:
-    """Set NLM_F_ECHO in a message, so that the kernel reports the object that the message creates."""
+def exclusive(message: bytes) -> bytes:
+    """Set NLM_F_EXCL in a message, so that the kernel refuses the message (EEXIST) if the object exists."""
     length, kind, flags, *_ = nl.HEADER.unpack_from(message)
-    return nl.HEADER.pack(length, kind, flags | nl.NLM_F_ECHO, 0, 0) + message[nl.HEADER.size :]
+    return nl.HEADER.pack(length, kind, flags | nl.NLM_F_EXCL, 0, 0) + message[nl.HEADER.size :]
 
 
 @lru_cache(1024)
@@ -79,11 +75,10 @@ class Transactions(nl.Netlink):
         """The approximate maximum size of a transaction in bytes. net.core.wmem_max limits it in a user namespace."""
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
-    def commit(self, parts: Sequence[bytes]) -> list[int]:
-        """Commit messages as one atomic transaction. Raises NetlinkError with the kernel's first refusal. Return the
-        handles of the chains and rules with `echoed` messages."""
+    def commit(self, parts: Sequence[bytes]) -> None:
+        """Commit messages as one atomic transaction. Raises NetlinkError with the kernel's first refusal."""
         if not parts:
-            return []
+            return
         begin, last = next(self._sequence), next(self._sequence)
         subsystem = GENERIC.pack(0, 0, socket.htons(SUBSYSTEM))
         head, tail = (nl.message(kind, nl.NLM_F_REQUEST, begin, subsystem) for kind in (_BATCH_BEGIN, _BATCH_END))
@@ -93,7 +88,7 @@ class Transactions(nl.Netlink):
         final = nl.HEADER.pack(length, kind, flags | nl.NLM_F_ACK, last, 0) + parts[-1][nl.HEADER.size :]
         self._send(b"".join((head, *parts[:-1], final, tail)), _TRANSACTION)
         try:
-            return self._settle(begin, last)
+            self._settle(begin, last)
         except nl.NetlinkError:
             nl.discard(self._socket)
             raise
@@ -103,18 +98,14 @@ class Transactions(nl.Netlink):
         (place,) = self.ask(_GET_GENERATION, nl.netfilter_header(), "the nf_tables generation")
         return int.from_bytes(parts(*place)[nfta.GEN_ID], "big")
 
-    def _settle(self, begin: int, last: int) -> list[int]:
-        """Read the answers up to the answer to the last message; return the handles that the answers contain. A refusal
-        of the begin message ends the transaction as well."""
+    def _settle(self, begin: int, last: int) -> None:
+        """Read the answers up to the answer to the last message. A refusal of the begin message ends the transaction as
+        well."""
         complaint: tuple[int, str] | None = None
-        handles: list[int] = []
         while True:
             data = self._read(_TRANSACTION)
             for at in nl.messages(data):
                 if at.kind != nl.NLMSG_ERROR:
-                    if at.kind in _HANDLES:
-                        found = parts(data, at.start + GENERIC.size, at.end)
-                        handles.append(int.from_bytes(found[_HANDLES[at.kind]], "big"))
                     continue
                 code, text = nl.acknowledgement(data, at)
                 if code and complaint is None and at.sequence in (0, begin, last):
@@ -122,7 +113,7 @@ class Transactions(nl.Netlink):
                 if at.sequence == last or (at.sequence == begin and code):
                     if complaint is not None:
                         raise nl.NetlinkError(complaint[0], f"the kernel refused {_TRANSACTION}", complaint[1])
-                    return handles
+                    return
 
 
 # The readers below use `link` if it is given, else they open a socket and close it. Frequent callers should keep a
@@ -183,15 +174,6 @@ def _rule(data: bytes) -> Rule:
     one = parts(data)
     handle = int.from_bytes(one[nfta.RULE_HANDLE], "big")
     return Rule(nl.text_of(one[nfta.RULE_CHAIN]), handle, one.get(nfta.RULE_EXPRESSIONS, b""))
-
-
-def created(made: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield kind and name of each object that these messages create and that gets a handle; for a rule, the name of
-    its chain."""
-    for one in made:
-        kind = nl.HEADER.unpack_from(one)[1]
-        if kind in _NAMES and (place := nl.find(one, nl.HEADER.size + GENERIC.size, len(one), _NAMES[kind])):
-            yield kind, nl.text_of(one[slice(*place)])
 
 
 @nl.understood("chains of nf_tables")

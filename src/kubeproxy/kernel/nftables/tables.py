@@ -158,13 +158,11 @@ def chain_rules(family: int, table: str, chain: str, link: nl.Netlink) -> dict[i
 
 
 class ListedChain(NamedTuple):
-    """A chain: the number of its family, its table, name and handle, and its hook (None unless it is a base chain). A
-    chain that is deleted and created again has another handle."""
+    """A chain: the number of its family, its table and name, and its hook (None unless it is a base chain)."""
 
     family: int
     table: str
     name: str
-    handle: int
     hook: Hook | None
 
 
@@ -183,13 +181,8 @@ def listed_chains(link: nl.Netlink, family: int = 0, table: str = "") -> list[Li
             hook = Hook(kind, int.from_bytes(place.get(nfta.HOOK_NUMBER, b""), "big"), priority, drops)
         of_table, name = nl.text_of(one[nfta.CHAIN_TABLE]), nl.text_of(one[nfta.CHAIN_NAME])
         # struct nfgenmsg, which precedes the attributes, starts with the family.
-        found.append(ListedChain(data[start - 4], of_table, name, int.from_bytes(one[nfta.CHAIN_HANDLE], "big"), hook))
+        found.append(ListedChain(data[start - 4], of_table, name, hook))
     return found
-
-
-def chains_by_name(family: int, table: str, link: nl.Netlink) -> dict[str, ListedChain]:
-    """Return the chains of a table by name. Raises NetlinkError."""
-    return {one.name: one for one in listed_chains(link, family, table)}
 
 
 @nl.understood("counters of nf_tables")

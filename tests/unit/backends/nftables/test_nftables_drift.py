@@ -413,7 +413,7 @@ def test_a_chain_of_another_program_is_detected(ground):
     backend, plans = disturbed(ground)
     ground.disturb("add chain ip kube-proxy pick-10800s", "add rule ip kube-proxy pick-10800s accept")
     plans["default", "a"] = plans_of("a", 1, 9, session_affinity="ClientIP")
-    with pytest.raises(ApplyError, match="chains or rules"):
+    with pytest.raises(ApplyError, match="another program changed table ip kube-proxy"):
         sync(backend, (("default", "a"), plans["default", "a"]))
     resync(backend, plans)
     ground.is_clean(backend, plans)
