@@ -152,7 +152,7 @@ def inside(size: objects.Size, pairs: int) -> dict[str, float]:
 def _backend() -> IpvsBackend:
     enter_new_namespace()
     scheduler = scheduler_named(_PLAIN)
-    kernel = NodeKernel.open(used_commands(Family.IPV4), scheduler, CounterMetric())
+    kernel = NodeKernel.open(used_commands(Family.IPV4), CounterMetric())
     return IpvsBackend(Family.IPV4, proxy.world(), kernel, scheduler)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.ipvs.layout import JUMPS, Rules, scheduler_named
+from kubeproxy.backends.ipvs.layout import JUMPS, Rules
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.model.addresses import Family
@@ -17,7 +17,7 @@ COMMANDS = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
 
 def kernel(family: Family) -> NodeKernel:
     """A backend that is used only for rules."""
-    return NodeKernel(xtables.commands(COMMANDS[family]), scheduler_named("rr"), None, None, None, CounterMetric())
+    return NodeKernel(xtables.commands(COMMANDS[family]), None, None, None, CounterMetric())
 
 
 def write_jumps(family: Family, without: int = -1) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kubeproxy.backends.ipvs.desired import ActualServer, ServerStep
+from kubeproxy.backends.ipvs.desired import ActualServer
 from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Rules
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipset import SetCounts
-from kubeproxy.kernel.ipvs import Verb
+from kubeproxy.kernel.ipvs import ServerChange, Verb, VirtualServer
 from kubeproxy.model.addresses import Family
 
 NODE = bytes((192, 0, 2, 1))
@@ -30,7 +30,8 @@ class FakeKernel:
         self.news = False
         self.tables: dict[str, dict[str, Sequence[str]]] = {}
         self.busy: dict[tuple[bytes, bytes], int] = {}  # (key, destination): connections
-        self.operations: list[ServerStep] = []
+        self.operations: list[ServerChange] = []
+        self.written: dict[bytes, VirtualServer] = {}
         self.closed = False
 
     def prepare(self) -> None:
@@ -41,37 +42,41 @@ class FakeKernel:
         return self.survey(self.virtual)[1]
 
     def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], dict[bytes, ActualServer]]:
-        found = {k: ActualServer(self.virtual[k][0], True, dict(self.virtual[k][1])) for k in keys if k in self.virtual}
+        found = {}
+        for key in (key for key in keys if key in self.virtual):
+            affinity, servers = self.virtual[key]
+            server = self.written.get(key, VirtualServer(key))
+            found[key] = ActualServer(server._replace(timeout=affinity), dict(servers))
         return set(self.virtual), found
 
     def connections(self, keys: Iterable[bytes]) -> dict[bytes, dict[bytes, int]]:
         return {k: {d: self.busy.get((k, d), 0) for d in self.virtual[k][1]} for k in keys if k in self.virtual}
 
-    def operate(self, operations: Iterable[ServerStep]) -> None:
+    def operate(self, operations: Iterable[ServerChange]) -> None:
         for operation in operations:
             self.operations.append(operation)
             self._one(operation)
 
-    def _one(self, o: ServerStep) -> None:
-        known = o.key in self.virtual
-        if o.verb is Verb.ADD_SERVICE:
+    def _one(self, o: ServerChange) -> None:
+        key = o.server.key
+        known = key in self.virtual
+        if o.command is Verb.ADD_SERVICE:
             self._check(not known, o)
-            self.virtual[o.key] = o.affinity, {}
+            self.virtual[key], self.written[key] = (o.server.timeout, {}), o.server
             return
         self._check(known, o)
-        servers = self.virtual[o.key][1]
-        if o.verb is Verb.SET_SERVICE:
-            self.virtual[o.key] = o.affinity, servers
-        elif o.verb is Verb.DELETE_SERVICE:
-            del self.virtual[o.key]
-        elif o.verb is Verb.DELETE_SERVER:
-            self._check(o.destination in servers, o)
-            del servers[o.destination]
-        else:
-            self._check((o.destination in servers) == (o.verb is Verb.SET_SERVER), o)
-            servers[o.destination] = o.weight
+        servers = self.virtual[key][1]
+        if o.command is Verb.SET_SERVICE:
+            self.virtual[key], self.written[key] = (o.server.timeout, servers), o.server
+        elif o.command is Verb.DELETE_SERVICE:
+            del self.virtual[key]
+        elif o.real is not None:
+            self._check((o.real.key in servers) == (o.command is not Verb.ADD_SERVER), o)
+            servers[o.real.key] = o.real.weight
+            if o.command is Verb.DELETE_SERVER:
+                del servers[o.real.key]
 
-    def _check(self, fine: bool, operation: ServerStep) -> None:
+    def _check(self, fine: bool, operation: ServerChange) -> None:
         if not fine:
             raise ApplyError(f"refused: {operation}")
 

@@ -148,14 +148,10 @@ class Ipvs(nl.Closing):
         """Apply all changes in order, with as few system calls as possible. Raises RefusedError. Codes: EEXIST if an
         added object exists, ESRCH if the virtual server is missing, ENOENT if the real server or scheduler is
         missing."""
-        self.send([packed(change) for change in changes], changes.__getitem__)
-
-    def send(self, payloads: Sequence[bytes], named: Callable[[int], ServerChange]) -> None:
-        """Apply packed changes; `named` returns the change at an index of `payloads`. Raises RefusedError."""
-        results = self._netlink.requests(self._kind, payloads, "IPVS")
+        results = self._netlink.requests(self._kind, list(_payloads(changes)), "IPVS")
         refused = [
-            (change := named(number), nl.NetlinkError(code, f"cannot {change}", text))
-            for number, (code, text) in enumerate(results)
+            (change, nl.NetlinkError(code, f"cannot {change}", text))
+            for change, (code, text) in zip(changes, results, strict=True)
             if code
         ]
         if refused:
@@ -238,6 +234,21 @@ def _about_real_server(command: int, destination: bytes, weight: int, forwarding
         return _DESTINATION_KEY.pack(_DESTINATION_KEY.size, _DESTINATION | nl.NLA_F_NESTED, *key)
     traits = (8, _FORWARDING, forwarding, 8, _WEIGHT, weight, 8, _UPPER_THRESHOLD, 0, 8, _LOWER_THRESHOLD, 0)
     return _DESTINATION_ALL.pack(_DESTINATION_ALL.size, _DESTINATION | nl.NLA_F_NESTED, *key, *traits)
+
+
+def _payloads(changes: Iterable[ServerChange]) -> Iterator[bytes]:
+    """Yield each change as a message. A message about a real server is joined from pieces, for speed."""
+    last, name = b"", b""
+    for change in changes:
+        command, (key, *_), real = change
+        if real is None or real.forwarding != MASQUERADE:
+            yield packed(change)
+            continue
+        if key != last:
+            last, name = key, packed_key(key)
+        address, port = real.key[:-2], real.key[-2:]
+        head, front, middle, end = pieces(command, family_of(address), real.weight)
+        yield b"".join((head, name, front, address, middle, port, end))
 
 
 class Pieces(NamedTuple):

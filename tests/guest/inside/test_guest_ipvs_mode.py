@@ -13,7 +13,7 @@ import pytest
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.cleanup import cleanup
-from kubeproxy.backends.ipvs.desired import ActualServer, ServerStep, Verb
+from kubeproxy.backends.ipvs.desired import ActualServer
 from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
 from kubeproxy.backends.ipvs.mode import OPERATIONS, used_commands
 from kubeproxy.backends.ipvs.wire import NodeKernel
@@ -150,10 +150,11 @@ def test_a_scheduler_that_the_kernel_lacks_is_reported() -> None:
 def test_every_scheduler_is_taken_and_read_back(name: str) -> None:
     OPERATIONS.check(KubeProxyConfiguration(mode="ipvs", ipvs=IPVS(scheduler=name)), [V4])
     key = server_key(pack(VIPS[V4]), socket.IPPROTO_TCP, 80)
-    with closing(NodeKernel.open(used_commands(V4), scheduler_named(name), CounterMetric())) as kernel:
-        kernel.operate([ServerStep(Verb.ADD_SERVICE, key, affinity=30)])
-        assert kernel.servers()[key] == ActualServer(30, True, {})
-        kernel.operate([ServerStep(Verb.DELETE_SERVICE, key)])
+    server = scheduler_named(name).server(key, affinity=30)
+    with closing(NodeKernel.open(used_commands(V4), CounterMetric())) as kernel:
+        kernel.operate([ipvs.ServerChange(ipvs.Verb.ADD_SERVICE, server)])
+        assert kernel.servers()[key] == ActualServer(server, {})
+        kernel.operate([ipvs.ServerChange(ipvs.Verb.DELETE_SERVICE, server)])
 
 
 def lose_interface() -> None:

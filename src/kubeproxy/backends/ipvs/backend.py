@@ -17,7 +17,6 @@ from kubeproxy.backends.ipvs.desired import (
     Desired,
     Draining,
     NodeAddresses,
-    ServerStep,
     render,
 )
 from kubeproxy.backends.ipvs.layout import Addresses, IpsetId, Rules, Scheduler
@@ -25,7 +24,7 @@ from kubeproxy.backends.ipvs.wire import NodeKernel, RuleState
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.state import Difference, NamedPlans, Plans, diff
 from kubeproxy.kernel.ipset import SetEntry
-from kubeproxy.kernel.ipvs import Verb
+from kubeproxy.kernel.ipvs import ServerChange, Verb
 from kubeproxy.model.addresses import Family, Range, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan
 
@@ -108,16 +107,13 @@ class IpvsBackend:
                 key, self._draining.expected(key, before), self._desired.servers.get(key), now
             )
         ]
-        if added:
-            self._kernel.add_entries(added)
-        if operations:
-            self._kernel.operate(operations)
+        self._kernel.add_entries(added)
+        self._kernel.operate(operations)
         if come := added.get(IpsetId.IPVS_IPS):
             self._kernel.bind([entry.ip for entry in come])
         if gone := removed.get(IpsetId.IPVS_IPS):
             self._kernel.unbind([entry.ip for entry in gone])
-        if removed:
-            self._kernel.remove_entries(removed)
+        self._kernel.remove_entries(removed)
         return sum(map(len, added.values())) + sum(map(len, removed.values())) + len(operations)
 
     # -- everything -----------------------------------------------------------------------------------------------
@@ -153,14 +149,14 @@ class IpvsBackend:
         gone = sorted(there.bound - addresses)
         kernel.unbind(gone)
         foreign = [key for key in found if key not in desired.servers and not self._is_excluded(key)]
-        kernel.operate([ServerStep(Verb.DELETE_SERVICE, key) for key in foreign])
+        kernel.operate([ServerChange(Verb.DELETE_SERVICE, found[key].server) for key in foreign])
         kernel.remove_entries(surplus)
         self._written = kernel.rules(self._rules)
         yield len(gone) + len(foreign) + sum(map(len, surplus.values()))
 
     def _adopt(self, found: Mapping[bytes, ActualServer]) -> Iterator[int]:
         self._draining.retain(found)
-        operations: list[ServerStep] = []
+        operations: list[ServerChange] = []
         for key, virtual in self._desired.servers.items():
             operations += self._draining.change(key, found.get(key), virtual, self._clock())
             if len(operations) >= BATCH:

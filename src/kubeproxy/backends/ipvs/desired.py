@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import IpsetId, Scheduler
 from kubeproxy.kernel.ipset import SetEntry
-from kubeproxy.kernel.ipvs import Verb
+from kubeproxy.kernel.ipvs import RealServer, ServerChange, Verb, VirtualServer
 from kubeproxy.model.addresses import Range, unpack, within
 from kubeproxy.model.plan import Action, Frontend, FrontendKind, Policy, Pool, ServiceName, ServicePlan, Traffic
 
@@ -290,21 +290,10 @@ CHECK: Final = 5.0
 WEIGHT: Final = 1  # the weight of every endpoint, as in the Go kube-proxy
 
 
-class ServerStep(NamedTuple):
-    """An operation on a virtual server (with its affinity), or on a real server (with its weight)."""
-
-    verb: Verb
-    key: bytes
-    affinity: int = 0
-    destination: bytes = b""
-    weight: int = WEIGHT
-
-
 class ActualServer(NamedTuple):
-    """A found virtual server: affinity in seconds, whether scheduler and flags are ours, weights by real server."""
+    """A found virtual server, and the weights of its real servers."""
 
-    affinity: int
-    same: bool
+    server: VirtualServer
     weights: Mapping[bytes, int]
 
 
@@ -336,7 +325,7 @@ class Draining:
         if virtual is None:
             return None
         weights = dict.fromkeys(virtual.pool, WEIGHT) | dict.fromkeys(self._servers.get(key, ()), 0)
-        return ActualServer(virtual.affinity, same=True, weights=weights)
+        return ActualServer(self._scheduler.server(key, virtual.affinity), weights)
 
     def retain(self, found: Mapping[bytes, ActualServer]) -> None:
         """Remove draining real servers that the kernel no longer has from the record."""
@@ -347,32 +336,35 @@ class Draining:
 
     def change(
         self, key: bytes, found: ActualServer | None, wanted: Virtual | None, now: float
-    ) -> Iterator[ServerStep]:
+    ) -> Iterator[ServerChange]:
         """Yield the operations from the found to the wanted virtual server, additions of real servers first."""
         if wanted is None:
             self._servers.pop(key, None)
             if found is not None:
-                yield ServerStep(Verb.DELETE_SERVICE, key)
+                yield ServerChange(Verb.DELETE_SERVICE, found.server)
             return
+        server = self._scheduler.server(key, wanted.affinity)
         weights: Mapping[bytes, int] = {}
         if found is None:
-            yield ServerStep(Verb.ADD_SERVICE, key, wanted.affinity)
+            yield ServerChange(Verb.ADD_SERVICE, server)
         else:
             weights = found.weights
-            if found.affinity != wanted.affinity or not found.same:
-                yield ServerStep(Verb.SET_SERVICE, key, wanted.affinity)
+            if found.server != server:
+                yield ServerChange(Verb.SET_SERVICE, server)
         for destination in wanted.pool:
             self._forget(key, destination)
             weight = weights.get(destination)
             if weight != WEIGHT:
                 verb = Verb.ADD_SERVER if weight is None else Verb.SET_SERVER
-                yield ServerStep(verb, key, destination=destination)
+                yield ServerChange(verb, server, RealServer(destination, WEIGHT))
         for destination in sorted(weights.keys() - frozenset(wanted.pool)):
-            operation = self._let_go(key, destination, now)
-            if weights[destination] or operation.weight:  # a real server with weight 0 drains already
-                yield operation
+            if self._drains(key, destination, now):
+                if weights[destination]:  # a real server with weight 0 drains already
+                    yield ServerChange(Verb.SET_SERVER, server, RealServer(destination, 0))
+            else:
+                yield ServerChange(Verb.DELETE_SERVER, server, RealServer(destination))
 
-    def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[ServerStep]:
+    def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[ServerChange]:
         """Yield the deletion of real servers without connections. `connections` are counts by virtual server and real
         server; a real server without a count is already deleted."""
         self._next_check = now + CHECK
@@ -381,16 +373,17 @@ class Draining:
             for destination in [one for one in self._servers[key] if not counts.get(one)]:
                 self._forget(key, destination)
                 if destination in counts:
-                    yield ServerStep(Verb.DELETE_SERVER, key, destination=destination)
+                    yield ServerChange(Verb.DELETE_SERVER, VirtualServer(key), RealServer(destination))
 
-    def _let_go(self, key: bytes, destination: bytes, now: float) -> ServerStep:
+    def _drains(self, key: bytes, destination: bytes, now: float) -> bool:
+        """Record a real server that is no longer desired; return False if it must be deleted without draining."""
         if key[-3] != socket.IPPROTO_TCP or not self._scheduler.skips_draining:
             self._forget(key, destination)
-            return ServerStep(Verb.DELETE_SERVER, key, destination=destination)
+            return False
         if not self._servers:
             self._next_check = now + 1.0  # soon, because most real servers have no connections left
         self._servers.setdefault(key, set()).add(destination)
-        return ServerStep(Verb.SET_SERVER, key, destination=destination, weight=0)
+        return True
 
     def _forget(self, key: bytes, destination: bytes) -> None:
         draining = self._servers.get(key, set())

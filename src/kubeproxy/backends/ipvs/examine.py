@@ -16,7 +16,7 @@ from kubeproxy.backends.ipvs.wire import NodeView, RuleState
 from kubeproxy.backends.state import Examiner, Finding, Plans, Wording, findings, front_text, meanings, of_family
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.ipset import BITMAP_PORT, SetEntry
-from kubeproxy.kernel.ipvs import server_key
+from kubeproxy.kernel.ipvs import VirtualServer, server_key
 from kubeproxy.model.addresses import Family, Range, destination_text, unpack, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
 
@@ -75,7 +75,7 @@ class IpvsExaminer(Examiner):
         found, desired = self._states(objects, owners, servers)
         for key, actual in servers.items():
             if not within(key[:-3], self._excluded):
-                found[_SERVERS].setdefault(key, (actual.affinity, actual.same))
+                found[_SERVERS].setdefault(key, actual.server)
         found |= self._shared(there)
         if (rules := self._printed_rules()) is not None:
             found[_RULES] = {key: its for key, its in self._view.rules(self._rules).items() if key in rules}
@@ -98,9 +98,9 @@ class IpvsExaminer(Examiner):
         desired: dict[ServiceName | None, dict[Any, Any]] = {name: {_SERVERS: {}} for name in objects}
         for key, name in owners.items():
             virtual, actual = objects[name].servers[key], servers.get(key)
-            desired[name][_SERVERS][key] = (virtual.affinity, True)
+            desired[name][_SERVERS][key] = self._scheduler.server(key, virtual.affinity)
             if actual is not None:
-                found[_SERVERS][key] = (actual.affinity, actual.same)
+                found[_SERVERS][key] = actual.server
                 desired[name][key] = dict.fromkeys(virtual.pool, WEIGHT)
                 drains = key[-3] == socket.IPPROTO_TCP and self._scheduler.skips_draining
                 found[key] = {d: w for d, w in actual.weights.items() if w or d in virtual.pool or not drains}
@@ -149,9 +149,9 @@ class _Words:
         values = meanings(lambda weight: f"weight {weight}", wanted, present)
         return Wording(f"endpoint {destination_text(key)}", f"real servers of {_front(place)}", *values)
 
-    def _picking(self, traits: tuple[int, bool]) -> str:
-        affinity, same = traits
-        return f"{self._scheduler.name if same else 'another scheduler or other flags'}, affinity of {affinity} s"
+    def _picking(self, server: VirtualServer) -> str:
+        ours = server == self._scheduler.server(server.key, server.timeout)
+        return f"{server.scheduler if ours else 'another scheduler or other flags'}, affinity of {server.timeout} s"
 
     def _rules(self, key: tuple[str, str, str], wanted: Sequence[str], present: Sequence[str]) -> Wording:
         table, chain, target = key

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.backends.rules import Jump, pods_in_iptables
 from kubeproxy.kernel import ipset
-from kubeproxy.kernel.ipvs import FALLBACK, PORT
+from kubeproxy.kernel.ipvs import FALLBACK, PERSISTENT, PORT, VirtualServer
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FamilyGlobals, Globals
 
@@ -87,6 +87,10 @@ class Scheduler(NamedTuple):
     name: str
     flags: int = 0
     skips_draining: bool = True
+
+    def server(self, key: bytes, affinity: int = 0) -> VirtualServer:
+        """Return a virtual server with this scheduler; `affinity` is in seconds."""
+        return VirtualServer(key, self.name, self.flags | (PERSISTENT if affinity else 0), affinity)
 
 
 DEFAULT_SCHEDULER: Final = "rr"

@@ -102,7 +102,7 @@ def _try_scheduler(kernel: ipvs.Ipvs, scheduler: Scheduler) -> None:
     module = f"ip_vs_{scheduler.name}"
     if not modules.present([module]):
         modules.load([module])
-    server = ipvs.VirtualServer(TEST_SERVER, scheduler.name, scheduler.flags)
+    server = scheduler.server(TEST_SERVER)
     try:
         kernel.apply([ipvs.ServerChange(ipvs.Verb.ADD_SERVICE, server)])
     except RefusedError as error:
@@ -170,7 +170,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
         IpvsBackend(
             family,
             world,
-            NodeKernel.open(used_commands(family), scheduler, failures.labels(family.label)),
+            NodeKernel.open(used_commands(family), failures.labels(family.label)),
             scheduler,
             excluded(block, family),
         )
@@ -180,8 +180,7 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IpvsExaminer:
     scheduler, commands = scheduler_named(config.ipvs.scheduler), xtables.in_use(family, "filter", OWN_CHAIN)
-    view = NodeView.look(commands, scheduler)
-    return IpvsExaminer(view, world, scheduler, excluded(config.ipvs, family), printer(commands))
+    return IpvsExaminer(NodeView.look(commands), world, scheduler, excluded(config.ipvs, family), printer(commands))
 
 
 def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:

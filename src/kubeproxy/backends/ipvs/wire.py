@@ -11,8 +11,8 @@ from typing import Final, Self
 from msgspec import Struct
 
 from kubeproxy.backends.ipvs import INTERFACE
-from kubeproxy.backends.ipvs.desired import ActualServer, ServerStep
-from kubeproxy.backends.ipvs.layout import JUMPS, MAX_ELEMENTS, Addresses, Entries, IpsetId, Rules, Scheduler, kind_of
+from kubeproxy.backends.ipvs.desired import ActualServer
+from kubeproxy.backends.ipvs.layout import JUMPS, MAX_ELEMENTS, Addresses, Entries, IpsetId, Rules, kind_of
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import ipvs, route
@@ -38,16 +38,15 @@ class NodeView(Struct, eq=False):
     """Read access to the kernel of one network namespace, with iptables commands and two sockets."""
 
     _commands: Commands
-    _scheduler: Scheduler
     _ipvs: ipvs.Ipvs
     _sets: Ipsets
 
     @classmethod
-    def look(cls, commands: Commands, scheduler: Scheduler) -> NodeView:
+    def look(cls, commands: Commands) -> NodeView:
         """Open the kernel of the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
-            view = NodeView(commands, scheduler, servers, opened.enter_context(Ipsets.open()))
+            view = NodeView(commands, servers, opened.enter_context(Ipsets.open()))
             opened.pop_all()
         return view
 
@@ -99,15 +98,10 @@ class NodeView(Struct, eq=False):
 
     def _with_weights(self, servers: Iterable[ipvs.VirtualServer]) -> Iterator[tuple[bytes, ActualServer]]:
         for server in servers:
-            affinity = server.timeout if server.flags & ipvs.PERSISTENT else 0
             # If persistence is off, the timeout of a virtual server has no effect, so it is not compared.
-            same = server._replace(timeout=affinity) == self._virtual(server.key, affinity)
+            compared = server if server.flags & ipvs.PERSISTENT else server._replace(timeout=0)
             reals = self._ipvs.destinations(server.key).values()
-            yield server.key, ActualServer(affinity, same, {real.key: real.weight for real in reals})
-
-    def _virtual(self, key: bytes, affinity: int) -> ipvs.VirtualServer:
-        flags = self._scheduler.flags | (ipvs.PERSISTENT if affinity else 0)
-        return ipvs.VirtualServer(key, self._scheduler.name, flags, affinity)
+            yield server.key, ActualServer(compared, {real.key: real.weight for real in reals})
 
 
 class NodeKernel(NodeView, eq=False):
@@ -119,12 +113,12 @@ class NodeKernel(NodeView, eq=False):
     _interface: int = 0
 
     @classmethod
-    def open(cls, commands: Commands, scheduler: Scheduler, restore_failures: CounterMetric) -> Self:
+    def open(cls, commands: Commands, restore_failures: CounterMetric) -> Self:
         """Open the kernel of the caller's network namespace. Raises NetlinkError, and Unsupported without IPVS."""
         with ExitStack() as opened:
             servers = opened.enter_context(ipvs.Ipvs.open())
             sets = opened.enter_context(Ipsets.open())
-            kernel = cls(commands, scheduler, servers, sets, AddressMonitor.listen(), restore_failures)
+            kernel = cls(commands, servers, sets, AddressMonitor.listen(), restore_failures)
             opened.pop_all()
         return kernel
 
@@ -163,28 +157,9 @@ class NodeKernel(NodeView, eq=False):
             for key in keys
         }
 
-    def operate(self, operations: Sequence[ServerStep]) -> None:
+    def operate(self, operations: Sequence[ipvs.ServerChange]) -> None:
         """Execute the operations on virtual servers and real servers, in the given order."""
-        if operations:
-            self._ipvs.send(list(self._payloads(operations)), lambda number: self._operation(operations[number]))
-
-    def _payloads(self, operations: Iterable[ServerStep]) -> Iterator[bytes]:
-        """Yield each operation as a message; messages about real servers are packed without an object, for speed."""
-        last, name = b"", b""
-        for operation in operations:
-            verb, key, _, destination, weight = operation
-            if not destination:
-                yield ipvs.packed(self._operation(operation))
-                continue
-            if key != last:
-                last, name = key, ipvs.packed_key(key)
-            head, front, middle, end = ipvs.pieces(verb, self.family, weight)
-            yield b"".join((head, name, front, destination[:-2], middle, destination[-2:], end))
-
-    def _operation(self, operation: ServerStep) -> ipvs.ServerChange:
-        server = self._virtual(operation.key, operation.affinity)
-        real = ipvs.RealServer(operation.destination, operation.weight) if operation.destination else None
-        return ipvs.ServerChange(operation.verb, server, real)
+        self._ipvs.apply(operations)
 
     # -- sets -----------------------------------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ def test_one_endpoint_is_one_operation():
     run(backend.sync([(NAME, plans([A, B]))]))
     kernel.operations.clear()
     run(backend.sync([(NAME, plans([A, B, C]))]))
-    assert [(o.verb, o.destination) for o in kernel.operations] == [(Verb.ADD_SERVER, at(C))]
+    assert [(o.command, o.real.key) for o in kernel.operations] == [(Verb.ADD_SERVER, at(C))]
 
 
 def test_a_removed_server_drains_until_it_is_idle():

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from kubeproxy.backends.ipvs import cleanup
-from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, IpsetId, kind_of, scheduler_named
+from kubeproxy.backends.ipvs.layout import MAX_ELEMENTS, IpsetId, kind_of
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.ipset import IpsetError, Ipsets, SetCounts, SetEntry
@@ -66,7 +66,6 @@ def test_a_small_set_gets_room(left):
     sets = Sets(**{name: (set(entries), 65536)}, **left)
     kernel = NodeKernel(
         Commands("iptables", Family.IPV4, uses_nft=False, version=(1, 8, 9)),
-        scheduler_named("rr"),
         None,
         sets,
         None,

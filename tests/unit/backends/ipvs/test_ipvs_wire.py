@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.backends.ipvs.layout import Rules, scheduler_named
+from kubeproxy.backends.ipvs.layout import Rules
 from kubeproxy.backends.ipvs.wire import NodeKernel
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.xtables.xtables import Commands
@@ -25,7 +25,7 @@ def test_rules_that_iptables_restore_refuses_are_counted(monkeypatch):
     monkeypatch.setattr(Commands, "restore", restore)
     failures = CounterMetric()
     commands = Commands("iptables-nft", family, uses_nft=True, version=(1, 8, 9))
-    kernel = NodeKernel(commands, scheduler_named("rr"), None, None, None, failures)
+    kernel = NodeKernel(commands, None, None, None, failures)
     rules = Rules(family, world())
     kernel.write_rules(rules, (), ())
     assert failures.value == 0
