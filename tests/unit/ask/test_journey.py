@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.ask.kernel.journeys import DecidedFlow, Decision, Journey, KnownRules, journeys
-from kubeproxy.ask.kernel.verdicts import Serving, TracedReply, Verdict, departed, verdict
+from kubeproxy.ask.kernel.verdicts import Serving, TracedFlow, TracedReply, Verdict
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack, place_text
@@ -76,7 +76,7 @@ def told(
 ):
     found = journeys([step for part in steps for step in part], rules, OWN)
     replies = [replace(TracedReply(*one), source=place_text(pack(CLIENT[0]) or b"", CLIENT[1])) for one in served]
-    return found, verdict(found, replies, rules, protocol, proxied=proxied, serving=serving, silent=silent)
+    return found, TracedFlow(found, replies, rules, protocol, proxied, serving, silent).verdict()
 
 
 def dropped(packet: int) -> list[Step]:
@@ -84,7 +84,7 @@ def dropped(packet: int) -> list[Step]:
 
 
 def test_nothing_came():
-    assert told() == ([], verdict([], [], RULES, TCP, proxied=False))
+    assert told() == ([], TracedFlow([], [], RULES, TCP).verdict())
     assert told()[1].passed is None
 
 
@@ -216,7 +216,7 @@ def test_answers_that_are_not_routed_do_not_count_as_answers(cause, said):
     assert made.text.startswith(
         f"no rule dropped it, but the answers of 10.244.0.1:8080 went no further than prerouting: {said}"
     )
-    assert not departed(found, [TracedReply(*served[0])], made, silent="")
+    assert not TracedFlow(found, [TracedReply(*served[0])], rules, TCP).departed(made)
     back = Step(4, INET, "firewall", "forward", 0, "policy", 1, "", headers(POD, CLIENT))
     assert told(marked(1), picked(1), [passing], answer, [back], served=served, rules=rules)[1].passed
     assert told(marked(1), picked(1), answer, served=served, rules=rules)[1].passed  # nothing shows forwarded packets
@@ -510,6 +510,12 @@ def test_a_rule_of_iptables_legacy_may_have_dropped_an_unanswered_packet():
     assert "may have dropped it" not in stray.text
 
 
+def test_the_text_of_a_rule_that_drops_a_packet_causes_no_guess():
+    texts = {**RULES.texts, (INET, "firewall", "forward", 4): 'drop comment "connection tracking saw no answer"'}
+    made = told(marked(1), picked(1), dropped(2), rules=RULES._replace(texts=texts, legacy=1))[1]
+    assert (made.passed, "may have dropped it" in made.text) == (False, False)
+
+
 def test_leftover_rules_that_a_packet_passed_last_may_have_chosen_its_destination():
     by_map = [*chosen_by_others()[:2], Step(1, IP, "left", "sep", 3, "rule", 1)]  # the rule's text has no destination
     made = told(marked(1), by_map, unreachable(), serving=WEB)[1]
@@ -539,7 +545,7 @@ def test_a_packet_that_left_without_an_answer():
     assert told(marked(1), out, served=[("10.244.0.1:8080", False)], protocol=UDP)[1].passed is None
     request = Journey("request", "", "10.0.0.1:1", "10.96.0.1:80", (), "", "postrouting")
     ways = [replace(request, leaves=one) for one in ("eth0", "cbr0")]
-    made = verdict(ways, [TracedReply("10.244.0.1:8080", answered=False)], RULES, TCP, proxied=False)
+    made = TracedFlow(ways, [TracedReply("10.244.0.1:8080", answered=False)], RULES, TCP).verdict()
     assert made.text.startswith("nothing here dropped it: it left by eth0 or cbr0, and connection tracking saw no ")
     assert told(marked(1), out)[1].passed is None
 
@@ -562,6 +568,7 @@ def test_a_request_without_an_answer_left_unless_it_ended_here(last, refusal, lo
     answer = Journey("answer", refusal, "10.244.0.1:8080", "10.0.0.1:1", (), "", "prerouting", local=local)
     found = [request, answer] if refusal else [request]
     reply = TracedReply("10.244.0.1:8080", answered=False)
-    assert departed(found, [reply], Verdict("", passed=False), silent=silent) is left
-    assert not departed(found, [reply], Verdict("", passed=True), silent=silent)
-    assert not departed(found, [], Verdict("", None), silent=silent)
+    flow = TracedFlow(found, [reply], RULES, TCP, silent=silent)
+    assert flow.departed(Verdict("", passed=False)) is left
+    assert not flow.departed(Verdict("", passed=True))
+    assert not flow._replace(served=[]).departed(Verdict("", None))

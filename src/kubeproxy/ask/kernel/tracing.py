@@ -6,7 +6,7 @@ import contextlib
 import errno
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -55,7 +55,7 @@ class Traced(Struct, frozen=True, rename="camel"):
     """The result for a flow. `lost` is the number of overruns of the kernel's messages. `legacy` is the number of
     iptables-legacy rules, which are not traced. `departed` means that a request left this node for the endpoint of
     the last entry, and no answer arrived. `sent` means that the command sent packets from the client's network
-    namespace. `lost_answers` is the result of verdicts.lost_answers. `undecided` is the reason why the proxy's decision
+    namespace. `lost_answers` is the result of TracedFlow.lost_answers. `undecided` is the reason why the proxy's decision
     on the flow is unknown; '' if the decision is known."""
 
     journeys: tuple[paths.Journey, ...]
@@ -91,27 +91,28 @@ def look(
     found = tuple(paths.journeys(captured.steps, ruleset, captured.table, captured.late))
     served = tuple(sorted(_served(packet, found, before), key=lambda one: not one.answered))
     proxied = (mode is not None and mode.flows_end is FlowsEnd.PROXY) or (serving is not None and serving.relayed)
-    known = serving.endpoints if serving is not None else frozenset()
-    silent = "" if any(one.lost for one in found) else _silent(found, served, known)
-    made = verdicts.verdict(found, served, ruleset, packet.protocol, proxied=proxied, serving=serving, silent=silent)
+    flow = verdicts.TracedFlow(found, served, ruleset, packet.protocol, proxied, serving)
+    if not any(one.lost for one in found):
+        flow = flow._replace(silent=_silent(flow))
+    made = flow.verdict()
     if captured.lost and made.passed is False and any(one.earlier for one in served):
         made = verdicts.Verdict(f"{made.text}; but some traced packets were lost, which may have been answers", None)
     if not found and opening is not None:
         made = verdicts.Verdict(_NOT_ARRIVED, None)
-    left = not proxied and verdicts.departed(found, served, made, silent=silent)
-    rule = verdicts.lost_answers(found, served, ruleset)
-    return Traced(found, served, made, captured.lost, legacy, left, opening is not None, rule)
+    departed, rule = flow.departed(made), flow.lost_answers()
+    return Traced(found, served, made, captured.lost, legacy, departed, opening is not None, rule)
 
 
-def _silent(found: Sequence[paths.Journey], served: Sequence[verdicts.TracedReply], endpoints: Collection[str]) -> str:
+def _silent(flow: verdicts.TracedFlow) -> str:
     """Return the text that the next hops of all endpoints without an answer do not answer ARP or neighbour discovery;
     '' if a next hop answers. A packet that does not leave a bridge has no conntrack entry: it goes to the endpoint that
-    leftover rules chose, or, without such rules, to any of `endpoints`."""
-    answered = {one.endpoint for one in served if one.answered}
-    ends = dict.fromkeys(one.endpoint for one in served if not one.answered)
-    if not ends and verdicts.without_entry(found, served):
-        chosen = [by[1] for one in found if one.direction == "request" and (by := verdicts.by_others(one, served))]
-        ends = dict.fromkeys(chosen or sorted(set(endpoints) - answered))
+    leftover rules chose, or, without such rules, to any endpoint of the Service."""
+    ends = dict.fromkeys(one.endpoint for one in flow.served if not one.answered)
+    if not ends and flow.without_entry:
+        answered = {one.endpoint for one in flow.served}
+        chosen = [by[1] for one in flow.requests if (by := flow.by_others(one))]
+        known = flow.serving.endpoints if flow.serving is not None else frozenset()
+        ends = dict.fromkeys(chosen or sorted(known - answered))
     texts = [silent_neighbour(end_of(one)[0])[0] for one in list(ends)[:MOST]]
     return "; ".join(texts) if all(texts) else ""
 
