@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from msgspec.structs import replace
 
-from kubeproxy.ask.checks.checkup import NodeRules, _rules
+from kubeproxy.ask.checks.checkup import _rules
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.mode import Sight
@@ -403,7 +403,7 @@ def test_kube_proxy_accepts_masqueraded_packets_although_the_policy_drops(masque
     with own_network():
         for rule in rules + accepted:
             subprocess.run(["iptables-nft", *rule.split()], check=True)
-        found = [one for one in _rules(node, NodeRules(node)) if one.about == "firewall"]
+        found = [one for one in _rules(node) if one.about == "firewall"]
     assert [one.is_wrong for one in found] == [not masqueraded]
 
 

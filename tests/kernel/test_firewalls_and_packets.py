@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from kubeproxy.ask.checks import packets
-from kubeproxy.ask.checks.checkup import NodeRules, _rules
+from kubeproxy.ask.checks.checkup import _rules
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.model.answer import Packet
@@ -132,7 +132,7 @@ def told(client: str | None, protocol: int) -> tuple[bool, bool]:
         masqueraded=masqueraded,
         covered=True,
     )
-    found = [one for one in _rules(node, NodeRules(node)) if one.about in {"firewall", "notrack"}]
+    found = [one for one in _rules(node) if one.about in {"firewall", "notrack"}]
     return any(one.is_wrong for one in found), bool(found)
 
 

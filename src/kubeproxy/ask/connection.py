@@ -40,7 +40,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         found = tell(asked, facts, sent, ()).findings if asked.running and (sent := to_other_node(explained)) else ()
         return Explanation(why, tuple(one for one in found if one.is_wrong and (one.harm == STOPS or one.harm.ends)))
     node = replace(checkup.checked(asked, facts), family=family_of(packet.destination))
-    rules, at_proxy = checkup.NodeRules(node), _ends_at_proxy(node, explained)
+    at_proxy = _ends_at_proxy(node, explained)
     why, findings = _kept(asked, facts, explained, at_proxy=at_proxy)
     astray = returns.astray(node, explained, why)
     ends = (replace(one, returns=one.returns and one.address not in astray) for one in why.endpoints)
@@ -51,15 +51,15 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
     if asked.running:
         silent = _silent_client(explained, probed)
         misnamed = list(_misnamed(node, facts, why))
-        way = _whole_way(node, rules, why, explained)
-        findings += [*misnamed, *_of_running(asked, facts, way, rules, why, explained, probes, silent)]
+        way = _whole_way(node, why, explained)
+        findings += [*misnamed, *_of_running(asked, facts, way, why, explained, probes, silent)]
         why = replace(why, fixes=() if misnamed else why.fixes)
     else:
-        findings += _without_proxy(asked, node, rules, why, explained)
+        findings += _without_proxy(asked, node, why, explained)
     if any(one.about == "source" for one in findings):  # another program decides which address endpoints see
         why = replace(why, endpoints=tuple(replace(one, client="") for one in why.endpoints))
     lost = Explanation(why, tuple(findings)).surely_lost
-    findings += probing.findings(way, rules, explained, why, probes, at_proxy=at_proxy, lost=lost)
+    findings += probing.findings(way, explained, why, probes, at_proxy=at_proxy, lost=lost)
     told = Explanation(why, tuple(findings), probes)
     return _retried(told) if at_proxy and packet.protocol == PROTOCOLS["TCP"] else told
 
@@ -85,13 +85,13 @@ def _silent_client(explained: Explained, probed: Collection[int]) -> bytes | Non
     return client if client is not None and not (probed and present.is_heard(client)) else None
 
 
-def _whole_way(node: CheckedNode, rules: checkup.NodeRules, why: Why, explained: Explained) -> CheckedNode:
+def _whole_way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     """Return the result of `_way`. If rules redirect the connection to the proxy's listener, add the packets that go
     to the listener."""
     way = _way(node, why, explained)
     if why.forwarded and _ends_at_proxy(node, explained) and not explained.relayed:
         with suppress(KubeProxyError, OSError):  # the checks of other programs' rules report unreadable rules
-            return replace(way, passing=[*way.passing, *_to_listener(way, rules)])
+            return replace(way, passing=[*way.passing, *_to_listener(way)])
     return way
 
 
@@ -99,7 +99,6 @@ def _of_running(
     asked: Source,
     facts: Facts,
     way: CheckedNode,
-    rules: checkup.NodeRules,
     why: Why,
     explained: Explained,
     probes: Sequence[present.Probe],
@@ -107,13 +106,13 @@ def _of_running(
 ) -> Iterator[Diagnosis]:
     """Yield the findings on the kernel and on other programs while the proxy runs. `silent` is a client on another node
     that does not answer."""
-    around = checkup.look_at_way(way, rules) if why.forwarded else checkup.look_at_answer(way, rules)
+    around = checkup.look_at_way(way) if why.forwarded else checkup.look_at_answer(way)
     if explained.relayed or why.outcome == Outcome.HEALTH.value:
         around.look("port", lambda: ports.asked(way, asked, explained.packet, why.steps[0].field))
     kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
     if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
         ends = {end_of(one.address) for one in explained.why.endpoints}  # all, not only the endpoint of a bound client
-        kernel = _untranslated(kernel, *checkup.all_translations(way, rules), ends)
+        kernel = _untranslated(kernel, *checkup.all_translations(way), ends)
     reached = {one.address for one in probes if not (one.failed or one.unanswered)}
     away = probing.away(why, explained)
     pods = {f"{one} on {where}": end_of(one)[0] for one, where in away.items() if one not in reached}
@@ -131,10 +130,9 @@ def unrouted(asked: Source, explained: Explained) -> str:
     with suppress(KubeProxyError, OSError):
         node = replace(checkup.checked(asked, asked.facts()), family=family_of(explained.packet.destination))
         way = _way(node, why, explained)
-        rules = checkup.NodeRules(way)
-        report.look("routes", lambda: routes.refused(way, lambda: rules.others))
+        report.look("routes", lambda: routes.refused(way))
         report.look(
-            "firewalls", lambda: strangers.dropping(checkup.surely_dropped(rules.others, way.passing), way.harm_of)
+            "firewalls", lambda: strangers.dropping(checkup.surely_dropped(way.others, way.passing), way.harm_of)
         )
         report.look("forwarding", lambda: unforwarded(way) if "forward" in way.hooks else ())
         report.look("hairpin mode", lambda: _hairpin(way, why))
@@ -202,9 +200,7 @@ def _misnamed(node: CheckedNode, facts: Facts, why: Why) -> Iterator[Diagnosis]:
     yield from (replace(one, harm=MISLEADS) for one in names.findings if one.severity is Severity.BROKEN)
 
 
-def _without_proxy(
-    asked: Source, node: CheckedNode, rules: checkup.NodeRules, why: Why, explained: Explained
-) -> Iterator[Diagnosis]:
+def _without_proxy(asked: Source, node: CheckedNode, why: Why, explained: Explained) -> Iterator[Diagnosis]:
     """Report that the answer follows only from objects, and list the rules in the kernel, which apply while no proxy
     runs."""
     away = whereabouts.elsewhere(node, f"kubectl kubeproxy why {why.client} {why.destination}")
@@ -216,31 +212,29 @@ def _without_proxy(
     known = "decision follows from the objects" if proxies else "answer follows from the objects alone"
     yield Diagnosis(severity, "proxy", f"{unasked.text}; the {known}")
     if proxies:
-        yield from _beside(asked, node, rules, explained, unasked)
+        yield from _beside(asked, node, explained, unasked)
         return
     now, left = checkup.Checkup([], []), checkup.Checkup([], [])
-    now.look("translation", lambda: checkup.translated_now(_way(node, why, explained), rules))
-    left.look("rules of kube-proxies", lambda: checkup.rules_left(node, rules, forwarded=True))
+    now.look("translation", lambda: checkup.translated_now(_way(node, why, explained)))
+    left.look("rules of kube-proxies", lambda: checkup.rules_left(node, forwarded=True))
     yield from _around(now)
     for one in _around(left):
         fix = one.fix and f"compare them with the objects (`kube-proxy verify{flags}`), and {one.fix}"
         yield replace(one, severity=Severity.UNKNOWN, fix=fix, harm=NOTHING)
 
 
-def _beside(
-    asked: Source, node: CheckedNode, rules: checkup.NodeRules, explained: Explained, unasked: strangers.Unasked
-) -> Iterator[Diagnosis]:
+def _beside(asked: Source, node: CheckedNode, explained: Explained, unasked: strangers.Unasked) -> Iterator[Diagnosis]:
     """Compare the answer with the rules of a running proxy that was not asked. That proxy may hang, or may have older
     objects. If the comparison is not possible, the answer is unknown."""
     facts, plan = node.facts, explained.plan
     if facts is None or plan is None:
-        yield from _while_hanging(node, rules, explained) if unasked.hangs else ()
+        yield from _while_hanging(node, explained) if unasked.hangs else ()
         return
     if not all(one.ours for one in node.proxies):
         yield Diagnosis(Severity.UNKNOWN, "proxy", f"{strangers.OTHER_LAYOUT}; `kube-proxy trace` follows a packet")
         return
     try:
-        if not any(True for _ in node.mode.traces(rules.sight)):
+        if not node.own_traces:
             what, fix = f"the kernel has no rules of {node.mode.name} mode to compare", "give the proxy's --config"
             yield Diagnosis(Severity.UNKNOWN, "proxy", what, fix=fix)
             return
@@ -249,10 +243,10 @@ def _beside(
             what = "the rules lead to the listeners of the proxy, which hangs"
             kernel = (Diagnosis(Severity.BROKEN, "proxy", what, fix=unasked.fix, harm=STOPS), *kernel)
         elif unasked.hangs and any(one.is_wrong for one in kernel):
-            kernel = (*_while_hanging(node, rules, explained), *kernel)
+            kernel = (*_while_hanging(node, explained), *kernel)
         elif any(one.is_wrong for one in kernel):
             way = _way(node, explained.why, explained)
-            kernel = _untranslated(kernel, *checkup.all_translations(way, rules), way.targets)
+            kernel = _untranslated(kernel, *checkup.all_translations(way), way.targets)
     except (KubeProxyError, OSError) as error:
         kernel = (Diagnosis(Severity.NOTE, "kernel", f"the rules in the kernel cannot be read: {error}"),)
     for one in kernel:
@@ -264,11 +258,11 @@ def _beside(
         )
 
 
-def _while_hanging(node: CheckedNode, rules: checkup.NodeRules, explained: Explained) -> Iterator[Diagnosis]:
+def _while_hanging(node: CheckedNode, explained: Explained) -> Iterator[Diagnosis]:
     """Report the destinations of a hanging proxy's rules. A destination that is no endpoint in the present objects is
     an error if kube-proxy forwards the connection."""
     now, why = checkup.Checkup([], []), explained.why
-    now.look("translation", lambda: checkup.translated_now(_way(node, why, explained), rules, strangers.HANGING))
+    now.look("translation", lambda: checkup.translated_now(_way(node, why, explained), strangers.HANGING))
     for one in _around(now):
         is_old = one.about == strangers.PRESENT and one.severity is Severity.UNKNOWN and why.forwarded
         harm = MISLEADS if one.table else STOPS  # without a table, no rule translates the connection
@@ -367,13 +361,13 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     )
 
 
-def _to_listener(way: CheckedNode, rules: checkup.NodeRules) -> Iterator[PassingPacket]:
+def _to_listener(way: CheckedNode) -> Iterator[PassingPacket]:
     """Yield the packets of a connection that the kernel's rules redirect to the proxy's listener."""
     assert way.packet is not None  # noqa: S101 - the way is that of a connection
     family = family_of(way.packet.destination)
     local = host.packed_local_addresses((family,), modes.interfaces())[family]
     whole = packets.CheckedConnection(way.packet, local, arrival=arrival(way, way.packet))
-    for address, port in checkup.listeners(way, rules):
+    for address, port in checkup.listeners(way):
         if any(address) or whole.is_local:
             end = address if any(address) else LOOPBACK[family]
             yield from packets.translated(replace(whole, local=(*local, end)), (end, port), masqueraded=False)

@@ -687,14 +687,15 @@ def test_a_table_that_the_kernel_refuses_is_one_error(present, reason, monkeypat
         started=0.0,
         config_file="",
     )
-    mode = SimpleNamespace(name="nftables", interface="", traces=lambda _: [Trace("table", one) for one in present])
-    node = CheckedNode(facts, 0, mode, KubeProxyConfiguration(), running=True, family=V4)
+    mode, traces = SimpleNamespace(name="nftables", interface=""), [Trace("table", one) for one in present]
+    rules = SimpleNamespace(traces={"nftables": traces}, processes=[])
+    node = CheckedNode(facts, 0, mode, KubeProxyConfiguration(), running=True, family=V4, rules=rules)
     monkeypatch.setattr(checkup, "rules_left", lambda *_, **__: ())
     monkeypatch.setattr(checkup, "_translations", lambda *_, **__: ())
     monkeypatch.setattr(checkup, "_chains", lambda *_, **__: ())
-    rules, report = SimpleNamespace(second=[], sight=None), checkup.Checkup([], [])
-    checkup._look_at_proxy(report, node, facts, rules)
-    report.look("rules", lambda: checkup._rules(node, rules))
+    report = checkup.Checkup([], [])
+    checkup._look_at_proxy(report, node, facts)
+    report.look("rules", lambda: checkup._rules(node))
     assert report.unknown == []
     assert [one.what for one in report.findings] == ["the kernel refuses changes of IPv4: Operation not permitted"]
     assert reason in report.findings[0].why
@@ -703,13 +704,11 @@ def test_a_table_that_the_kernel_refuses_is_one_error(present, reason, monkeypat
 @pytest.mark.parametrize(("forwarded", "mark"), [(True, "?"), (False, "x")])
 def test_the_order_of_both_iptables_is_unknown_if_the_proxy_translates_too(forwarded, mark, monkeypatch):
     chains = [RuleChain("nft", V4, "nat", "KUBE-SERVICES"), RuleChain("legacy", V4, "nat", "KUBE-SERVICES")]
-    sight = SimpleNamespace(xtables=chains)
     trace = SimpleNamespace(catches=lambda *_: True)
-    every = [SimpleNamespace(traces=lambda _: [trace, trace])]
+    rules = SimpleNamespace(sight=SimpleNamespace(xtables=chains), traces={"iptables": [trace, trace]})
     old = SimpleNamespace(where="iptables-legacy -t nat", ends=[(b"\n\xf4\0\x09", 80)])
     monkeypatch.setattr(checkup, "_traces_left", lambda *_, **__: [])
     monkeypatch.setattr(checkup, "_as_sent", lambda packet: packet)
-    monkeypatch.setattr(checkup, "modes", SimpleNamespace(every=lambda: every))
     monkeypatch.setattr(checkup, "all_translations", lambda *_: ([old], True))
     node = SimpleNamespace(
         packet=SimpleNamespace(destination=b"\n\x60\0\1", port=80),
@@ -720,7 +719,9 @@ def test_the_order_of_both_iptables_is_unknown_if_the_proxy_translates_too(forwa
         concerns=lambda _: True,
         served=1,
         targets=[],
+        rules=rules,
+        others=[],
     )
-    (found,) = checkup.rules_left(node, SimpleNamespace(sight=sight, others=[]), forwarded=forwarded)
+    (found,) = checkup.rules_left(node, forwarded=forwarded)
     assert (found.severity.mark, "either may translate" in found.why) == (mark, forwarded)
     assert found.what.endswith(", with rules for 10.96.0.1:80, to 10.244.0.9:80")

@@ -60,7 +60,7 @@ def test_this_machine(
     node: Any, rules: bool, kubelet: bool, what: str, fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whereabouts, "own_addresses", lambda: {address(OURS)})
-    monkeypatch.setattr(whereabouts, "_has_rules", lambda: rules)
+    monkeypatch.setattr(whereabouts, "_has_rules", lambda _: rules)
     monkeypatch.setattr(whereabouts.processes, "named", lambda _: kubelet)
     found = elsewhere(node, ASKED)
     if not what:

@@ -66,13 +66,14 @@ def test_equal_findings_on_sources_and_marks_are_one_line(monkeypatch):
         targets=frozenset(ends),
         ends=[CLIENT],
         passing=leaving,
+        rules=SimpleNamespace(others=lambda _: [firewall]),
     )
     alone = frozenset({b"\xc0\0\2\1"})
     firewall = SimpleNamespace(
         sources=lambda found: [SourceTranslation("table ip x", "c", one, alone, sure=True) for one in found],
         marking=lambda found: [Marking("table ip x", "c", one, frozenset({0x4000}), sure=True) for one in found],
     )
-    (moved,), (marked,) = routes.moved_sources(node, [firewall]), routes.remarked(node, [firewall])
+    (moved,), (marked,) = routes.moved_sources(node), routes.remarked(node)
     shown = "packets to 10.244.1.1:3000, 10.244.1.2:3000 and 2 more"
     assert moved.what.startswith(f"table ip x, chain c: gives {shown} the source 192.0.2.1")
     assert marked.what == f"table ip x, chain c: sets the proxy's mark 0x4000 in {shown} at the hook postrouting"

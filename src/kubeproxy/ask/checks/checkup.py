@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
+from itertools import chain
 from math import inf
-from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,8 +30,7 @@ from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
-from kubeproxy.backends.leftovers import is_ours
-from kubeproxy.backends.mode import FlowsEnd, Mode, Sight, Trace
+from kubeproxy.backends.mode import FlowsEnd, Mode, Trace
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration, differences, made_strict
 from kubeproxy.errors import ConfigError, KubeProxyError, Unsupported
@@ -68,44 +67,6 @@ class Checkup(Struct):
         return bool(seen)
 
 
-Second = tuple[processes.ProxyProcess, str]
-"""Another kube-proxy that runs on this node, and its mode ('' if unknown)."""
-
-
-class NodeRules:
-    """The chains of a node and the rules of other programs, which are read once per answer."""
-
-    def __init__(self, node: CheckedNode) -> None:
-        self._node = node
-
-    @cached_property
-    def nf_tables(self) -> list[chains.Chain]:
-        """The chains of nf_tables. Raises KubeProxyError."""
-        return chains.chains()
-
-    @cached_property
-    def sight(self) -> Sight:
-        """The chains of nf_tables and iptables. Raises KubeProxyError."""
-        return Sight(self.nf_tables, chains.iptables_chains(self.nf_tables))
-
-    @cached_property
-    def second(self) -> list[Second]:
-        """The other kube-proxies that run on this node; none if no proxy answered."""
-        found = processes.proxies() if self._node.running else ()
-        return [(one, _mode_of(one)) for one in found if one.pid != self._node.pid]
-
-    @cached_property
-    def others(self) -> list[Firewall]:
-        """The tables of other programs, including other kube-proxies if this proxy runs. Raises KubeProxyError."""
-        own = [self._node.mode] if self._node.running else modes.every()
-        owns = self._node.mode.operations().owns
-        return firewalls(
-            self.nf_tables,
-            frozenset(mode.table for mode in own if mode.table),
-            lambda chain: is_ours(chain) and (not self._node.running or owns("nat", chain)),
-        )
-
-
 def checked(asked: Source, facts: Facts) -> CheckedNode:
     """Return the node that a proxy's facts describe, for the checks. Raises KubeProxyError."""
     config = facts.configuration()
@@ -115,10 +76,10 @@ def checked(asked: Source, facts: Facts) -> CheckedNode:
 
 def look_at(node: CheckedNode) -> Checkup:
     """Run all checks."""
-    report, rules = Checkup([], []), NodeRules(node)
+    report = Checkup([], [])
     if node.facts is not None:
-        _look_at_proxy(report, node, node.facts, rules)
-    _look_at_way(report, node, rules)
+        _look_at_proxy(report, node, node.facts)
+    _look_at_way(report, node)
     report.look("what the mode needs", lambda: _able(node))
     report.look("sysctls", lambda: nodes.changed_sysctls(node))
     report.look("hairpin mode", lambda: nodes.unreflecting_bridges(node))
@@ -128,10 +89,10 @@ def look_at(node: CheckedNode) -> Checkup:
     return report
 
 
-def look_at_way(node: CheckedNode, rules: NodeRules) -> Checkup:
+def look_at_way(node: CheckedNode) -> Checkup:
     """Check the state of the proxy and other parts of the node, for a connection that the proxy forwards."""
     report = Checkup([], []) if node.direct else look_at_knowledge(node)
-    _look_at_way(report, node, rules)
+    _look_at_way(report, node)
     report.findings = worst_first(report.findings)
     return report
 
@@ -150,7 +111,7 @@ def look_at_knowledge(node: CheckedNode) -> Checkup:
     return report
 
 
-def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
+def look_at_answer(node: CheckedNode) -> Checkup:
     """Check the state of the proxy, leftover rules and chains of other programs, for a connection that the proxy does
     not forward. If the node itself `answers`, report chains that may drop the connection's packets; otherwise report
     chains that certainly drop the packets in `passing`."""
@@ -158,56 +119,57 @@ def look_at_answer(node: CheckedNode, rules: NodeRules) -> Checkup:
     if any(one.about == "api" for one in report.findings):
         report.look("conntrack", nodes.conntrack_without_room)
         report.findings = worst_first(report.findings)
-    sight = _sight(report, rules)
-    report.look("routes", lambda: routes.refused(node, lambda: rules.others))
+    is_seen = _sees_rules(report, node)
+    report.look("routes", lambda: routes.refused(node))
     report.look("forwarding", lambda: nodes.unforwarded(node) if node.refused else ())
-    if sight is not None:
-        report.look("rules of other kube-proxies", lambda: rules_left(node, rules, forwarded=False))
-        report.look("translation by other programs", lambda: _translations(node, rules, forwarded=False))
+    if is_seen:
+        report.look("rules of other kube-proxies", lambda: rules_left(node, forwarded=False))
+        report.look("translation by other programs", lambda: _translations(node, forwarded=False))
         if node.answers:
-            report.look("firewalls", lambda: _chains(node, rules, ends_here=True))
+            report.look("firewalls", lambda: _chains(node, ends_here=True))
         elif node.passing:
             report.look(
                 "firewalls",
-                lambda: strangers.dropping(surely_dropped(rules.others, node.passing, silently=node.refused)),
+                lambda: strangers.dropping(surely_dropped(node.others, node.passing, silently=node.refused)),
             )
     return report
 
 
-def _sight(report: Checkup, rules: NodeRules) -> Sight | None:
+def _sees_rules(report: Checkup, node: CheckedNode) -> bool:
+    """Return whether the rules of this node can be read; add the error to `unknown` if not."""
     try:
-        return rules.sight
+        return bool(node.rules.sight)
     except (KubeProxyError, OSError) as error:
         report.unknown.append(f"rules of nf_tables and iptables: {error}")
-        return None
+        return False
 
 
-def _look_at_way(report: Checkup, node: CheckedNode, rules: NodeRules) -> None:
-    sight = _sight(report, rules)
+def _look_at_way(report: Checkup, node: CheckedNode) -> None:
+    is_seen = _sees_rules(report, node)
     report.look("rules of devices", lambda: strangers.unevaluated(chains.unevaluated()))
     if node.bridged:
-        if sight is not None:
-            report.look("rules", lambda: _chains(node, rules, ends_here=False))
+        if is_seen:
+            report.look("rules", lambda: _chains(node, ends_here=False))
         report.look("interfaces", lambda: nodes.interfaces_down(node))
         return
-    if sight is not None:
-        report.look("rules", lambda: _rules(node, rules))
-    report.look("other proxies", lambda: _other_kube_proxies(node, rules))
+    if is_seen:
+        report.look("rules", lambda: _rules(node))
+    report.look("other proxies", lambda: _other_kube_proxies(node))
     if "forward" in node.hooks:
         report.look("forwarding", lambda: nodes.unforwarded(node))
         report.look("bridges", lambda: nodes.unfiltered_bridges(node))
     report.look("conntrack", nodes.full_conntrack)
     report.look("interfaces", lambda: nodes.interfaces_down(node))
-    report.look("routes", lambda: routes.refused(node, lambda: rules.others))
+    report.look("routes", lambda: routes.refused(node))
     report.look("way back", lambda: routes.misled(node))
-    if node.packet is not None and sight is not None:
-        report.look("sources", lambda: routes.moved_sources(node, rules.others))
-        report.look("marks", lambda: routes.remarked(node, rules.others))
+    if node.packet is not None and is_seen:
+        report.look("sources", lambda: routes.moved_sources(node))
+        report.look("marks", lambda: routes.remarked(node))
     report.look("next hops", lambda: routes.unanswered(node))
 
 
-def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, rules: NodeRules) -> None:
-    second, covered = rules.second, set[str]()
+def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
+    second, covered = node.second, set[str]()
     if facts.reach is not None:
         reach = facts.reach
         if report.look("API server", lambda: contact.reached(reach, facts.began)):
@@ -219,7 +181,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, rules: Node
             named |= report.look("pod networks", lambda: whereabouts.networked(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
     standings = [one for one in facts.standings if not (second and one.difference)]  # `second` causes differences
-    if facts.writes and report.look("kernel", lambda: programming.standing(standings, facts.began, _bare(node, rules))):
+    if facts.writes and report.look("kernel", lambda: programming.standing(standings, facts.began, _bare(node))):
         covered.add("kernel")
     covered |= {"kernel"} if len(standings) < len(facts.standings) else set()
     covered |= {"sync"} if any(one.refusal for one in standings) else set()
@@ -237,10 +199,10 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts, rules: Node
             report.unknown.append(f"descriptors: /proc/{node.pid}/fd cannot be read by this command")
 
 
-def _bare(node: CheckedNode, rules: NodeRules) -> set[Family]:
+def _bare(node: CheckedNode) -> set[Family]:
     """Return the families without rules of the node's mode in the kernel; none if the rules cannot be read."""
     with suppress(KubeProxyError, OSError):
-        traces = {one.family for one in node.mode.traces(rules.sight)}
+        traces = {one.family for one in node.own_traces}
         return set() if None in traces else set(node.families) - traces
     return set()
 
@@ -282,29 +244,27 @@ def _able(node: CheckedNode) -> Iterator[Diagnosis]:
         yield from programming.able(able.lack, Severity.DEGRADED, only)
 
 
-def _rules(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
-    sight = rules.sight
+def _rules(node: CheckedNode) -> Iterator[Diagnosis]:
     if node.running and not node.direct:
-        traces = node.mode.traces(sight)
         if node.facts is None or node.facts.writes:
             standings = node.facts.standings if node.facts is not None else ()
             refusals = {one.family: one.refusal for one in standings if one.refusal}
             # If no connection is checked, `standing` has already reported the families with refused changes.
             families = [one for one in node.families if one not in refusals or node.packet is not None]
-            yield from programming.there(traces, families, node.mode.name, refusals)
+            yield from programming.there(node.own_traces, families, node.mode.name, refusals)
     elif not node.running and not node.proxies:
-        yield from programming.absent(trace for mode in modes.every() for trace in mode.traces(sight))
-    if not rules.second:
-        yield from rules_left(node, rules, forwarded=True)
-    yield from _translations(node, rules, forwarded=True)
-    yield from _chains(node, rules, ends_here=bool(node.mode.interface))
+        yield from programming.absent(chain.from_iterable(node.rules.traces.values()))
+    if not node.second:
+        yield from rules_left(node, forwarded=True)
+    yield from _translations(node, forwarded=True)
+    yield from _chains(node, ends_here=bool(node.mode.interface))
 
 
-def _other_kube_proxies(node: CheckedNode, rules: NodeRules) -> Iterator[Diagnosis]:
+def _other_kube_proxies(node: CheckedNode) -> Iterator[Diagnosis]:
     packet, caught = node.packet, ""
-    if rules.second and packet is not None and _traces_left(node, rules.sight, forwarded=True):
+    if node.second and packet is not None and _traces_left(node, forwarded=True):
         caught = strangers.with_rules(place_text(packet.destination, packet.port))
-    return strangers.second(rules.second, node.mode.name, caught)
+    return strangers.second(node.second, node.mode.name, caught)
 
 
 def _left_tables(node: CheckedNode) -> dict[str, str]:
@@ -316,17 +276,17 @@ _OF_IP = frozenset({"ip", "ip6", "inet"})
 """Families of tables. A bridged packet passes their chains only if the sysctls bridge-nf-call-... are 1."""
 
 
-def _chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
+def _chains(node: CheckedNode, *, ends_here: bool) -> Iterator[Diagnosis]:
     """Check the chains of other programs, and tables that other kube-proxies left."""
-    return strangers.of_tables_left(_foreign_chains(node, rules, ends_here=ends_here), _left_tables(node))
+    return strangers.of_tables_left(_foreign_chains(node, ends_here=ends_here), _left_tables(node))
 
 
-def _foreign_chains(node: CheckedNode, rules: NodeRules, *, ends_here: bool) -> Iterator[Diagnosis]:
+def _foreign_chains(node: CheckedNode, *, ends_here: bool) -> Iterator[Diagnosis]:
     """Check the chains of other programs; `ends_here` means that connections end on this node."""
     filters: list[Filter] = []
     drops: list[Drop] = []
     bypassed = _OF_IP if node.bridged else frozenset()
-    for firewall in rules.others:
+    for firewall in node.others:
         if firewall.family in bypassed:
             continue
         if node.concerns(chains.IP_FAMILIES.get(firewall.family)):
@@ -383,7 +343,7 @@ def leftovers(mode: Mode, packet: Packet) -> list[Diagnosis]:
     """Return the findings on rules of other kube-proxies that match a connection. Raises KubeProxyError."""
     family = family_of(packet.destination)
     node = CheckedNode(None, 0, mode, KubeProxyConfiguration(), running=True, family=family, packet=packet)
-    return list(rules_left(node, NodeRules(node), forwarded=True))
+    return list(rules_left(node, forwarded=True))
 
 
 def _as_sent(packet: Packet) -> Packet:
@@ -391,10 +351,11 @@ def _as_sent(packet: Packet) -> Packet:
     return packet._replace(source=None) if packet.source in own else packet
 
 
-def _traces_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> list[Trace]:
+def _traces_left(node: CheckedNode, *, forwarded: bool) -> list[Trace]:
     owns, packet = node.mode.operations().owns, node.packet
-    left = [] if node.running else node.mode.traces(sight)
-    left += [trace for mode in modes.every() if mode.name != node.mode.name for trace in mode.traces(sight, owns)]
+    left = [] if node.running else [*node.own_traces]
+    others = [mode for mode in modes.every() if mode.name != node.mode.name]
+    left += [trace for mode in others for trace in mode.traces(node.rules.sight, owns)]
     left = [one for one in left if node.concerns(one.family)]
     if packet is None:
         return left
@@ -402,27 +363,27 @@ def _traces_left(node: CheckedNode, sight: Sight, *, forwarded: bool) -> list[Tr
     return [one for one in left if one.catches(asked, forwarded)]
 
 
-def rules_left(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Iterator[Diagnosis]:
+def rules_left(node: CheckedNode, *, forwarded: bool) -> Iterator[Diagnosis]:
     """Check for leftover rules of other kube-proxies. For one connection, `forwarded` or not, check only the rules that
     match the connection."""
-    packet, sight = node.packet, rules.sight
+    packet = node.packet
     if node.running or not node.proxies:
-        left = _traces_left(node, sight, forwarded=forwarded)
+        left = _traces_left(node, forwarded=forwarded)
         place = place_text(packet.destination, packet.port) if packet is not None else ""
         first = node.first if left and node.running else None
-        found = [one for each in rules.others for one in each.translations(first)] if first is not None else []
+        found = [one for each in node.others for one in each.translations(first)] if first is not None else []
         ends = list(dict.fromkeys(end for one in found if one.unordered for end in one.ends))
         resets = "; this ends the connections of all Services of this node"
         resets *= node.running and node.mode.flows_end is FlowsEnd.PROXY
         for one in strangers.left_over(left, node.mode.name if node.running else "", place, ends):
             yield replace(one, fix=one.fix + resets)
-    twice = list(strangers.both_variants(chain for chain in sight.xtables if node.concerns(chain.family)))
+    twice = list(strangers.both_variants(one for one in node.rules.sight.xtables if node.concerns(one.family)))
     if twice and packet is not None:
         asked = _as_sent(packet)
-        there = [trace for mode in modes.every() for trace in mode.traces(sight) if trace.catches(asked, forwarded)]
-        twice = twice if len(there) > node.served else []
+        there = sum(one.catches(asked, forwarded) for one in chain.from_iterable(node.rules.traces.values()))
+        twice = twice if there > node.served else []
         if twice and node.first is not None:
-            every, _ = all_translations(node, rules)
+            every, _ = all_translations(node)
             away = (end for one in every if one.where.startswith("ip") for end in one.ends if end not in node.targets)
             leads = tuple(dict.fromkeys(away))
             caught = strangers.with_rules(place_text(packet.destination, packet.port), leads)
@@ -432,35 +393,35 @@ def rules_left(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Itera
     yield from twice
 
 
-def _translations(node: CheckedNode, rules: NodeRules, *, forwarded: bool) -> Iterator[Diagnosis]:
+def _translations(node: CheckedNode, *, forwarded: bool) -> Iterator[Diagnosis]:
     first = node.first
     if first is None:
         return
     if not forwarded or node.direct or node.answers:  # the proxy does not translate the connection
         first = first._replace(before=inf)
-    found = [one for each in rules.others for one in each.translations(first)]
+    found = [one for each in node.others for one in each.translations(first)]
     if any(one.unordered for one in found):  # the finding on leftovers covers chains of another kube-proxy
-        left = {trace.program for trace in _traces_left(node, rules.sight, forwarded=forwarded)}
+        left = {trace.program for trace in _traces_left(node, forwarded=forwarded)}
         found = [one for one in found if not (one.unordered and one.where.partition(" ")[0] in left)]
     yield from strangers.of_tables_left(strangers.translating(found, forwarded, node.served), _left_tables(node))
 
 
-def translated_now(node: CheckedNode, rules: NodeRules, until: str = strangers.UNTIL) -> Iterator[Diagnosis]:
+def translated_now(node: CheckedNode, until: str = strangers.UNTIL) -> Iterator[Diagnosis]:
     """Check for rules that translate a connection while no proxy runs, or while the proxy hangs: rules of other
     programs, and leftover rules. Findings on leftover rules begin with `until`, which is UNTIL or HANGING."""
-    yield from _translations(node, rules, forwarded=True)
-    every, is_all = all_translations(node, rules)
-    foreign = {one for each in rules.others for one in each.translations(_first_packet(node))}
+    yield from _translations(node, forwarded=True)
+    every, is_all = all_translations(node)
+    foreign = {one for each in node.others for one in each.translations(_first_packet(node))}
     yield from strangers.translating_now([one for one in every if one not in foreign], node.targets, until)
     if node.targets and node.served and not every and is_all:
         what = f"{until}no rule in the kernel translates {place_text(*_first_packet(node).original)}"
         yield Diagnosis(Severity.UNKNOWN, strangers.PRESENT, what, "no endpoint gets the connection")
 
 
-def all_translations(node: CheckedNode, rules: NodeRules) -> tuple[list[ForeignTranslation], bool]:
+def all_translations(node: CheckedNode) -> tuple[list[ForeignTranslation], bool]:
     """Return the chains that may translate a connection, and whether the list is complete."""
-    tables = firewalls(rules.nf_tables, frozenset())
-    by_ipvs = any(mode.interface and mode.traces(rules.sight) for mode in modes.every())
+    tables = firewalls(node.rules.nf_tables, frozenset())
+    by_ipvs = any(mode.interface and node.rules.traces[mode.name] for mode in modes.every())
     found = [one for each in tables for one in each.translations(_first_packet(node))]
     return found, not by_ipvs and all(each.whole for each in tables)
 
@@ -470,20 +431,9 @@ def _first_packet(node: CheckedNode) -> PassingPacket:
     return node.first._replace(before=inf)
 
 
-def listeners(node: CheckedNode, rules: NodeRules) -> set[End]:
+def listeners(node: CheckedNode) -> set[End]:
     """Return the addresses and ports to which the mode's own table translates the checked connection. An address of
     zeros stands for this node. Raises KubeProxyError."""
-    without = frozenset(chain.table for chain in rules.nf_tables) - {node.mode.table}
-    found = [one for each in firewalls(rules.nf_tables, without) for one in each.translations(_first_packet(node))]
+    without = frozenset(one.table for one in node.rules.nf_tables) - {node.mode.table}
+    found = [one for each in firewalls(node.rules.nf_tables, without) for one in each.translations(_first_packet(node))]
     return {end for one in found if one.where.endswith(f" {node.mode.table}") for end in one.ends}
-
-
-def _mode_of(process: processes.ProxyProcess) -> str:
-    path = processes.value_of(process.arguments, "config")
-    if not path:
-        return processes.value_of(process.arguments, "proxy-mode")
-    try:
-        config, _ = read_text(Path(f"/proc/{process.pid}/root", path.lstrip("/")).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ConfigError):
-        return ""
-    return config.active_mode if process.ours else config.mode

@@ -6,20 +6,23 @@ import socket
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kubeproxy.ask.checks import settings
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.ask.flows import fullness
 from kubeproxy.ask.flows.users import ServedPorts
-from kubeproxy.backends.mode import FlowsEnd, Mode
+from kubeproxy.backends.leftovers import is_ours
+from kubeproxy.backends.mode import FlowsEnd, Mode, Sight, Trace
+from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.control.listener import server
-from kubeproxy.errors import KubeProxyError
-from kubeproxy.kernel import route
+from kubeproxy.errors import ConfigError, KubeProxyError
+from kubeproxy.kernel import chains, route
 from kubeproxy.kernel.conntrack.tracked import Level, entries
 from kubeproxy.kernel.netlink.protocol import NETLINK_NETFILTER, Netlink, NetlinkError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
@@ -27,7 +30,8 @@ from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.sysctl import NF_CONNTRACK_MAX, read_sysctl
 from kubeproxy.kernel.route import SCOPE_UNIVERSE, SYS, Address, bridges, hairpin_ports, local_addresses, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket
-from kubeproxy.meaning.firewall import PassingPacket
+from kubeproxy.meaning.firewall import Firewall, PassingPacket
+from kubeproxy.meaning.found import firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, Range, family_of, unpack, within
 from kubeproxy.model.answer import Packet
@@ -40,8 +44,47 @@ _ETHERNET = "1"  # ARPHRD_ETHER
 _WIRED = "DEVTYPE=vlan", "DEVTYPE=bond", "DEVTYPE=bridge"
 
 
+class NodeRules:
+    """The chains of a node, the rules of kube-proxies and of other programs, and the kube-proxies that run on it. Each
+    of these is read once per answer. Raises KubeProxyError."""
+
+    _others: list[Firewall] | None = None
+
+    @cached_property
+    def nf_tables(self) -> list[chains.Chain]:
+        """The chains of nf_tables."""
+        return chains.chains()
+
+    @cached_property
+    def sight(self) -> Sight:
+        """The chains of nf_tables and iptables."""
+        return Sight(self.nf_tables, chains.iptables_chains(self.nf_tables))
+
+    @cached_property
+    def traces(self) -> dict[str, list[Trace]]:
+        """The rules of each mode, by the mode's name."""
+        return {mode.name: mode.traces(self.sight) for mode in modes.every()}
+
+    @cached_property
+    def processes(self) -> list[processes.ProxyProcess]:
+        """The kube-proxies among the processes in /proc."""
+        return processes.proxies()
+
+    def others(self, node: CheckedNode) -> list[Firewall]:
+        """Return the tables of other programs, including other kube-proxies if the node's proxy runs."""
+        if self._others is None:
+            own = [node.mode] if node.running else modes.every()
+            owns = node.mode.operations().owns
+            self._others = firewalls(
+                self.nf_tables,
+                frozenset(mode.table for mode in own if mode.table),
+                lambda chain: is_ours(chain) and (not node.running or owns("nat", chain)),
+            )
+        return self._others
+
+
 class CheckedNode(Struct, frozen=True):
-    """The node to check. The fields from `family` on restrict the checks to one connection."""
+    """The node to check. The fields from `family` on, except `rules`, restrict the checks to one connection."""
 
     facts: Facts | None  # None if no proxy answers
     pid: int  # in this PID namespace; 0 without a proxy
@@ -66,6 +109,7 @@ class CheckedNode(Struct, frozen=True):
     covered: bool = False  # `passing` and `possible` contain all packets of the connection
     bridge: str = ""  # the bridge that delivers packets from pod to pod, so that the kernel does not route them
     routed: Collection[RoutedPacket] = ()  # packets of the connection at the kernel's routing decisions
+    rules: NodeRules = field(default_factory=NodeRules)
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -95,11 +139,27 @@ class CheckedNode(Struct, frozen=True):
         """The kube-proxies that run on this node: processes in /proc, and the process that listens on the control
         socket, if it may be in this network namespace. /proc does not show a proxy in another PID namespace, or with
         another name in its command line."""
-        found, pid = processes.proxies(), None
+        found, pid = self.rules.processes, None
         with suppress(OSError):
             pid = server(self.control) if self.control else None
         is_known = pid is None or pid in {process.pid for process in found} or processes.is_elsewhere(pid)
         return found if is_known else [*found, processes.ProxyProcess(pid or 0, (), ours=True)]
+
+    @property
+    def second(self) -> list[tuple[processes.ProxyProcess, str]]:
+        """The other kube-proxies that run on this node, with their modes ('' if unknown); none if no proxy answered."""
+        found = self.rules.processes if self.running else ()
+        return [(one, _mode_of(one)) for one in found if one.pid != self.pid]
+
+    @property
+    def own_traces(self) -> list[Trace]:
+        """The rules of the node's mode in the kernel. Raises KubeProxyError."""
+        return self.rules.traces[self.mode.name]
+
+    @property
+    def others(self) -> list[Firewall]:
+        """The tables of other programs, as in NodeRules. Raises KubeProxyError."""
+        return self.rules.others(self)
 
     @property
     def mark(self) -> int:
@@ -143,6 +203,17 @@ class CheckedNode(Struct, frozen=True):
         namespace."""
         seen = Path(f"/proc/{self.pid}/root", text.lstrip("/"))
         return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
+
+
+def _mode_of(process: processes.ProxyProcess) -> str:
+    path = processes.value_of(process.arguments, "config")
+    if not path:
+        return processes.value_of(process.arguments, "proxy-mode")
+    try:
+        config, _ = read_text(Path(f"/proc/{process.pid}/root", path.lstrip("/")).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return ""
+    return config.active_mode if process.ours else config.mode
 
 
 def _entrances() -> set[str]:

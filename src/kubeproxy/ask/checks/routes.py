@@ -16,7 +16,7 @@ from kubeproxy.ask.finding import NOTHING, PICKED_AGAIN, STOPS, Diagnosis, Effec
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import default_gateway, local_addresses, silent_neighbour, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket, marks, refusal, routing_tables
-from kubeproxy.meaning.firewall import MASQUERADED, Firewall, Marking, PassingPacket, SourceTranslation
+from kubeproxy.meaning.firewall import MASQUERADED, Marking, PassingPacket, SourceTranslation
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, family_of, is_loopback, place_text, unpack, within
 from kubeproxy.model.world import pod_cidrs, used_pod_networks
@@ -26,15 +26,15 @@ _FROM_LOOPBACK = "net/ipv4/conf/all/route_localnet"
 _SILENT = frozenset({errno.EINVAL, errno.EXDEV})
 
 
-def refused(node: CheckedNode, others: Callable[[], Sequence[Firewall]] = tuple) -> Iterator[Diagnosis]:
-    """Check whether the kernel refuses to route a packet of the checked connection; `others` returns the tables of
-    other programs, which may set marks. Raises KubeProxyError."""
+def refused(node: CheckedNode) -> Iterator[Diagnosis]:
+    """Check whether the kernel refuses to route a packet of the checked connection, or would refuse it with a mark that
+    other programs may set. Raises KubeProxyError."""
     tables = cache(routing_tables)  # read once, and only for a refused packet
 
     def refused_by(packet: RoutedPacket) -> str:
         return tables(family_of(packet.destination)).refusing(packet)
 
-    yield from _if_marked(node, refused_by, others)
+    yield from _if_marked(node, refused_by)
     yield from _doubtful(node)
     astray, strays = set[tuple[bytes, str]](), list[Diagnosis]()
     loopback = is_loopback(node.packet.destination) if node.packet is not None else False
@@ -155,18 +155,18 @@ def _by_finding(found: Iterable[_End]) -> Iterator[Diagnosis]:
         yield replace(one, what=f"{one.what} {few([*several])} {rest}")
 
 
-def moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
+def moved_sources(node: CheckedNode) -> Iterator[Diagnosis]:
     """Report chains of other programs that give packets of the checked connection another source. If this source is no
     address of this node, answers may not return to this node. Raises NetlinkError."""
-    return _by_finding(_moved_sources(node, others))
+    return _by_finding(_moved_sources(node))
 
 
-def _moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_End]:
+def _moved_sources(node: CheckedNode) -> Iterator[_End]:
     leaving = [one for one in node.passing if one.hook == "postrouting" and one.purpose is CompiledFor.REQUEST]
     # If the proxy masquerades first, no other chain translates the source.
     requests = [one if node.end_of(one) in node.masqueraded else one._replace(before=inf) for one in leaving]
     own = {one.ip for one in local_addresses(family_of(requests[0].destination))} if requests else set()
-    for one in (each for firewall in others for each in firewall.sources(requests)):
+    for one in (each for firewall in node.others for each in firewall.sources(requests)):
         is_own, is_masqueraded = one.sources <= {*own, MASQUERADED}, node.end_of(one.packet) in node.masqueraded
         if one.sources <= {one.packet.source} - {None}:
             if is_masqueraded and (one.packet.source is not None or is_loopback(one.packet.original[0])):
@@ -189,15 +189,15 @@ def _moved_sources(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_E
         yield finding, f"the source {source} at the hook postrouting", one.packet
 
 
-def remarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[Diagnosis]:
+def remarked(node: CheckedNode) -> Iterator[Diagnosis]:
     """Report chains of other programs that clear the mark of packets that the proxy must masquerade, or that set this
     mark in packets that the proxy should not masquerade, except this node's own packets."""
-    return _by_finding(_remarked(node, others))
+    return _by_finding(_remarked(node))
 
 
-def _remarked(node: CheckedNode, others: Sequence[Firewall]) -> Iterator[_End]:
+def _remarked(node: CheckedNode) -> Iterator[_End]:
     requests = [one for one in node.passing if one.purpose is CompiledFor.REQUEST]
-    for one in (each for firewall in others for each in firewall.marking(requests)):
+    for one in (each for firewall in node.others for each in firewall.marking(requests)):
         bit, end = node.mark, node.end_of(one.packet)
         packets, hook = f"the proxy's mark {bit:#x} in packets to", f"at the hook {one.packet.hook}"
         fix = f"have {one.where} {one.chain} set its own bits only, with a mask, and keep this bit"
@@ -244,17 +244,15 @@ def _kept_on_loopback() -> Iterator[Diagnosis]:
         yield replace(one, severity=Severity.BROKEN, about="routes", harm=STOPS)
 
 
-def _if_marked(
-    node: CheckedNode, refused_by: Callable[[RoutedPacket], str], others: Callable[[], Sequence[Firewall]]
-) -> Iterator[Diagnosis]:
+def _if_marked(node: CheckedNode, refused_by: Callable[[RoutedPacket], str]) -> Iterator[Diagnosis]:
     """Check for packet marks with which policy routing would refuse a packet, and for chains that set such marks.
-    `refused_by` returns the refusing rule; `others` returns the tables of other programs."""
+    `refused_by` returns the refusing rule."""
     tested = marks() - {node.mark} if node.routed else ()
     routed = list(dict.fromkeys(node.routed))
     refused_with = {mark: packet for mark in tested for packet in reversed(routed) if _is_lost(packet, mark)}
     early = [one for one in node.passing if one.hook in {"prerouting", "output"}] if refused_with else ()
     is_lost, named, found = cache(_is_lost), set[int](), dict[Marking, list[RoutedPacket]]()
-    for one in (each for firewall in (others() if early else ()) for each in firewall.marking(early)):
+    for one in (each for firewall in (node.others if early else ()) for each in firewall.marking(early)):
         for packet in routed:
             lost = [mark for mark in one.marks if is_lost(packet, mark)] if _is_way_of(packet, one.packet, node) else ()
             named.update(lost)

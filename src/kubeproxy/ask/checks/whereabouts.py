@@ -9,9 +9,7 @@ from kubeproxy.ask.checks import identity
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
-from kubeproxy.backends.mode import Sight
 from kubeproxy.errors import KubeProxyError, NoAnswerError
-from kubeproxy.kernel import chains
 from kubeproxy.kernel.proc import processes
 from kubeproxy.model.addresses import Family
 from kubeproxy.setup import host, modes
@@ -58,7 +56,7 @@ def elsewhere(node: CheckedNode, command: str) -> Diagnosis | None:
         return Diagnosis(Severity.UNKNOWN, "proxy", away, fix=fix)
     if facts is not None and (facts.node is not None or facts.reach is None or not facts.reach.nodes_listed):
         return None
-    if node.proxies or _has_rules() or (facts is None and processes.named(_KUBELETS)):
+    if node.proxies or _has_rules(node) or (facts is None and processes.named(_KUBELETS)):
         return None
     sign = f"there is no Node {facts.world.node_name}" if facts is not None else "no kubelet runs here"
     what = f"this machine is no node: {sign}, no kube-proxy runs, and the kernel has no rules of a kube-proxy"
@@ -74,10 +72,9 @@ def must_be_here(node: CheckedNode, command: str) -> None:
         raise NoAnswerError(f"{away.text}. Fix: {away.fix}")
 
 
-def _has_rules() -> bool:
+def _has_rules(node: CheckedNode) -> bool:
+    """Return whether the kernel has, or may have, rules of a kube-proxy."""
     try:
-        known = chains.chains()
-        sight = Sight(known, chains.iptables_chains(known))
+        return any(node.rules.traces.values())
     except (KubeProxyError, OSError):
         return True
-    return any(True for mode in modes.every() for _ in mode.traces(sight))

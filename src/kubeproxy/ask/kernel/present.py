@@ -217,7 +217,7 @@ def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
         unasked = strangers.unasked(proxies, node.control)
         fix = unasked.fix if proxies else _START
         troubles += [unasked.text] * unasked.hangs
-        if other := of_another_mode(node, unasked.text, checkup.NodeRules(node).sight):
+        if other := of_another_mode(node, unasked.text):
             raise NoAnswerError(f"{other.what}; nothing was compared. Fix: {other.fix}")
     with examiners(facts, facts.world.families) as kernel:
         seen = look_at(asked.services, kernel, names)

@@ -31,7 +31,6 @@ def away(why: Why, explained: Explained) -> dict[str, str]:
 
 def findings(
     node: CheckedNode,
-    rules: checkup.NodeRules,
     explained: Explained,
     why: Why,
     probes: Sequence[present.Probe],
@@ -54,7 +53,7 @@ def findings(
     with suppress(KubeProxyError, OSError):  # if a proxy runs, other checks report unreadable rules
         sent = [Packet(source_for(address), address, packet.protocol, port) for address, port in failed]
         passing = [each for one in sent for each in packets.own_packets(one, local[family_of(one.destination)])]
-        stopped = {failed[end]: cause for end, cause in _stopped(passing, rules.others)}
+        stopped = {failed[end]: cause for end, cause in _stopped(passing, node.others)}
         if node.bridge:
             stopped |= _unbridged(failed, node.bridge)
     # Packets of probes are not translated. If a proxy runs, other checks cover the connection's translated packets.

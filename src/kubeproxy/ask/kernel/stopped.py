@@ -13,7 +13,7 @@ from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.kernel.looks import examiners, look
 from kubeproxy.ask.lines import difference
-from kubeproxy.backends.mode import FlowsEnd, Sight
+from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.state import Kind
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel import chains
@@ -55,10 +55,9 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosi
             return replace(away, severity=Severity.NOTE, what=f"{away.what}; {_FROM_OBJECTS}")
         if not all(one.ours for one in proxies):
             return Diagnosis(Severity.UNKNOWN, "proxy", f"{begin}; {strangers.OTHER_LAYOUT}")
-        sight = checkup.NodeRules(node).sight
-        if any(True for _ in node.mode.traces(sight)):
+        if node.own_traces:
             return _compared(asked, facts, name, node.mode.flows_end, begin if proxies else "")
-        if other := of_another_mode(node, begin, sight):
+        if other := of_another_mode(node, begin):
             return replace(other, what=f"{other.what}; {_FROM_OBJECTS}")
         what = f"{begin}, and the kernel has no rules of {node.mode.name} mode"
         nothing = f"no kube-proxy serves {'/'.join(name) if name is not None else 'any Service'} on this node"
@@ -70,10 +69,10 @@ def left_behind(asked: Desk, facts: Facts, name: ServiceName | None) -> Diagnosi
         return Diagnosis(unread, "proxy", what)
 
 
-def of_another_mode(node: CheckedNode, begin: str, sight: Sight) -> Diagnosis | None:
+def of_another_mode(node: CheckedNode, begin: str) -> Diagnosis | None:
     """Return the finding that the kernel has rules of another mode, and no rules of the node's mode; None for any other
     state. The finding begins with `begin`, which describes the kube-proxies of this node."""
-    found = [mode.name for mode in modes.every() if any(True for _ in mode.traces(sight))]
+    found = [name for name, traces in node.rules.traces.items() if traces]
     if not found or node.mode.name in found:
         return None
     what = f"{begin}, and the kernel has no rules of {node.mode.name} mode, but of {found[0]} mode"
