@@ -181,40 +181,74 @@ class Firewall:
                 yield _with_chain(found, chain, rules)
 
     def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
-        """Yield the chains that certainly drop or reject one of these packets; with `silently`, only chains that drop
-        packets."""
+        """Yield the chains that certainly stop one of these packets; with `silently`, only chains that never reject the
+        packet."""
         for packet, walk in self._walks(packets):
-            for chain, unordered, untracks, verdict in walk.dropping(packet, silently=silently):
-                yield Drop(self.where, _short(chain.name), packet, unordered, untracks, verdict)
+            for name, hook, back, ended in walk.passed(packet):
+                left = [*back, *(one for one, _ in ended)]
+                unordered = hook.priority in {packet.after, packet.before}
+                sure = all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back)
+                refusals = {each.refused or "drops" for each, _ in ended} | ({"drops"} if back else set())
+                if sure and not (silently and refusals != {"drops"}):
+                    verdict = " or ".join(sorted(refusals)) if ended else "drops by its policy"
+                    yield Drop(self.where, name, packet, unordered, verdict=verdict)
+                elif packet.tracked and (all(one.untracked for one in left) or all(one.zoned for one in left)):
+                    unordered = unordered or hook.priority == _TRACKED
+                    verdict = "drops" if all(one.untracked for one in left) else ZONES
+                    yield Drop(self.where, name, packet, unordered, untracks=True, verdict=verdict)
 
     def harmless(self, packets: Collection[PassingPacket]) -> frozenset[str]:
-        """Return the chains that some of these packets pass, and that certainly accept and track all packets that pass
-        them."""
+        """Return the chains that some of these packets pass, and that certainly accept and track all packets of these
+        connections that pass them."""
         met: set[str] = set()
         unsure: set[str] = set()
         for packet, walk in self._walks(packets):
-            for chain, harms in walk.met(packet):
-                (unsure if harms else met).add(_short(chain.name))
+            for state in (NEW, ESTABLISHED):
+                for name, hook, back, ended in walk.passed(packet, state):
+                    if packet.after < hook.priority < packet.before:
+                        left = [(one, code == DROP or bool(one.unknown)) for one, code in ended]
+                        left += [(one, hook.drops) for one in back]
+                        harms = any(stops or one.untracked or one.zoned for one, stops in left)
+                        (unsure if harms else met).add(name)
         return frozenset(met - unsure)
 
     def translations(self, packet: PassingPacket) -> Iterator[ForeignTranslation]:
-        """Yield the chains of type nat that translate a packet, or may do so."""
+        """Yield the chains of type nat that may translate a packet's destination. A chain that always translates is the
+        last chain, because the kernel runs no further chain."""
         for _, walk in self._walks([packet]):
-            yield from walk.translating(packet, self.where, shared=self._shared)
+            for name, hook, back, ended in walk.passed(packet, nat=True):
+                moved, width = [each for each, _ in ended if each.translated], len(packet.destination)
+                sure = not back and len(moved) == len(ended)
+                unordered = hook.priority == packet.before and not self._shared
+                ports = [rules.first_of(each.current or each.services)[1] for each in moved]
+                ends = {each.destination.to_bytes(width, "big"): port for each, port in zip(moved, ports, strict=True)}
+                if moved:
+                    yield ForeignTranslation(self.where, name, packet, tuple(sorted(ends.items())), sure, unordered)
+                if moved and sure and not unordered:
+                    return
 
     def sources(self, packets: Collection[PassingPacket]) -> Iterator[SourceTranslation]:
-        """Yield the chains that translate the source of some of these packets, or may do so."""
+        """Yield the chains that may translate the source of some of these packets. In a table that the running proxy
+        shares, a rule that accepts the packet before the proxy's rules counts, too: it prevents the proxy's
+        translation."""
         for packet, walk in self._walks(packets):
-            for chain, sources, sure in walk.sources(packet, shared=self._shared):
-                yield SourceTranslation(self.where, _short(chain.name), packet, sources, sure)
+            for name, hook, back, ended in walk.passed(packet, nat=True):
+                moved = [each for each, _ in ended if each.masquerade]
+                if moved or (self._shared and ended):
+                    new = [packet.source or MASQUERADED if one.new_source is None else one.new_source for one in moved]
+                    found = frozenset(one if isinstance(one, bytes) else None for one in new)
+                    sure = not back and len(moved) in {0, len(ended)}
+                    sure = sure and (self._shared or hook.priority != packet.before)
+                    yield SourceTranslation(self.where, name, packet, found, sure)
 
     def marking(self, packets: Collection[PassingPacket]) -> Iterator[Marking]:
-        """Yield the chains that change the mark of some of these packets, or may do so."""
+        """Yield the chains that may change the mark of some of these packets."""
         for packet, walk in self._walks(packets):
-            for chain, marks in walk.marking(packet):
-                changed = marks - {packet.marks[1]}
+            for name, _, back, ended in walk.passed(packet):
+                marks = {one.mark for one in (*back, *(each for each, code in ended if code != DROP))}
+                changed = frozenset(marks - {packet.marks[1]})
                 if changed:
-                    yield Marking(self.where, _short(chain.name), packet, frozenset(changed), changed == marks)
+                    yield Marking(self.where, name, packet, changed, changed == marks)
 
     def _walks(self, packets: Collection[PassingPacket]) -> Iterator[tuple[PassingPacket, _ChainWalk]]:
         """Yield each packet of the table's family with a walk through its chains; nothing if the table was not read
@@ -239,6 +273,16 @@ def _short(name: str) -> str:
 # -- one packet --------------------------------------------------------------------------------------------------------
 
 
+class _Passed(NamedTuple):
+    """A base chain, and the flows of a packet in two groups: flows that reach the end of the chain, and flows that end
+    before."""
+
+    name: str
+    hook: HookPlace
+    back: list[PacketSet]
+    ended: Ended
+
+
 class _ChainWalk(Walk):
     """Follows single packets through chains, along both branches of a test with an unknown result."""
 
@@ -249,93 +293,19 @@ class _ChainWalk(Walk):
         self._here = place.local
         self._state, self._source_port, self._tracks, self._known_marks = NEW, 0, False, 0
 
-    def dropping(self, packet: PassingPacket, *, silently: bool) -> Iterator[tuple[ChainRules, bool, bool, str]]:
-        """Yield the chains that certainly stop a packet (see Drop); with `silently`, only chains that never reject the
-        packet."""
-        for chain, hook in self._passed(packet, ends=True):
-            back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
-            unordered = hook.priority in {packet.after, packet.before}
-            sure = all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back)
-            refusals = {each.refused or "drops" for each, _ in ended} | ({"drops"} if back else set())
-            if sure and not (silently and refusals != {"drops"}):
-                verdict = " or ".join(sorted(refusals))
-                yield chain, unordered, False, verdict if ended else "drops by its policy"
-            elif packet.tracked and all(each.untracked for each in (*back, *(one for one, _ in ended))):
-                yield chain, unordered or hook.priority == _TRACKED, True, "drops"
-            elif packet.tracked and all(each.zoned for each in (*back, *(one for one, _ in ended))):
-                yield chain, unordered or hook.priority == _TRACKED, True, ZONES
-
-    def translating(self, packet: PassingPacket, where: str, *, shared: bool) -> Iterator[ForeignTranslation]:
-        """Yield the chains of type nat that may translate a packet's destination. A chain that always translates is the
-        last chain, because the kernel runs no further chain."""
-        for chain, hook in self._passed(packet, ends=True, nat=True):
-            back, ended = self._ends(chain, packet, NEW)
-            moved, width = [each for each, _ in ended if each.translated], len(packet.destination)
-            sure = not back and len(moved) == len(ended)
-            unordered = hook.priority == packet.before and not shared
-            ports = [rules.first_of(each.current or each.services)[1] for each in moved]
-            ends = {each.destination.to_bytes(width, "big"): port for each, port in zip(moved, ports, strict=True)}
-            if moved:
-                yield ForeignTranslation(
-                    where, _short(chain.name), packet, tuple(sorted(ends.items())), sure, unordered
-                )
-            if moved and sure and not unordered:
-                return
-
-    def sources(
-        self, packet: PassingPacket, *, shared: bool
-    ) -> Iterator[tuple[ChainRules, frozenset[bytes | None], bool]]:
-        """Yield each chain of type nat that may translate a packet's source, with the new addresses, and whether the
-        chain does so in every case. With `shared`, a rule that accepts the packet before the running proxy's rules
-        counts, too: it prevents the proxy's translation."""
-        for chain, hook in self._passed(packet, ends=True, nat=True):
-            back, ended = self._ends(chain, packet, NEW)
-            moved = [each for each, _ in ended if each.masquerade]
-            if moved or (shared and ended):
-                new = (packet.source or MASQUERADED if each.new_source is None else each.new_source for each in moved)
-                found = (one if isinstance(one, bytes) else None for one in new)
-                sure = not back and len(moved) in {0, len(ended)} and (shared or hook.priority != packet.before)
-                yield chain, frozenset(found), sure
-
-    def marking(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, set[int]]]:
-        for chain, _ in self._passed(packet, ends=True):
-            back, ended = self._ends(chain, packet, ESTABLISHED if packet.purpose is CompiledFor.ANSWER else NEW)
-            yield chain, {one.mark for one in (*back, *(each for each, code in ended if code != DROP))}
-
-    def met(self, packet: PassingPacket) -> Iterator[tuple[ChainRules, bool]]:
-        """Yield each chain that a packet or a later packet of its connection passes, and whether the chain may drop or
-        untrack one of these packets."""
-        for chain, hook in self._passed(packet):
-            each = [self._ends(chain, packet, state) for state in (NEW, ESTABLISHED)]
-            left = [(one, code == DROP or bool(one.unknown)) for _, ended in each for one, code in ended]
-            left += [(one, hook.drops) for back, _ in each for one in back]
-            harms = any(stops or one.untracked or one.zoned for one, stops in left)
-            yield chain, harms
-
-    def _passed(
-        self, packet: PassingPacket, *, ends: bool = False, nat: bool = False
-    ) -> Iterator[tuple[ChainRules, HookPlace]]:
-        """Yield the base chains at a packet's hook and priorities, of type nat or of all other types. `ends` includes
-        chains at the limits of the priorities."""
+    def passed(self, packet: PassingPacket, state: int = 0, *, nat: bool = False) -> Iterator[_Passed]:
+        """Yield the base chains that a packet passes or may pass, of type nat or of all other types. `state` is the
+        conntrack state; by default, a request is new, and an answer belongs to an established connection."""
+        state = state or (ESTABLISHED if packet.purpose is CompiledFor.ANSWER and not nat else NEW)
         for chain in self._rules.at(packet.hook):
             hook = chain.hook
-            if hook is None or hook.nat is not nat:
-                continue
-            if packet.after < hook.priority < packet.before or (
-                ends and hook.priority in {packet.after, packet.before}
-            ):
-                yield chain, hook
-
-    def _ends(self, chain: ChainRules, packet: PassingPacket, state: int) -> tuple[list[PacketSet], Ended]:
-        """Return the flows of a packet in this conntrack state, in two groups: flows that reach the end of a base
-        chain, and flows that end before."""
-        self._tracks = chain.hook is not None and chain.hook.priority > _TRACKED
-        self._state = state if self._tracks else INVALID
-        self._source_port = packet.port
-        ended: Ended = []
-        flow = self._flow(packet)
-        self._known_marks, flow.mark = packet.marks if state == NEW else (packet.marks[0], 0)
-        return self._chain(chain, flow, ended, 0), ended
+            if hook is not None and hook.nat is nat and packet.after <= hook.priority <= packet.before:
+                ended: Ended = []
+                self._tracks = hook.priority > _TRACKED
+                self._state = state if self._tracks else INVALID
+                self._source_port, flow = packet.port, self._flow(packet)
+                self._known_marks, flow.mark = packet.marks if state == NEW else (packet.marks[0], 0)
+                yield _Passed(_short(chain.name), hook, self._chain(chain, flow, ended, 0), ended)
 
     def _flow(self, packet: PassingPacket) -> PacketSet:
         address, port = packet.original

@@ -234,48 +234,40 @@ def _destination(text: str) -> tuple[bytes | None, bytes | None]:
 
 @lru_cache(maxsize=65536)
 def _network(text: str) -> rules.Addresses:
-    network = ipaddress.ip_network(text, strict=False)
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        raise _Unknown(f"address {text}") from error
     return ((int(network.network_address), int(network.broadcast_address)),)
 
 
-def _addresses(kind: Op) -> Callable[[NodePlace, str, bool], Operation]:
-    def test(place: NodePlace, text: str, negated: bool) -> Operation:
-        try:
-            found = _network(text)
-        except ValueError as error:
-            raise _Unknown(f"address {text}") from error
-        return kind, rules.minus(place.everywhere, found) if negated else found
-
-    return test
+def _local(place: NodePlace, text: str) -> rules.Addresses:
+    if text != "LOCAL":
+        raise _Unknown(f"address type {text}")
+    return place.local
 
 
-def _local(kind: Op) -> Callable[[NodePlace, str, bool], Operation]:
-    def test(place: NodePlace, text: str, negated: bool) -> Operation:
-        if text != "LOCAL":
-            raise _Unknown(f"address type {text}")
-        return kind, rules.minus(place.everywhere, place.local) if negated else place.local
-
-    return test
-
-
-def _protocol(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
+def _protocol(_: NodePlace, text: str, negated: bool) -> Operation:
     number = int(text) if text.isdecimal() else _PROTOCOLS.get(text)
     if number is None:
         raise _Unknown(f"protocol {text}")
-    return _services(rules.protocol_set(number), negated)
+    return _services(Op.SERVICE, rules.protocol_set(number), negated)
 
 
-def _ports(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
-    found = 0
-    for part in text.split(","):
-        first, _, last = part.partition(":")
-        found |= rules.port_range(int(first), int(last or first))
-    return _services(found, negated)
+def _ports(kind: Op) -> _Option:
+    def test(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - the signature of an option
+        found = 0
+        for part in text.split(","):
+            first, _, last = part.partition(":")
+            found |= rules.port_range(int(first), int(last or first))
+        return _services(kind, found, negated)
+
+    return test
 
 
 @lru_cache(maxsize=65536)
-def _services(found: int, negated: bool) -> Operation:
-    return Op.SERVICE, rules.EVERY & ~found if negated else found
+def _services(kind: Op, found: int, negated: bool) -> Operation:
+    return kind, rules.EVERY & ~found if negated else found
 
 
 @lru_cache(maxsize=65536)
@@ -283,31 +275,16 @@ def _both(first: int, second: int) -> Operation:
     return Op.SERVICE, first & second
 
 
-def _first_destination(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
-    try:
-        ((low, high),) = _network(text)
-    except ValueError as error:
-        raise _Unknown(f"address {text}") from error
-    return Op.VALUE, Property.ORIGINAL_DESTINATION, -1, 0, low, high, negated
+def _interface(text: str) -> tuple[str]:
+    return (f"{text[:-1]}*" if text.endswith("+") else text,)
 
 
-def _first_ports(place: NodePlace, text: str, negated: bool) -> Operation:
-    return Op.ORIGINAL_SERVICE, _ports(place, text, negated)[1]
-
-
-def _interface(outgoing: bool) -> Callable[[NodePlace, str, bool], Operation]:
-    def test(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
-        return Op.INTERFACE, (f"{text[:-1]}*" if text.endswith("+") else text,), negated, outgoing
-
-    return test
-
-
-def _mark(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
+def _mark(_: NodePlace, text: str, negated: bool) -> Operation:
     value, mask = _masked(text)
     return Op.VALUE, Property.MARK, mask, 0, value, value, negated
 
 
-def _state(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: ARG001 - all options have this signature
+def _state(_: NodePlace, text: str, negated: bool) -> Operation:
     try:
         mask = sum(_STATES[name] for name in text.split(","))
     except KeyError as error:
@@ -315,35 +292,34 @@ def _state(place: NodePlace, text: str, negated: bool) -> Operation:  # noqa: AR
     return Op.VALUE, Property.STATES, mask, 0, 1, mask, negated
 
 
-def _module(place: NodePlace, text: str, negated: bool) -> None:  # noqa: ARG001 - all options have this signature
+def _module(place: NodePlace, text: str, negated: bool) -> None:  # noqa: ARG001 - the signature of an option
     """Refuse the module connmark, because its option has the same name as the option of the module mark."""
     if text == "connmark":
         raise _Unknown(f"module {text}")
 
 
-def _nothing(place: NodePlace, text: str, negated: bool) -> None:
-    """Ignore an option that does not restrict the packets."""
-
-
+_Option = Callable[[NodePlace, str, bool], Operation | None]
+"""Returns the test of an option with an argument; None if the option does not restrict the packets."""
 _NEVER: Final[Operation] = Op.SERVICE, 0
-_OPTIONS: Final[dict[str, Callable[[NodePlace, str, bool], Operation | None]]] = {
-    "-s": _addresses(Op.SOURCE),
-    "-d": _addresses(Op.DESTINATION),
+_ORIGINAL: Final = (Op.VALUE, Property.ORIGINAL_DESTINATION, -1, 0)
+_OPTIONS: Final[dict[str, _Option]] = {
+    "-s": lambda place, text, negated: (Op.SOURCE, place.unless(negated, _network(text))),
+    "-d": lambda place, text, negated: (Op.DESTINATION, place.unless(negated, _network(text))),
     "-p": _protocol,
-    "-i": _interface(False),
-    "-o": _interface(True),
-    "--dport": _ports,
-    "--dports": _ports,
-    "--src-type": _local(Op.SOURCE),
-    "--dst-type": _local(Op.DESTINATION),
+    "-i": lambda _, text, negated: (Op.INTERFACE, _interface(text), negated, False),
+    "-o": lambda _, text, negated: (Op.INTERFACE, _interface(text), negated, True),
+    "--dport": _ports(Op.SERVICE),
+    "--dports": _ports(Op.SERVICE),
+    "--src-type": lambda place, text, negated: (Op.SOURCE, place.unless(negated, _local(place, text))),
+    "--dst-type": lambda place, text, negated: (Op.DESTINATION, place.unless(negated, _local(place, text))),
     "--mark": _mark,
     "--ctstate": _state,
     "--ctproto": _protocol,
-    "--ctorigdst": _first_destination,
-    "--ctorigdstport": _first_ports,
+    "--ctorigdst": lambda _, text, negated: (*_ORIGINAL, *_network(text)[0], negated),
+    "--ctorigdstport": _ports(Op.ORIGINAL_SERVICE),
     "--state": _state,
     "-m": _module,
-    **dict.fromkeys(("--nfacct-name", "--comment", "--seconds", "--mask"), _nothing),
+    **dict.fromkeys(("--nfacct-name", "--comment", "--seconds", "--mask"), lambda *_: None),
 }
 _FLAGS: Final[dict[str, Operation | None]] = {"--reap": None, "--rsource": None}
 _RECENT: Final = {"--rcheck": Op.KNOWN, "--update": Op.KNOWN, "--set": Op.REMEMBER}

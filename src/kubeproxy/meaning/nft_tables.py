@@ -22,14 +22,18 @@ from kubeproxy.meaning.rules import ACCEPT, DROP, TRANSLATING, UNKNOWN_TRANSLATI
 _END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 
 
+Element = tuple[bytes, bytes, bytes | x.RuleVerdict]
+"""An element of a set: its first key, last key and data; a catch-all element has empty keys."""
+
+
 class Elements(NamedTuple):
-    """The form of a named set, and its elements as ranges of keys (first, last) with data.
+    """The form of a named set, and its elements.
 
     `matches_rest` means that other keys may match, too, because the set has a catch-all element or more elements than
     were read."""
 
     form: tables.SetForm
-    elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...]
+    elements: tuple[Element, ...]
     matches_rest: bool = False
 
 
@@ -54,9 +58,7 @@ def read(family: int, name: str, link: Netlink, most: int | None = None) -> NftT
     return NftTable(family, name, chains, sets)
 
 
-def _filled(
-    form: tables.SetForm, elements: Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]], most: int | None
-) -> Elements:
+def _filled(form: tables.SetForm, elements: Iterator[Element], most: int | None) -> Elements:
     read = list(islice(elements, most if most is None else most + 1))
     keyed = tuple([each for each in read if each[0]])
     if most is not None and len(read) > most:
@@ -66,8 +68,7 @@ def _filled(
 
 def _elements(
     family: int, table: str, name: str, form: tables.SetForm, link: Netlink, most: int | None
-) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
-    """Yield the first key, last key and data of each element; a catch-all element has empty keys."""
+) -> Iterator[Element]:
     edges: list[tuple[bytes, bool, bytes | x.RuleVerdict]] = []
     for data, first, last in element_lists(family, table, name, link):
         for _, start, end in attributes(data, first, last):
@@ -86,9 +87,7 @@ def _elements(
     yield from ranges(edges, form.key_length)
 
 
-def ranges(
-    edges: Iterable[tuple[bytes, bool, bytes | x.RuleVerdict]], size: int
-) -> Iterator[tuple[bytes, bytes, bytes | x.RuleVerdict]]:
+def ranges(edges: Iterable[tuple[bytes, bool, bytes | x.RuleVerdict]], size: int) -> Iterator[Element]:
     """Yield the intervals of a set from its edges, which are (first key, False, data) and (key after the last key,
     True, data)."""
     begin: tuple[bytes, bytes | x.RuleVerdict] | None = None

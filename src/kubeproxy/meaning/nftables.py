@@ -14,7 +14,7 @@ from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import tables
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS, TABLE_FAMILIES
 from kubeproxy.meaning import rules
-from kubeproxy.meaning.nft_tables import Elements, NftTable, Term, UnknownRuleError, extension, interface
+from kubeproxy.meaning.nft_tables import Element, Elements, NftTable, Term, UnknownRuleError, extension, interface
 from kubeproxy.meaning.rules import (
     ACCEPT,
     DROP,
@@ -274,10 +274,10 @@ class _Rule:
         if field is Property.SOURCE and term.modulus:  # fib saddr type
             if list(ranges) != [(_LOCAL, _LOCAL)]:
                 raise UnknownRuleError("fib saddr type")
-            self._done.append((Op.SOURCE, self._unless(negated, self._place.local)))
+            self._done.append((Op.SOURCE, self._place.unless(negated, self._place.local)))
         elif field in _ADDRESSES:
             found = rules.union(self._addresses(term, low, high, size) for low, high in ranges)
-            self._done.append((Op(int(field)), self._unless(negated, found)))
+            self._done.append((Op(int(field)), self._place.unless(negated, found)))
         elif field in {Property.PROTOCOL, Property.PORT, Property.ORIGINAL_PORT} and term.mask == -1:
             services = 0
             for pair in ranges:
@@ -299,9 +299,6 @@ class _Rule:
         else:
             return False
         return True
-
-    def _unless(self, negated: bool, found: rules.Addresses) -> rules.Addresses:
-        return rules.minus(self._place.everywhere, found) if negated else found
 
     def _constant(self, term: Term, shift: int, ranges: Sequence[tuple[int, int]], negated: bool) -> None:
         """Compare a constant, without its last `shift` bits, with ranges; if it is outside, append a test that is never
@@ -379,9 +376,7 @@ class _Rule:
             slot += (held[0].size + 3) // 4
         return found
 
-    def _member(
-        self, term: Term, elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...], inverted: bool
-    ) -> bool:
+    def _member(self, term: Term, elements: tuple[Element, ...], inverted: bool) -> bool:
         """Append the test whether a single field is in a set; return False if no operation can express the test."""
         field = term.field
         if field in {Property.INPUT, Property.OUTPUT}:
@@ -401,7 +396,7 @@ class _Rule:
         self,
         of: str | x.Inline,
         form: tables.SetForm,
-        elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...],
+        elements: tuple[Element, ...],
         terms: list[Term],
     ) -> Keyed:
         """Return the elements of a set by its key. A set to which packets add elements is empty for a first packet."""
@@ -420,9 +415,7 @@ class _Rule:
             self._filled_sets[key] = Keyed(of, parts, self._entries(elements, terms))
         return self._filled_sets[key].keyed_by(parts)
 
-    def _entries(
-        self, elements: tuple[tuple[bytes, bytes, bytes | x.RuleVerdict], ...], terms: list[Term]
-    ) -> Iterator[MapEntry]:
+    def _entries(self, elements: tuple[Element, ...], terms: list[Term]) -> Iterator[MapEntry]:
         layout: list[tuple[Literal["little", "big"], slice]] = []
         at = 0
         for term in terms:

@@ -294,6 +294,10 @@ class NodePlace(NamedTuple):
         """All addresses."""
         return ((0, (1 << self.bits) - 1),)
 
+    def unless(self, negated: bool, addresses: Addresses) -> Addresses:
+        """Return these addresses, or all other addresses if the test is `negated`."""
+        return minus(self.everywhere, addresses) if negated else addresses
+
 
 Addresses = tuple[tuple[int, int], ...]
 """Sorted, disjoint, inclusive intervals."""
