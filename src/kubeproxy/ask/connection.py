@@ -13,7 +13,7 @@ from kubeproxy.ask.checks import checkup, packets, ports, programming, returns, 
 from kubeproxy.ask.checks.node import CheckedNode, arrival, delivering_bridge, unforwarded, unreflecting_bridges
 from kubeproxy.ask.explanation import Explanation
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Severity, end_of
+from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Probe, Severity, end_of
 from kubeproxy.ask.kernel import present, probing
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import NODEPORTS, POLICIES, Explained, Target, Why, to_other_node
@@ -101,7 +101,7 @@ def _of_running(
     way: CheckedNode,
     why: Why,
     explained: Explained,
-    probes: Sequence[present.Probe],
+    probes: Sequence[Probe],
     silent: bytes | None,
 ) -> Iterator[Diagnosis]:
     """Yield the findings on the kernel and on other programs while the proxy runs. `silent` is a client on another node

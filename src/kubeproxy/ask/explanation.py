@@ -8,8 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from kubeproxy.ask.checks import strangers
-from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Effect, End, Severity, end_of, unreached
-from kubeproxy.ask.kernel import present
+from kubeproxy.ask.finding import MISLEADS, STOPS, Diagnosis, Effect, End, Probe, Severity, doubt, end_of, fixes
 from kubeproxy.ask.why import Why
 from kubeproxy.model.answer import Outcome
 
@@ -40,7 +39,7 @@ class Explanation(Struct, frozen=True):
 
     why: Why
     findings: tuple[Diagnosis, ...] = ()
-    probes: tuple[present.Probe, ...] = ()
+    probes: tuple[Probe, ...] = ()
 
     @property
     def stopped(self) -> bool:
@@ -92,8 +91,6 @@ class Explanation(Struct, frozen=True):
 
     def _doubts(self) -> Iterator[str]:
         """Yield the reasons, for the heading, why the answer is unknown."""
-        if self._leaves_open("endpoints"):
-            yield unreached({one.address: one.refused for one in self.probes}, self.findings)
         yield from (text for about, text in _DOUBTS.items() if self._leaves_open(about))
         first = [one.table for one in self.findings if one.severity is Severity.UNKNOWN and one.about in _FOREIGN]
         if first:
@@ -110,12 +107,23 @@ class Explanation(Struct, frozen=True):
     @property
     def heading(self) -> str:
         """The answer in one line."""
+        return f"{self.why.connection}: {self.decision}{self.doubt}"
+
+    @property
+    def decision(self) -> str:
+        """The answer in one line, without the connection and the doubt about the endpoints."""
         if overruled := self._overruled():
-            return self.why.heading_with(overruled)
+            return self.why.decision(overruled)
         planned = "kube-proxy would forward it" * self.why.forwarded
         is_planned = not self.why.direct and self._leaves_open("proxy")
-        heading = self.why.heading_with(planned, is_planned=True) if is_planned else self.why.heading
-        return heading + "".join(self._reservations())
+        decision = self.why.decision(planned, is_planned=True) if is_planned else self.why.decision()
+        return decision + "".join(self._reservations())
+
+    @property
+    def doubt(self) -> str:
+        """The end of the heading: the endpoints that a probe did not reach, and that the connection may reach."""
+        is_open = self.answer == "unknown" and self.why.elsewhere is None and not self._overruled()
+        return doubt(self.probes, self.findings) if is_open else ""
 
     def _overruled(self) -> str:
         """Return the outcome, for the heading, if a finding and not the proxy decides; '' if the proxy decides."""
@@ -190,13 +198,14 @@ class Explanation(Struct, frozen=True):
     @property
     def fixes(self) -> list[str]:
         """The fixes that let the connection pass."""
-        causes = [one for one in self.findings if one.is_wrong or one.severity is Severity.UNKNOWN]
-        return list(dict.fromkeys((*self.why.fixes, *(one.fix for one in causes if one.fix))))
+        return fixes(self.why.fixes, self.findings)
 
     def fields(self) -> dict[str, object]:
         """Return the answer in the form of JSON."""
         return {
             "heading": self.heading,
+            "decision": self.decision,
+            "doubt": self.doubt,
             "answer": self.answer,
             "why": self.why,
             "findings": [finding.row() for finding in self.findings],

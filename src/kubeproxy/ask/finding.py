@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
@@ -93,6 +93,11 @@ class Diagnosis(Struct, frozen=True):
         return self.severity <= Severity.DEGRADED
 
     @property
+    def is_doubt(self) -> bool:
+        """Return whether a probe of an endpoint failed that the connection may still reach."""
+        return self.about == "endpoints" and self.severity is Severity.UNKNOWN
+
+    @property
     def text(self) -> str:
         """The fact and its consequence, in one line."""
         return f"{self.what}: {self.why}" if self.why else self.what
@@ -116,16 +121,41 @@ class Diagnosis(Struct, frozen=True):
         return cls(Severity[row["severity"].upper()], *words, endpoint=row.get("endpoint", ""))
 
 
-def unreached(refused: Mapping[str, bool], findings: Iterable[Diagnosis]) -> str:
-    """Return the part of the heading about failed probes of endpoints that the connection may still reach. `refused`
-    contains for each probed endpoint whether it refused the probe."""
-    doubts = {one.endpoint for one in findings if one.severity is Severity.UNKNOWN}
-    failed = [one for one in refused if one in doubts]
-    if len(failed) == len(refused) > 1:
-        return "but no endpoint accepted a connection from this node"
+class Probe(Struct, frozen=True, rename="camel"):
+    """The result of one attempt. `problem` is '' on success; `seconds` is the duration."""
+
+    address: str
+    protocol: str
+    seconds: float
+    problem: str = ""
+    refused: bool = False
+    absent: bool = False  # no host on this node's link answers ARP or neighbour discovery for the endpoint's next hop
+    unanswered: bool = False  # neither reply nor refusal over UDP; many listening programs do not reply
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the endpoint could not be reached."""
+        return bool(self.problem)
+
+
+def doubt(probes: Sequence[Probe], findings: Iterable[Diagnosis]) -> str:
+    """Return the end of the heading: the failed probes of endpoints that the connection may still reach; '' for
+    none."""
+    doubts = {one.endpoint for one in findings if one.is_doubt}
+    failed = [one for one in probes if one.address in doubts]
+    if not failed:
+        return ""
+    if len(failed) == len(probes) > 1:
+        return ", but no endpoint accepted a connection from this node (?)"
     more = f" and {counted(len(failed) - _NAMED, 'more endpoint')}" if len(failed) > _NAMED else ""
-    verb = "refused" if all(refused[one] for one in failed) else "did not answer"
-    return f"but {', '.join(failed[:_NAMED])}{more} {verb} this node"
+    verb = "refused" if all(one.refused for one in failed) else "did not answer"
+    return f", but {', '.join(one.address for one in failed[:_NAMED])}{more} {verb} this node (?)"
+
+
+def fixes(first: Iterable[str], findings: Iterable[Diagnosis]) -> list[str]:
+    """Return the fixes that let a connection pass: the `first` fixes, and the fixes of findings that are errors or make
+    the answer unknown."""
+    return list(dict.fromkeys((*first, *(one.fix for one in findings if one.severity <= Severity.UNKNOWN and one.fix))))
 
 
 _NAMED: Final = 3  # endpoints in the heading

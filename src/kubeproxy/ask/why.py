@@ -109,24 +109,28 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.direct and self.endpoints[0].host == self.source
 
     @property
+    def connection(self) -> str:
+        """The client and the destination."""
+        return f"{self.source} -> {self.destination}"
+
+    @property
     def heading(self) -> str:
         """Return the answer in one line."""
+        return f"{self.connection}: {self.decision()}"
+
+    def decision(self, instead: str = "", *, is_planned: bool = False) -> str:
+        """Return the answer in one line, without the connection. `instead` replaces the decision of this node.
+        `is_planned` means that no kube-proxy was asked."""
         by = "kube-proxy forwards it" if not self.direct else "this node forwards it, untranslated"
         by = "the endpoint is the client itself: no packet leaves its network namespace" if self.is_inside else by
-        return self.heading_with(by if self.forwarded else "")
-
-    def heading_with(self, decision: str, *, is_planned: bool = False) -> str:
-        """Return the answer in one line; a non-empty `decision` replaces the decision of this node. `is_planned` means
-        that no kube-proxy was asked."""
-        asked = f"{self.source} -> {self.destination}"
         seen = "with a kube-proxy it would be " * is_planned + self.outcome
         seen = "kube-proxy does not handle it" if self.outcome == Outcome.NOT_OURS.value else seen
         seen += f", the client sees {self.client_sees}" * (not self.forwarded)
         if self.elsewhere is not None:
             node = self.elsewhere.node or "another node"
-            return f"{asked}: decided on {node}, where the {self.elsewhere.end} is; here it would be: {seen}"
+            return f"decided on {node}, where the {self.elsewhere.end} is; here it would be: {seen}"
         cause = next((f": {step.text} (x)" for step in self.steps if not step.passes), "")
-        return f"{asked}: {decision or seen + cause}"
+        return instead or (by if self.forwarded else seen + cause)
 
     @property
     def next(self) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.ask import lines
-from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.finding import Diagnosis, Probe, Severity, fixes
 from kubeproxy.ask.flows.users import PortUse
 from kubeproxy.ask.kernel.journeys import REFUSED, Journey
 from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
@@ -61,30 +61,23 @@ class _Answer(Struct, rename="camel", kw_only=True):
     mode: str = ""
 
 
-class _Probe(Struct):
-    address: str
-    problem: str
-    refused: bool
-    unanswered: bool = False  # over UDP
-
-
 class WhyAnswer(_Answer, kw_only=True):
     """An answer of `why`. `node` is the name of the node that gave the answer; it replaces the words `this node` in
-    texts."""
+    texts. `decision` and `doubt` are the parts of the heading after the connection."""
 
     node: str = ""
-    heading: str
+    decision: str
+    doubt: str = ""
     answer: Literal["yes", "no", "unknown"]
     why: Why
-    findings: list[dict[str, str]]
-    probes: list[_Probe]
-    fixes: list[str]
-    next: str
+    findings: list[Diagnosis] = []
+    probes: list[Probe] = []
+    next: str = ""
 
     @property
-    def diagnoses(self) -> list[Diagnosis]:
-        """The findings of the answer."""
-        return list(map(Diagnosis.from_row, self.findings))
+    def fixes(self) -> list[str]:
+        """The fixes that let the connection pass."""
+        return fixes(self.why.fixes, self.findings)
 
     @property
     def severity(self) -> Severity:
@@ -98,26 +91,24 @@ class WhyAnswer(_Answer, kw_only=True):
     @property
     def connection(self) -> str:
         """The client and the destination."""
-        return self.named(self.heading.partition(": ")[0])
+        return self.named(self.why.connection)
 
     @property
-    def decision(self) -> str:
-        """The part of the heading after the connection."""
-        return self.named(self.heading.partition(": ")[2])
+    def decided(self) -> str:
+        """The heading after the connection."""
+        return self.named(self.decision + self.doubt)
 
     def add(self, finding: Diagnosis) -> None:
         """Add a finding of this plugin. An error changes the answer to "no". Any other finding changes the answer "yes"
         to "unknown"."""
-        self.findings.insert(0, finding.row())
-        connection, _, decision = self.heading.partition(": ")
-        self.heading = f"{connection}: {finding.what} ({finding.severity.mark}); {decision}"
+        self.findings.insert(0, finding)
+        self.decision = f"{finding.what} ({finding.severity.mark}); {self.decision}"
         self.answer = "no" if finding.is_wrong or self.answer == "no" else "unknown"
-        self.fixes.insert(0, finding.fix)
 
     def cause(self, *, probes: bool) -> str:
         """Return the summary of the worst finding that is an error or makes the answer unknown; '' without such a
         finding. `probes` includes the findings of probes."""
-        found = [one for one in self.diagnoses if one.severity <= Severity.UNKNOWN]
+        found = [one for one in self.findings if one.severity <= Severity.UNKNOWN]
         kept = [one for one in found if probes or one.about != "endpoints"]
         return self.named(min(kept, key=lambda one: (one.severity, one.about == "endpoints")).what) if kept else ""
 
@@ -132,11 +123,12 @@ class WhyAnswer(_Answer, kw_only=True):
     def facts(self) -> Iterator[Fact]:
         """Yield one fact: the outcome of the connection, with the Service that owns the address, and the causes."""
         served = [step.text for step in self.why.steps[:1] if self.why.service and step.passes]
-        stops = [text for each, text in lines.connection(self.why, self.diagnoses) if each <= Severity.DEGRADED]
+        stops = [text for each, text in lines.connection(self.why, self.findings) if each <= Severity.DEGRADED]
+        heading = f"{self.why.connection}: {self.decision}{self.doubt}"
         if self.avoided:
-            yield Fact(Severity.NOTE, self.heading, (*served, *stops, _AVOIDED))
+            yield Fact(Severity.NOTE, heading, (*served, *stops, _AVOIDED))
             return
-        yield Fact(self.severity, self.heading, (*served, *stops), tuple(self.fixes))
+        yield Fact(self.severity, heading, (*served, *stops), tuple(self.fixes))
 
 
 def _of_finding(one: Diagnosis) -> Fact:
@@ -147,12 +139,12 @@ class DoctorAnswer(_Answer):
     """An answer of `doctor`; `pid` is 0 if no proxy answered the command."""
 
     pid: int
-    findings: list[dict[str, str]]
+    findings: list[Diagnosis]
     unknown: list[str]
 
     def facts(self) -> Iterator[Fact]:
         """Yield the findings."""
-        yield from map(_of_finding, map(Diagnosis.from_row, self.findings))
+        yield from map(_of_finding, self.findings)
         for text in self.unknown:
             yield Fact(Severity.UNKNOWN, text, numbered=True)
 
@@ -176,13 +168,13 @@ class VerifyAnswer(_Answer):
     restless: list[str]
     caveats: list[str]
     troubles: list[str]
-    ports: list[dict[str, str]] = []  # older releases lack this field
+    ports: list[Diagnosis] = []  # older releases lack this field
 
     def facts(self) -> Iterator[Fact]:
         """Yield the differences between API server, plan and kernel on the node."""
         for one in (*self.findings, *self.behind):
             yield Fact(Severity.BROKEN, lines.difference(*msgspec.structs.astuple(one)))
-        yield from map(_of_finding, map(Diagnosis.from_row, self.ports))
+        yield from map(_of_finding, self.ports)
         yield from (Fact(Severity.UNKNOWN, text) for text in self.troubles)
         yield from (Fact(Severity.UNKNOWN, f"{name}: changing all the time") for name in self.restless)
         yield from (Fact(Severity.NOTE, f"{name}: on its way into the kernel") for name in self.on_their_way)
@@ -206,12 +198,12 @@ class ServicesAnswer(_Answer):
     """An answer of `services` without a name."""
 
     services: list[_Service]
-    findings: list[dict[str, str]] = []
+    findings: list[Diagnosis] = []
 
     def facts(self) -> Iterator[Fact]:
         """Yield the reasons why objects are outdated, the state of each Service, and the ports without an endpoint for
         connections from the node."""
-        yield from map(_of_finding, map(Diagnosis.from_row, self.findings))
+        yield from map(_of_finding, self.findings)
         for one in self.services:
             name, reason = f"{one.namespace}/{one.name}", f" ({one.reason})" * bool(one.reason)
             count = one.endpoints if one.serving < 0 else one.serving
@@ -233,7 +225,7 @@ class ServiceAnswer(_Answer):
     ports: list[dict[str, Any]] = []
     committed: list[dict[str, Any]] | None = None
     problems: list[str] = []
-    findings: list[dict[str, str]] = []
+    findings: list[Diagnosis] = []
 
     def facts(self) -> Iterator[Fact]:
         """Yield facts about the Service: its state, the versions of its objects and the reasons why the objects may be
@@ -242,7 +234,7 @@ class ServiceAnswer(_Answer):
         Actions and local endpoints are no facts, because traffic policies make them differ between nodes; a frontend
         that drops connections because of policy Local is a note. Weights, drained endpoints and ejected endpoints are
         notes, because nodes may differ in them for a time."""
-        yield from map(_of_finding, map(Diagnosis.from_row, self.findings))
+        yield from map(_of_finding, self.findings)
         reason = f" ({self.reason})" * bool(self.reason)
         yield Fact(_severity(self.state), f"{self.namespace}/{self.name}: {self.state}{reason}", expected=True)
         if self.resource_version:
@@ -356,7 +348,13 @@ def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAn
     """Decode an answer; return the answer and its facts. Raises NoAnswerError if its form is invalid."""
     try:
         kind: type[NodeAnswer] = ServiceAnswer if command == "services" and arguments else _KINDS[command]
-        answer = msgspec.json.decode(_COMMAND.sub(b"`kubectl kubeproxy ", text), type=kind)
+        tree = msgspec.json.decode(_COMMAND.sub(b"`kubectl kubeproxy ", text), type=dict[str, Any])
+        for name in ("findings", "ports"):  # differences, Services' ports and used ports have no field `about`
+            rows = msgspec.convert(tree.get(name, []), list[dict[str, Any]])
+            tree[name] = [
+                Diagnosis.from_row(msgspec.convert(row, dict[str, str])) if "about" in row else row for row in rows
+            ]
+        answer = msgspec.convert(tree, kind)
         return answer, list(answer.facts())
     except (msgspec.MsgspecError, RecursionError, LookupError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise NoAnswerError(f"this plugin cannot decode the node's answer: {error}") from None

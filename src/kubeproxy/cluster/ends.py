@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from kubeproxy.ask.finding import AS_CLIENT, Diagnosis, End, Severity, end_of, unreached
+from kubeproxy.ask.finding import AS_CLIENT, Diagnosis, End, Severity, doubt, end_of
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.why import Target
 from kubeproxy.cluster.answers import WhyAnswer
@@ -54,14 +55,14 @@ class Delivery(Struct):
     @property
     def suspects(self) -> list[str]:
         """The chains on the node that may drop the packets."""
-        found = self.judged.diagnoses if self.judged is not None else []
+        found = self.judged.findings if self.judged is not None else []
         return [one.what for one in found if one.about == "firewall" and one.severity is Severity.NOTE]
 
     @property
     def fixes(self) -> list[str]:
         """The fixes on the endpoint's node."""
         if self.judged is not None:
-            probes = {one.fix for one in self.judged.diagnoses if one.about == "endpoints"}
+            probes = {one.fix for one in self.judged.findings if one.about == "endpoints"}
             return [
                 self.judged.named(fix) if fix in probes else f"on {self.reply.node}: {fix}" for fix in self.judged.fixes
             ]
@@ -148,7 +149,7 @@ def _api_fix(node: str) -> str:
     return f"see whether the proxy of {node} reaches the API server: `kubectl kubeproxy doctor --node {node}`"
 
 
-def doubt(near: WhyAnswer, node: str, far: Delivery) -> None:
+def contrast(near: WhyAnswer, node: str, far: Delivery) -> None:
     """Add a finding to the answer of the endpoint's node if a probe from that node got a UDP reply, but a probe from
     the client's node got none."""
     quiet = {one.address for one in near.probes if one.unanswered}
@@ -165,29 +166,28 @@ def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
     """If the client is a node, and the client's probe failed, too, report the failed probe from the endpoint's node as
     an error."""
     failed = {one.address for one in near.probes if one.problem}
-    unsure = [one for one in far.judged.findings if _is_doubt(one)] if far.judged is not None else []
-    if far.judged is None or near.why.client != NODE or far.end.address not in failed or not unsure:
+    judged, connect = far.judged, AS_CLIENT.format(far.end.address)
+    if judged is None or near.why.client != NODE or far.end.address not in failed:
         return
-    for one in unsure:
+    if any(one.is_doubt for one in judged.findings):
         why = f"{node}, which is the client, does not reach it either"
-        one |= {"severity": "broken", "why": why, "fix": one["fix"].replace(AS_CLIENT.format(far.end.address), "")}
-    far.judged.fixes = [fix.replace(AS_CLIENT.format(far.end.address), "") for fix in far.judged.fixes]
-    far.judged.answer, far.reply.status = "no", NO
+        judged.findings = [
+            replace(one, severity=Severity.BROKEN, why=why, fix=one.fix.replace(connect, "")) if one.is_doubt else one
+            for one in judged.findings
+        ]
+        judged.answer, far.reply.status = "no", NO
 
 
 def settle(near: WhyAnswer, deliveries: Sequence[Delivery]) -> None:
     """Remove the uncertain findings about probes of an endpoint if its own node certainly does not deliver to it."""
     lost = [one.end.address for one in deliveries if one.severity is Severity.BROKEN]
-    dropped = [one for one in near.findings if _is_doubt(one) and one.get("endpoint") in lost]
-    near.findings = [one for one in near.findings if one not in dropped]
-    kept = {one["fix"] for one in near.findings}
-    near.fixes = [fix for fix in near.fixes if fix in kept or all(one["fix"] != fix for one in dropped)]
+    near.findings = [one for one in near.findings if not (one.is_doubt and one.endpoint in lost)]
 
 
 def unanswered(near: WhyAnswer, deliveries: Sequence[Delivery]) -> list[Delivery]:
     """Return the deliveries to endpoints that a probe from the client's node did not reach, if the endpoint's node has
     no problem."""
-    doubts = {one.get("endpoint") for one in near.findings if _is_doubt(one)}
+    doubts = {one.endpoint for one in near.findings if one.is_doubt}
     return [one for one in deliveries if one.severity is Severity.FINE and one.end.address in doubts]
 
 
@@ -197,24 +197,18 @@ def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> No
     node about these packets."""
     if probe.answer != "no":
         return
-    refused = {one.address: one.refused for one in near.probes}
-    before = unreached(refused, near.diagnoses)
-    for row in near.findings:
-        if _is_doubt(row) and row.get("endpoint") == far.end.address:
-            cause = probe.cause(probes=False)
-            why = f"{far.reply.node} drops packets of {reply.node} itself ({cause}), and none of this client"
-            row |= {"severity": "note", "why": why, "fix": ""}
-    doubts = [one["fix"] for one in near.findings if _is_doubt(one)]
-    after = f", {unreached(refused, near.diagnoses)} (?)" * bool(doubts)
-    near.heading = near.heading.replace(f", {before} (?)", after)
-    if not doubts:
-        near.fixes = [fix for fix in near.fixes if any(one["fix"] == fix for one in near.findings)]
-    if all(one.severity > Severity.UNKNOWN for one in near.diagnoses) and near.answer == "unknown":
+    why = (
+        f"{far.reply.node} drops packets of {reply.node} itself ({probe.cause(probes=False)}), and none of this client"
+    )
+    near.findings = [
+        replace(one, severity=Severity.NOTE, why=why, fix="")
+        if one.is_doubt and one.endpoint == far.end.address
+        else one
+        for one in near.findings
+    ]
+    near.doubt = doubt(near.probes, near.findings)
+    if all(one.severity > Severity.UNKNOWN for one in near.findings) and near.answer == "unknown":
         near.answer, reply.status = "yes", YES
-
-
-def _is_doubt(row: Mapping[str, str]) -> bool:
-    return (row["about"], row["severity"]) == ("endpoints", "unknown")
 
 
 def question(end: Target, destination: str) -> tuple[str, str]:
@@ -241,7 +235,7 @@ def _lost_here(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> list[str]:
     """Return the endpoints that were not checked on their own nodes, and that the connection does not reach from the
     client's node."""
     others = {one.end.address for one in deliveries}
-    wrong = {one.endpoint for one in answer.diagnoses if one.is_wrong}
+    wrong = {one.endpoint for one in answer.findings if one.is_wrong}
     return [one.address for one in answer.why.endpoints if one.address in wrong - others]
 
 
@@ -251,15 +245,15 @@ def _parts(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> Iter
     carried = f"{', '.join(fine)} deliver{'s' * (len(fine) == 1)} it"
     if not any(one.answer is not None and one.answer.probes for one in deliveries):
         carried = f"nothing on {', '.join(fine)} stops it"
-    here = answer.decision
+    here = answer.decided
     is_open = answer.answer == "yes" and all(one.severity is not Severity.BROKEN for one in deliveries)
     if is_open or not drops_elsewhere(answer, deliveries):
         if answer.answer == "yes" or not deliveries:
             yield f"{here}, and {carried}" if fine else here
         else:
-            yield f"on {node}, " * (node not in answer.heading) + here
+            yield f"on {node}, " * (node not in answer.decision) + here
             if fine and not answer.cause(probes=False):
-                routes = (one for one in answer.diagnoses if one.about == "routes" and one.severity is Severity.NOTE)
+                routes = (one for one in answer.findings if one.about == "routes" and one.severity is Severity.NOTE)
                 lost = {one.address for one in answer.probes if one.problem}
                 here_only = lost and not any(one.end.address in lost for one in deliveries)
                 causes = ("see the network between the nodes", *(f"{one.what} (-)" for one in routes))

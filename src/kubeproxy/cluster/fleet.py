@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Final
 
@@ -61,21 +61,43 @@ class Shared(Struct):
 
 class Fleet:
     """The replies to one question, and the facts in their answers. `whole` means that the replies also contain the
-    answers as JSON values.
+    answers as JSON values."""
 
-    `options` contains further options of the command by node."""
-
-    def __init__(
-        self, command: str, arguments: Sequence[str], *, whole: bool, options: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    def __init__(self, command: str, arguments: Sequence[str], *, whole: bool) -> None:
         self.command = command
         self.arguments = arguments
-        self._options = options or {}
         self.replies: list[Reply] = []
         self.answers: dict[str, NodeAnswer] = {}
-        self.whole = whole
+        self.decisions: list[tuple[Reply, WhyAnswer | None]] = []
+        """The replies and their answers of `why` (None without an answer), in the order of the places."""
+        self._whole = whole
         self.examined: list[str] = []  # the nodes on which the command answered, with or without a proxy
         self._held: dict[object, tuple[Fact, list[str]]] = {}
+
+    @property
+    def decision(self) -> WhyAnswer | None:
+        """The answer of `why`, if only one node was asked."""
+        return self.decisions[0][1] if len(self.decisions) == 1 else None
+
+    def ask(self, kubectl: Kubectl, places: Sequence[ProxyPlace], options: Sequence[str], at_once: int) -> None:
+        """Send the question to `at_once` nodes at the same time; on a terminal, print the progress. `options` are
+        further options of the command. Raises QuestionError."""
+        pool = ThreadPoolExecutor(at_once)
+        try:
+            asked = [pool.submit(self._reply, kubectl, place, options) for place in places]
+            for count, future in enumerate(as_completed(asked), 1):
+                self.add(*future.result())
+                if sys.stderr.isatty():
+                    sys.stderr.write(f"\r{count} of {len(places)} nodes\x1b[K" if count < len(places) else "\r\x1b[K")
+                    sys.stderr.flush()
+        except BaseException:
+            kubectl.stop()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+        self.replies.sort(key=lambda reply: reply.node)
+        for reply, answer, _ in (future.result() for future in asked):
+            self.decisions.append((reply, answer if isinstance(answer, WhyAnswer) else None))
 
     def add(self, reply: Reply, answer: NodeAnswer | None, facts: Iterable[Fact]) -> None:
         """Add a node's reply. Each fact is stored once for all nodes; an answer is stored only if it is printed."""
@@ -91,11 +113,33 @@ class Fleet:
         if self.command in {"why", "flows", "trace"}:
             self.answers[reply.node] = answer
 
-    def words(self, place: ProxyPlace) -> list[str]:
-        """Return the further options of a node's command, and the arguments after `--`, which prevents that an argument
-        is read as an option. argparse refuses a `--` without arguments."""
-        arguments = place.arguments or self.arguments
-        return [*self._options.get(place.node, ()), *(["--", *arguments] if arguments else [])]
+    def _reply(
+        self, kubectl: Kubectl, place: ProxyPlace, options: Sequence[str]
+    ) -> tuple[Reply, NodeAnswer | None, Sequence[Fact]]:
+        where, arguments = place.container, place.arguments or self.arguments
+        if where is None:
+            return Reply(node=place.node, problem=place.problem), None, ()
+        reply = Reply(node=place.node, pod=f"{where.namespace}/{where.pod}")
+        # The `--` prevents that an argument is read as an option. argparse refuses a `--` without arguments.
+        words = [*options, *place.options, *(["--", *arguments] if arguments else [])]
+        try:
+            printed = kubectl.execute(where, [self.command, "-o", "json", *words])
+            if not printed.text.lstrip().startswith(b"{"):
+                reply.go = _go_version(kubectl, where) if _NO_COMMAND.search(printed.errors) else ""
+                reply.problem = "" if reply.go else _with_fix(printed.reason, where)
+                return reply, None, ()
+            answer, facts = decoded(printed.text, self.command, self.arguments)
+        except NoAnswerError as error:
+            reply.problem = str(error)
+            return reply, None, ()
+        reply.status = printed.status if printed.status in {YES, NO, UNKNOWN} else UNKNOWN
+        if isinstance(answer, WhyAnswer):
+            answer.node = place.node
+        reply.dead = isinstance(answer, DoctorAnswer) and not answer.pid
+        if not reply.dead:  # if no proxy ran, the version and the mode would be the command's own
+            reply.version, reply.mode = answer.version, answer.mode
+        reply.answer = msgspec.json.decode(printed.text) if self._whole else None
+        return reply, answer, facts
 
     def common(self) -> list[Fact]:
         """Return the facts that all nodes state; the worst fact is first."""
@@ -142,57 +186,6 @@ class Fleet:
         avoided = {node for node, one in answers.items() if one.avoided and served}
         codes = {reply.status for reply in self.replies if not reply.go and reply.node not in avoided}
         return exit_code(wrong=NO in codes or differ, unknown=codes - {YES} or not self.examined)
-
-
-def ask(
-    kubectl: Kubectl, places: Sequence[ProxyPlace], fleet: Fleet, options: Sequence[str], at_once: int
-) -> list[tuple[Reply, NodeAnswer | None]]:
-    """Send the question to `at_once` nodes at the same time; on a terminal, print the progress. Return the replies and
-    their answers (None without an answer) in the order of `places`.
-
-    `options` are further options of the command. Raises QuestionError."""
-    pool = ThreadPoolExecutor(at_once)
-    try:
-        asked = [pool.submit(_reply, kubectl, place, fleet, options) for place in places]
-        for count, future in enumerate(as_completed(asked), 1):
-            fleet.add(*future.result())
-            if sys.stderr.isatty():
-                sys.stderr.write(f"\r{count} of {len(places)} nodes\x1b[K" if count < len(places) else "\r\x1b[K")
-                sys.stderr.flush()
-    except BaseException:
-        kubectl.stop()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-    fleet.replies.sort(key=lambda reply: reply.node)
-    return [future.result()[:2] for future in asked]
-
-
-def _reply(
-    kubectl: Kubectl, place: ProxyPlace, fleet: Fleet, options: Sequence[str]
-) -> tuple[Reply, NodeAnswer | None, Sequence[Fact]]:
-    where = place.container
-    if where is None:
-        return Reply(node=place.node, problem=place.problem), None, ()
-    reply = Reply(node=place.node, pod=f"{where.namespace}/{where.pod}")
-    try:
-        printed = kubectl.execute(where, [fleet.command, "-o", "json", *options, *fleet.words(place)])
-        if not printed.text.lstrip().startswith(b"{"):
-            reply.go = _go_version(kubectl, where) if _NO_COMMAND.search(printed.errors) else ""
-            reply.problem = "" if reply.go else _with_fix(printed.reason, where)
-            return reply, None, ()
-        answer, facts = decoded(printed.text, fleet.command, fleet.arguments)
-    except NoAnswerError as error:
-        reply.problem = str(error)
-        return reply, None, ()
-    reply.status = printed.status if printed.status in {YES, NO, UNKNOWN} else UNKNOWN
-    if isinstance(answer, WhyAnswer):
-        answer.node = place.node
-    reply.dead = isinstance(answer, DoctorAnswer) and not answer.pid
-    if not reply.dead:  # if no proxy ran, the version and the mode would be the command's own
-        reply.version, reply.mode = answer.version, answer.mode
-    reply.answer = msgspec.json.decode(printed.text) if fleet.whole else None
-    return reply, answer, facts
 
 
 def _with_fix(reason: str, where: Container) -> str:

@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.question import NODE
@@ -29,11 +28,11 @@ from kubeproxy.ask.why import THIS_NODE, Why
 from kubeproxy.cluster import ends, show
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.ends import Delivery
-from kubeproxy.cluster.fleet import Fleet, ask
+from kubeproxy.cluster.fleet import Fleet
 from kubeproxy.cluster.following import Flow, follow, unsent
 from kubeproxy.cluster.kubectl import Kubectl
 from kubeproxy.cluster.names import Names, in_other_family, question
-from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, Survey, survey
+from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, survey
 from kubeproxy.commands import NO, UNKNOWN, completed, exit_code, output, watching
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.answer import AnswerStep
@@ -109,22 +108,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    values = vars(given)
-    connection = [f"--{name}={value}" for name in _CONNECTION for value in values[name.replace("-", "_")]]
-    kubectl = Kubectl(connection, given.timeout + (values.get("seconds") or 0))
-    found = survey(kubectl, given.proxy_namespace, given.proxy_selector)
-    names = Names(kubectl, found.nodes, given.namespace)
-    if found.problem:
-        _warn(found.problem)
+    values, asker = vars(given), _Asker(given)
+    names = asker.names
     if given.command == "why":
-        _, fleet = _nearest(given, kubectl, found, names, _options(given))
-        return _answer(given, fleet, names, _deliveries(given, kubectl, found, fleet, names))
+        _, fleet = asker.nearest(_options(given))
+        return asker.answer(fleet, asker.deliveries(fleet))
     if given.command == "trace":
-        return _trace(given, kubectl, found, names)
+        return asker.trace()
     arguments = [names.service(given.name)] if values.get("name") else []
-    asked = partial(_asked, given, kubectl, found.of(given.node), given.command, arguments, _options(given))
+    asked = partial(asker.ask, asker.found.of(given.node), given.command, arguments, _options(given))
     if not values.get("watch"):
-        return _answer(given, asked(), names)
+        return asker.answer(asked())
 
     def look() -> watching.WatchedAnswer:
         fleet = asked()
@@ -134,92 +128,172 @@ def _run(given: argparse.Namespace) -> int:
     return watching.answered(given, look, time.monotonic)
 
 
-def _nearest(
-    given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names, options: Sequence[str]
-) -> tuple[Fleet, Fleet]:
-    """Run `why` on the client's node; for a client outside of the cluster, run `why` on the Node with the target's
-    address, or on all nodes. Then run `why` on the node to which the answer refers, if any. Return the answers of the
-    client's node and of the node that handles the connection; usually these nodes are the same."""
-    source, target = names.client(given.client), names.target(given.target)
-    entry = source.node or ("" if source.addresses == (NODE,) else target.node)
-    chosen = given.node or ([entry] if entry else [])
-    if not chosen and source.addresses == (NODE,):
-        raise QuestionError("the word node needs the name of a node: give node/NAME, or the name by --node")
-    if given.command == "trace" and len(chosen) != 1:
-        raise QuestionError(f"trace follows the packets of {given.client} from one node: give its name by --node")
-    if not chosen:
-        _warn(
-            f"{given.client} is on no known node, so all nodes are asked; --node selects the node to which the "
-            f"client connects"
-        )
-    arguments = question(source, target)
-    fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
-    if len(chosen) == 1 and fleet.replies[0].hangs and target.service and target.addresses:
-        # A proxy that hangs cannot resolve the name of a Service. For an address, the node's command reads the rules
-        # without the proxy.
-        fleet.arguments = arguments = question(source, target._replace(service=""))
-        if given.command == "why":
-            fleet = _asked(given, kubectl, found.of(chosen), "why", arguments, options)
-    answers = [one for one in fleet.answers.values() if isinstance(one, WhyAnswer)]
-    is_stopped = any(one.answer == "no" for one in answers)
-    elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node and not is_stopped else None
-    first = fleet
-    if elsewhere is not None and elsewhere.node in found.places:
-        if arguments[0] == NODE and (own := names.address_of(source.node, answers[0].why.destination)):
-            arguments = own, arguments[1]  # to the next node, the word node would mean that node itself
-        fleet = _asked(given, kubectl, found.of([elsewhere.node]), "why", arguments, options)
-        first = first if elsewhere.end == "destination" else fleet
-    for one in fleet.answers.values():
-        if isinstance(one, WhyAnswer) and len(fleet.replies) == 1:
-            one.why = names.placed(one.why, ends.MOST)
-            other = in_other_family(source, target, one.why.destination)
-            is_shared = target.service or not one.why.service or (other and names.has_family(one.why.service, other))
-            names.other_family = other if is_shared else ""
-    return first, fleet
+class _Asker:
+    """Asks the nodes about the connection or the Services on the command line (`given`), and prints the answers."""
 
+    def __init__(self, given: argparse.Namespace) -> None:
+        values = vars(given)
+        connection = [f"--{name}={value}" for name in _CONNECTION for value in values[name.replace("-", "_")]]
+        self._given = given
+        self._kubectl = Kubectl(connection, given.timeout + (values.get("seconds") or 0))
+        self.found = survey(self._kubectl, given.proxy_namespace, given.proxy_selector)
+        self.names = Names(self._kubectl, self.found.nodes, given.namespace)
+        if self.found.problem:
+            _warn(self.found.problem)
 
-def _trace(given: argparse.Namespace, kubectl: Kubectl, found: Survey, names: Names) -> int:
-    """Trace packets on the client's node and on the node that gets them next, which `why` names."""
-    first, near = _nearest(given, kubectl, found, names, ["--no-probe"])
-    node, decider = first.replies[0].node, near.replies[0].node
-    answer = next(iter(near.answers.values()), None)
-    client, destination = first.arguments
-    if near.replies[0].hangs:  # the node's command follows packets to an address without the proxy
-        answer = _undecided(decider, client, destination)
-    if not isinstance(answer, WhyAnswer):
-        return _answer(given, near, names)
-    sending = [] if client == NODE else ["--send"]
-
-    def traced(flows: Mapping[str, Flow], packets: int) -> Fleet:
-        nonlocal sending
-        if sending == ["--no-send"]:
-            nodes, again = " and ".join(sorted(flows)), "again " * (len(flows) > 1)
-            _warn(f"{nodes}: tracing for {given.seconds:g} s; let {given.client} connect {again}now")
-        options = {one: ["--no-send"] for one in flows} | {node: sending}
-        fleet = Fleet("trace", near.arguments, whole=near.whole, options=options)
-        places = [one._replace(arguments=flows[one.node]) for one in found.any_of(flows)]
-        ask(kubectl, places, fleet, [f"--seconds={given.seconds}", f"--packets={packets}"], len(flows))
-        if sending == ["--send"] and (reason := unsent(fleet, node)):
-            _warn(f"{node} {reason}")
-            sending = ["--no-send"]
-            return traced(flows, packets)
+    def ask(
+        self, places: Sequence[ProxyPlace], command: str, arguments: Sequence[str], options: Sequence[str]
+    ) -> Fleet:
+        """Run a command on these nodes."""
+        fleet = Fleet(command, arguments, whole=self._given.output == "json")
+        # The traces of one connection run at the same time.
+        fleet.ask(self._kubectl, places, options, max(self._given.at_once, 1 if command != "trace" else len(places)))
         return fleet
 
-    followed = follow(traced, node, client, answer.why, decider)
-    why = answer.why
-    causes = [answer.named(step.text) for step in why.steps if not step.passes] if why.elsewhere is None else []
-    fixes = list(map(answer.named, answer.fixes)) if causes else []
-    gone = ends.outdated(answer, names.listed(why), decider)
-    if gone is not None:
-        causes.append(gone.what)
-        fixes.append(gone.fix)
-    heading = ": ".join((answer.connection, *causes, followed.text))
-    if given.output == "json":
-        output.json(show.fields(followed.fleet) | {"heading": heading})
-    else:
-        show.traces(followed, heading, fixes, names.known)
-        _show_other_family(given, names)
-    return NO if gone is not None else followed.status
+    def nearest(self, options: Sequence[str]) -> tuple[Fleet, Fleet]:
+        """Run `why` on the client's node; for a client outside of the cluster, run `why` on the Node with the target's
+        address, or on all nodes. Then run `why` on the node to which the answer refers, if any. Return the answers of
+        the client's node and of the node that handles the connection; usually these nodes are the same."""
+        given, found, names = self._given, self.found, self.names
+        source, target = names.client(given.client), names.target(given.target)
+        entry = source.node or ("" if source.addresses == (NODE,) else target.node)
+        chosen = given.node or ([entry] if entry else [])
+        if not chosen and source.addresses == (NODE,):
+            raise QuestionError("the word node needs the name of a node: give node/NAME, or the name by --node")
+        if given.command == "trace" and len(chosen) != 1:
+            raise QuestionError(f"trace follows the packets of {given.client} from one node: give its name by --node")
+        if not chosen:
+            _warn(
+                f"{given.client} is on no known node, so all nodes are asked; --node selects the node to which the "
+                f"client connects"
+            )
+        arguments = question(source, target)
+        fleet = self.ask(found.of(chosen), "why", arguments, options)
+        if len(chosen) == 1 and fleet.replies[0].hangs and target.service and target.addresses:
+            # A proxy that hangs cannot resolve the name of a Service. For an address, the node's command reads the
+            # rules without the proxy.
+            fleet.arguments = arguments = question(source, target._replace(service=""))
+            if given.command == "why":
+                fleet = self.ask(found.of(chosen), "why", arguments, options)
+        answers = [one for one in fleet.answers.values() if isinstance(one, WhyAnswer)]
+        is_stopped = any(one.answer == "no" for one in answers)
+        elsewhere = answers[0].why.elsewhere if len(answers) == 1 and not given.node and not is_stopped else None
+        first = fleet
+        if elsewhere is not None and elsewhere.node in found.places:
+            if arguments[0] == NODE and (own := names.address_of(source.node, answers[0].why.destination)):
+                arguments = own, arguments[1]  # to the next node, the word node would mean that node itself
+            fleet = self.ask(found.of([elsewhere.node]), "why", arguments, options)
+            first = first if elsewhere.end == "destination" else fleet
+        if (answer := fleet.decision) is not None:
+            answer.why = names.placed(answer.why, ends.MOST)
+            other = in_other_family(source, target, answer.why.destination)
+            service = answer.why.service
+            is_shared = target.service or not service or (other and names.has_family(service, other))
+            names.other_family = other if is_shared else ""
+        return first, fleet
+
+    def trace(self) -> int:
+        """Trace packets on the client's node and on the node that gets them next, which `why` names."""
+        given, names = self._given, self.names
+        first, near = self.nearest(["--no-probe"])
+        node, decider = first.replies[0].node, near.replies[0].node
+        client, destination = first.arguments
+        # If the proxy hangs, the node's command follows packets to an address without the proxy.
+        answer = _undecided(decider, client, destination) if near.replies[0].hangs else near.decision
+        if answer is None:
+            return self.answer(near)
+        sending = [] if client == NODE else ["--send"]
+
+        def traced(flows: Mapping[str, Flow], packets: int) -> Fleet:
+            nonlocal sending
+            if sending == ["--no-send"]:
+                nodes, again = " and ".join(sorted(flows)), "again " * (len(flows) > 1)
+                _warn(f"{nodes}: tracing for {given.seconds:g} s; let {given.client} connect {again}now")
+            places = [
+                one._replace(arguments=flows[one.node], options=sending if one.node == node else ["--no-send"])
+                for one in self.found.any_of(flows)
+            ]
+            limits = [f"--seconds={given.seconds}", f"--packets={packets}"]
+            fleet = self.ask(places, "trace", near.arguments, limits)
+            if sending == ["--send"] and (reason := unsent(fleet, node)):
+                _warn(f"{node} {reason}")
+                sending = ["--no-send"]
+                return traced(flows, packets)
+            return fleet
+
+        followed = follow(traced, node, client, answer.why, decider)
+        why = answer.why
+        causes = [answer.named(step.text) for step in why.steps if not step.passes] if why.elsewhere is None else []
+        fixes = list(map(answer.named, answer.fixes)) if causes else []
+        gone = ends.outdated(answer, names.listed(why), decider)
+        if gone is not None:
+            causes.append(gone.what)
+            fixes.append(gone.fix)
+        heading = ": ".join((answer.connection, *causes, followed.text))
+        if given.output == "json":
+            output.json(show.fields(followed.fleet) | {"heading": heading})
+        else:
+            show.traces(followed, heading, fixes, names.known)
+            self._show_other_family()
+        return NO if gone is not None else followed.status
+
+    def deliveries(self, fleet: Fleet) -> list[Delivery]:
+        """If one node gave the answer, ask the endpoints' nodes, one question per endpoint, and compare the answer's
+        endpoints with the API server's. The interface of the client applies only to the client's node."""
+        near, found = fleet.decision, self.found
+        if near is None:
+            return []
+        reply, destination = fleet.replies[0], near.why.destination
+        chosen = ends.asked(near, reply.node)
+        listed = self.names.listed(near.why)
+        places = [
+            place._replace(arguments=ends.question(end, destination))
+            for end, place in zip(chosen, found.any_of(end.node for end in chosen), strict=True)
+        ]
+        there = self.ask(places, "why", (), ["--no-probe"] * self._given.no_probe)
+        made = [
+            Delivery(end, *asked, listed=end_of(end.address) in listed if listed is not None else None)
+            for end, asked in zip(chosen, there.decisions, strict=True)
+        ]
+        if finding := ends.outdated(near, listed, reply.node):
+            near.add(finding)
+            reply.status = NO
+        for one in made:
+            ends.contrast(near, reply.node, one)
+            ends.confirm(near, reply.node, one)
+        ends.settle(near, made)
+        if own := self.names.address_of(reply.node, destination):
+            silent = ends.unanswered(near, made)
+            places = [
+                place._replace(arguments=(own, ends.question(one.end, destination)[1]))
+                for one, place in zip(silent, found.any_of(one.end.node for one in silent), strict=True)
+            ]
+            again = self.ask(places, "why", (), ["--no-probe"])
+            for one, (_, probe) in zip(silent, again.decisions, strict=True):
+                if probe is not None:
+                    ends.excuse(near, reply, one, probe)
+        return made
+
+    def answer(self, fleet: Fleet, deliveries: Sequence[Delivery] = ()) -> int:
+        """Print the answers; return the exit code."""
+        given, answer = self._given, fleet.decision
+        if given.output == "json":
+            output.json(show.fields(fleet, deliveries))
+        elif answer is not None:
+            trace = _command(given, "trace", given.target)
+            show.one(fleet.replies[0], answer, self.names.known, deliveries, trace)
+            self._show_other_family()
+        else:
+            show.many(fleet, self.names.known)
+        codes = {fleet.status(), *(one.status for one in deliveries)}
+        is_partial = answer is not None and ends.unchecked(answer, fleet.replies[0].node, deliveries)
+        return exit_code(wrong=NO in codes, unknown=UNKNOWN in codes or bool(is_partial))
+
+    def _show_other_family(self) -> None:
+        """Print the command with the same question in the address family that the answer omits."""
+        if other := self.names.other_family:
+            family, given = "IPv6" if other.startswith("[") else "IPv4", self._given
+            output.say(f"Next: the same over {family}: {shlex.join(_command(given, given.command, other))}")
 
 
 def _undecided(node: str, client: str, destination: str) -> WhyAnswer:
@@ -227,89 +301,13 @@ def _undecided(node: str, client: str, destination: str) -> WhyAnswer:
     steps = (AnswerStep(False, f"the proxy of {node} hangs"),)
     source = THIS_NODE if client == NODE else client
     why = Why(source=source, destination=destination, outcome="unknown", client_sees="unknown", steps=steps)
-    nothing: dict[str, Any] = {"findings": [], "probes": [], "fixes": [], "next": ""}
-    return WhyAnswer(schema_version=1, node=node, heading=why.heading, answer="unknown", why=why, **nothing)
-
-
-def _deliveries(
-    given: argparse.Namespace, kubectl: Kubectl, found: Survey, fleet: Fleet, names: Names
-) -> list[Delivery]:
-    """If one node gave the answer, ask the endpoints' nodes, one question per endpoint, and compare the answer's
-    endpoints with the API server's. The interface of the client applies only to the client's node."""
-    near = next(iter(fleet.answers.values()), None)
-    if len(fleet.replies) > 1 or not isinstance(near, WhyAnswer):
-        return []
-    chosen = ends.asked(near, fleet.replies[0].node)
-    places = [
-        place._replace(arguments=ends.question(end, near.why.destination))
-        for end, place in zip(chosen, found.any_of(end.node for end in chosen), strict=True)
-    ]
-    there = Fleet("why", (), whole=given.output == "json")
-    replies = ask(kubectl, places, there, ["--no-probe"] * given.no_probe, max(given.at_once, 1))
-    listed = names.listed(near.why)
-    if finding := ends.outdated(near, listed, fleet.replies[0].node):
-        near.add(finding)
-        fleet.replies[0].status = NO
-    made = [
-        Delivery(end, reply, one if isinstance(one, WhyAnswer) else None)
-        for end, (reply, one) in zip(chosen, replies, strict=True)
-    ]
-    for one in made:
-        one.listed = end_of(one.end.address) in listed if listed is not None else None
-        ends.doubt(near, fleet.replies[0].node, one)
-        ends.confirm(near, fleet.replies[0].node, one)
-    ends.settle(near, made)
-    silent = ends.unanswered(near, made)
-    own = names.address_of(fleet.replies[0].node, near.why.destination)
-    places = [
-        place._replace(arguments=(own, ends.question(one.end, near.why.destination)[1]))
-        for one, place in zip(silent, found.any_of(one.end.node for one in silent), strict=True)
-    ]
-    again = ask(kubectl, places, Fleet("why", (), whole=False), ["--no-probe"], max(given.at_once, 1)) if own else ()
-    for one, (_, probe) in zip(silent, again, strict=False):
-        if isinstance(probe, WhyAnswer):
-            ends.excuse(near, fleet.replies[0], one, probe)
-    return made
-
-
-def _asked(
-    given: argparse.Namespace,
-    kubectl: Kubectl,
-    places: Sequence[ProxyPlace],
-    command: str,
-    arguments: Sequence[str],
-    options: Sequence[str],
-) -> Fleet:
-    fleet = Fleet(command, arguments, whole=given.output == "json")
-    ask(kubectl, places, fleet, options, max(given.at_once, 1))
-    return fleet
+    return WhyAnswer(schema_version=1, node=node, decision=why.decision(), answer="unknown", why=why)
 
 
 def _options(given: argparse.Namespace) -> list[str]:
     values = vars(given)
     options = [f"--{name}" for name in ("no-probe", "api") if values.get(name.replace("-", "_"))]
     return options + [f"--{name}={values[name]}" for name in ("interface", "seconds") if values.get(name)]
-
-
-def _answer(given: argparse.Namespace, fleet: Fleet, names: Names, deliveries: Sequence[Delivery] = ()) -> int:
-    answer = next(iter(fleet.answers.values()), None)
-    if given.output == "json":
-        output.json(show.fields(fleet, deliveries))
-    elif len(fleet.replies) == 1 and isinstance(answer, WhyAnswer):
-        show.one(fleet.replies[0], answer, names.known, deliveries, _command(given, "trace", given.target))
-        _show_other_family(given, names)
-    else:
-        show.many(fleet, names.known)
-    codes = {fleet.status(), *(one.status for one in deliveries)}
-    is_partial = isinstance(answer, WhyAnswer) and ends.unchecked(answer, fleet.replies[0].node, deliveries)
-    return exit_code(wrong=NO in codes, unknown=UNKNOWN in codes or bool(is_partial))
-
-
-def _show_other_family(given: argparse.Namespace, names: Names) -> None:
-    """Print the command with the same question in the address family that the answer omits."""
-    if other := names.other_family:
-        family = "IPv6" if other.startswith("[") else "IPv4"
-        output.say(f"Next: the same over {family}: {shlex.join(_command(given, given.command, other))}")
 
 
 def _command(given: argparse.Namespace, command: str, target: str) -> list[str]:

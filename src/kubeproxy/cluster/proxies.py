@@ -74,13 +74,14 @@ class ListedPod(ApiStruct, frozen=True):
 
 
 class ProxyPlace(NamedTuple):
-    """A node with the container of its kube-proxy, or the reason why there is none. `arguments` replace the question's
-    arguments on this node."""
+    """A node with the container of its kube-proxy, or the reason why there is none. On this node, `arguments` replace
+    the question's arguments, and the command gets the further `options`."""
 
     node: str
     container: Container | None = None
     problem: str = ""
     arguments: Sequence[str] = ()
+    options: Sequence[str] = ()
 
 
 class Survey(NamedTuple):

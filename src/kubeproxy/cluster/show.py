@@ -34,11 +34,11 @@ def one(
     endpoints' nodes. `trace` is the command that traces the connection."""
     output.say(f"asked on {reply.node}, {_pod(reply)}")
     output.say(named(ends.heading(reply.node, answer, deliveries), known))
-    for severity, text in lines.connection(answer.why, answer.diagnoses):
+    for severity, text in lines.connection(answer.why, answer.findings):
         output.marked(severity.mark, named(text, known))
     for each in deliveries:
         output.marked(each.severity.mark, named(each.text, known))
-        for finding in each.judged.diagnoses if each.judged is not None else ():
+        for finding in each.judged.findings if each.judged is not None else ():
             output.say(f"     {finding.severity.mark:<2} {named(finding.text, known)}")
     others = ends.unchecked(answer, reply.node, deliveries)
     for end in others[:_ENDS]:
@@ -102,7 +102,7 @@ def rows(fleet: Fleet, known: Mapping[str, str]) -> dict[str, Row]:
 
 def fields(fleet: Fleet, deliveries: Sequence[Delivery] = ()) -> dict[str, object]:
     """Return all answers and their shared facts, for JSON in the form of docs/answers.schema.json."""
-    one = next((one for one in fleet.answers.values() if isinstance(one, WhyAnswer) and len(fleet.replies) == 1), None)
+    one = fleet.decision
     return {
         "command": fleet.command,
         "arguments": fleet.arguments,

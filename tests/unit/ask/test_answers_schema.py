@@ -14,12 +14,13 @@ from jsonschema import Draft202012Validator
 from msgspec.structs import fields, replace
 
 from kubeproxy.api.source import Reach, WatchStanding
+from kubeproxy.ask.finding import Probe
 from kubeproxy.ask.flows.follow import Cost, FlowEvent
 from kubeproxy.ask.flows.fullness import Filler, Fullness
 from kubeproxy.ask.flows.users import ClientUse, EndpointUse, PortUse
 from kubeproxy.ask.kernel.journeys import Journey, Met
 from kubeproxy.ask.kernel.looks import Seen
-from kubeproxy.ask.kernel.present import Probe, Report
+from kubeproxy.ask.kernel.present import Report
 from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
 from kubeproxy.ask.outlook import Outlook
 from kubeproxy.ask.question import Elsewhere

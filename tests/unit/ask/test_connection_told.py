@@ -18,9 +18,9 @@ from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.connection import _around as around
 from kubeproxy.ask.connection import tell
 from kubeproxy.ask.explanation import Explanation
-from kubeproxy.ask.finding import MISLEADS, NOTHING, PICKED_AGAIN, STOPS, Diagnosis, Effect, Harm, Severity
+from kubeproxy.ask.finding import MISLEADS, NOTHING, PICKED_AGAIN, STOPS, Diagnosis, Effect, Harm, Probe, Severity
 from kubeproxy.ask.kernel import present
-from kubeproxy.ask.kernel.present import OwnCause, Probe, ProbedFor
+from kubeproxy.ask.kernel.present import OwnCause, ProbedFor
 from kubeproxy.ask.question import Elsewhere
 from kubeproxy.ask.why import Explained, Target, Why
 from kubeproxy.backends.mode import FlowsEnd, Trace

@@ -12,9 +12,9 @@ from kubeproxy.ask.checks import routes
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.connection import _retried
 from kubeproxy.ask.explanation import Explanation
-from kubeproxy.ask.finding import PICKED_AGAIN, Effect, Harm
+from kubeproxy.ask.finding import PICKED_AGAIN, Effect, Harm, Probe
 from kubeproxy.ask.kernel import present
-from kubeproxy.ask.kernel.present import OwnCause, Probe, ProbedFor
+from kubeproxy.ask.kernel.present import OwnCause, ProbedFor
 from kubeproxy.ask.why import Target, Why
 from kubeproxy.backends.nftables import MODE
 from kubeproxy.config.types import KubeProxyConfiguration

@@ -39,7 +39,7 @@ def why(
 ) -> Json:
     decision = {
         "service": service,
-        "source": "10.244.0.7",
+        "source": heading.partition(" -> ")[0],
         "destination": destination,
         "outcome": "forwarded",
         "clientSees": "the answer of the endpoint",
@@ -50,7 +50,8 @@ def why(
         {"address": "10.244.1.8:3000", "protocol": "TCP", "seconds": 1, "problem": "no answer" * lost, "refused": False}
     ]
     parts = {"findings": findings, "probes": probes, "fixes": [one["fix"] for one in findings], "next": "kube-proxy …"}
-    out = {"schemaVersion": 1, "version": "0.1.0", "heading": heading, "answer": answer, "why": decision, **parts}
+    head = {"heading": heading, "decision": heading.partition(": ")[2], "answer": answer}
+    out = {"schemaVersion": 1, "version": "0.1.0", **head, "why": decision, **parts}
     return {"out": json.dumps(out), "status": CODES[answer]}
 
 
@@ -295,7 +296,7 @@ def test_endpoints_of_different_nodes_are_checked_first(cluster: StandIn, ask: A
 
 def test_a_proxy_that_does_not_have_the_endpoint_cannot_tell(cluster: StandIn, ask: Ask):
     cluster.node("node-a", **near("yes"))
-    cluster.node("node-b", **why("x -> y: not ours", "no", "10.244.1.8:3000/tcp", []))
+    cluster.node("node-b", **why(f"{SERVICE}: not ours", "no", "10.244.1.8:3000/tcp", []))
     status, text = ask()
     assert status == UNKNOWN
     assert (
@@ -311,7 +312,7 @@ def listed(cluster: StandIn, *addresses: str) -> None:
     cluster.objects["endpointslices"].append(made | {"ports": [{"port": 3000}]})
 
 
-UNKNOWN_THERE = why("x -> y: not ours", "no", "10.244.1.8:3000/tcp", [])
+UNKNOWN_THERE = why(f"{SERVICE}: not ours", "no", "10.244.1.8:3000/tcp", [])
 
 
 def test_a_clients_node_with_outdated_endpoints_is_named_and_not_the_endpoints_node(cluster: StandIn, ask: Ask):
@@ -374,10 +375,8 @@ def test_the_network_between_the_nodes_is_no_cause_of_a_silent_endpoint_on_the_c
 def test_an_endpoint_that_answers_neither_the_client_nor_its_node_is_no_doubt_if_the_client_is_a_node(
     cluster: StandIn, ask: Ask
 ):
-    here = near("no", NEAR_PROBE)
-    client = json.loads(here["out"]) | {"heading": "this node -> 10.96.0.10:80/tcp: kube-proxy forwards it"}
-    client["why"]["source"] = "this node"
-    cluster.node("node-a", **here | {"out": json.dumps(client)})
+    here = near("no", NEAR_PROBE, heading="this node -> 10.96.0.10:80/tcp: kube-proxy forwards it")
+    cluster.node("node-a", **here)
     probe = NEAR_DOUBT | {"why": "the pod network loses packets, or a policy perhaps drops those of the client"}
     cluster.node("node-b", **far("unknown", probe | {"fix": f"{AS_CLIENT.format('10.244.1.8:3000')}look at the pod"}))
     status, text = ask()

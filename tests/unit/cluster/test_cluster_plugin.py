@@ -60,7 +60,8 @@ def why(heading: str, answer: str = "yes", elsewhere: str = "", **fields: Any) -
         "endpoints": [{"address": "10.244.1.8:3000", "share": 1.0, "masqueraded": False, "node": "node-b"}],
         "elsewhere": {"node": elsewhere, "reason": "it is there", "field": "nodeName"} if elsewhere else None,
     }
-    out = made(heading=heading, answer=answer, why=decision, findings=[], probes=[], fixes=[], next="", **fields)
+    head = {"heading": heading, "decision": heading.partition(": ")[2], "answer": answer}
+    out = made(**head, why=decision, findings=[], probes=[], fixes=[], next="", **fields)
     return {"out": out, "status": {"yes": 0, "no": 1, "unknown": 2}[answer]}
 
 
@@ -286,8 +287,8 @@ def test_a_nodeport_is_asked_about_again_in_a_family_of_its_service(
 
 
 def test_the_node_that_an_answer_names_is_asked_next(cluster: StandIn, run: Run):
-    cluster.node("node-a", **why("decided on node-b", "unknown", elsewhere="node-b"))
-    cluster.node("node-b", **why("decided here"))
+    cluster.node("node-a", **why("x -> y: decided on node-b", "unknown", elsewhere="node-b"))
+    cluster.node("node-b", **why("x -> y: decided here"))
     status, text, _ = run("why", "10.244.0.99", "shop/web:80")
     assert (status, "decided here" in text) == (YES, True)
 
@@ -299,8 +300,8 @@ def test_a_client_outside_is_asked_about_on_all_nodes(cluster: StandIn, run: Run
     status, text, errors = run("why", "198.51.100.9", "203.0.113.1:80")
     assert status == NO
     assert "198.51.100.9 is on no known node, so all nodes are asked" in errors
-    assert "1 of 3 nodes: x -> y: dropped, the client sees a timeout: node-c" in text
-    assert "2 of 3 nodes: x -> y: kube-proxy forwards it: node-a, node-b" in text
+    assert "1 of 3 nodes: 10.244.0.7 -> 10.96.0.10:80/tcp: dropped, the client sees a timeout: node-c" in text
+    assert "2 of 3 nodes: 10.244.0.7 -> 10.96.0.10:80/tcp: kube-proxy forwards it: node-a, node-b" in text
     assert text.count("     10.96.0.10:80/TCP is the cluster IP of shop/web\n") == 2
     assert len(asked(cluster)) == 3
     status, text, _ = run("why", "198.51.100.9", "203.0.113.1:80", "--node", "node-a")
@@ -474,7 +475,7 @@ def test_nodes_that_a_load_balancer_avoids_are_no_error(cluster: StandIn, run: R
     cluster.printed["kube-proxy-py-node-b"] = avoided
     status, text, _ = run("why", "198.51.100.9", "203.0.113.1:80")
     assert status == YES
-    assert "-  1 of 2 nodes: x -> y: dropped, the client sees a timeout: node-b\n" in text
+    assert "-  1 of 2 nodes: 10.244.0.7 -> 10.96.0.10:80/tcp: dropped, the client sees a timeout: node-b\n" in text
     assert "see whether it obeys the health check at spec.healthCheckNodePort" in text
     assert "set the policy" not in text
     cluster.printed["kube-proxy-py-node-a"] = avoided

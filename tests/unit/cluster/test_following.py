@@ -248,8 +248,9 @@ def test_a_trace_of_a_refused_connection_names_the_reason(ask):
     answer = near("no", ends=[])
     out = json.loads(answer["out"])
     out["why"] |= {"outcome": "refused", "steps": [{"passes": False, "text": "no endpoint is ready", "field": ""}]}
+    out["why"]["fixes"] = ["look at the pods"]
     refused = trace(REFUSED, False, packet(lost="refused by rule"))
-    printed = {"out": json.dumps(out | {"fixes": ["look at the pods"]}), "status": NO}
+    printed = {"out": json.dumps(out), "status": NO}
     cluster.node("node-a", **printed, trace={"out": json.dumps(refused), "status": NO})
     status, text = run("10.244.0.7", "10.96.0.10:80")
     assert (status, f"{SERVICE}: no endpoint is ready: node-a refuses it: {REFUSED}\n" in text) == (NO, True), text

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kubeproxy.ask.facts import Facts
-from kubeproxy.ask.finding import AS_CLIENT, MISLEADS, NOTHING, Diagnosis, Effect, End, Harm, Severity, end_of
+from kubeproxy.ask.finding import AS_CLIENT, MISLEADS, NOTHING, Diagnosis, Effect, End, Harm, Probe, Severity, end_of
 from kubeproxy.ask.kernel.looks import Seen, examiners
 from kubeproxy.ask.kernel.looks import look as look_at
 from kubeproxy.ask.kernel.verdicts import kept_flow
@@ -261,23 +261,6 @@ TIMEOUT = 1.0  # seconds to wait for a connection
 _UDP_TIMEOUT = 0.2
 MOST = 20  # endpoints that are probed
 _TCP, _UDP = PROTOCOLS["TCP"], PROTOCOLS["UDP"]
-
-
-class Probe(Struct, frozen=True, rename="camel"):
-    """The result of one attempt. `problem` is '' on success; `seconds` is the duration."""
-
-    address: str
-    protocol: str
-    seconds: float
-    problem: str = ""
-    refused: bool = False
-    absent: bool = False  # no host on this node's link answers ARP or neighbour discovery for the endpoint's next hop
-    unanswered: bool = False  # neither reply nor refusal over UDP; many listening programs do not reply
-
-    @property
-    def failed(self) -> bool:
-        """Return whether the endpoint could not be reached."""
-        return bool(self.problem)
 
 
 def all_of(endpoints: Sequence[Target], protocol: int) -> tuple[Probe, ...]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from kubeproxy.ask.checks import checkup, packets
 from kubeproxy.ask.checks.node import CheckedNode
-from kubeproxy.ask.finding import Diagnosis, End, end_of
+from kubeproxy.ask.finding import Diagnosis, End, Probe, end_of
 from kubeproxy.ask.kernel import present
 from kubeproxy.ask.kernel.present import OwnCause
 from kubeproxy.ask.why import Explained, Why
@@ -33,7 +33,7 @@ def findings(
     node: CheckedNode,
     explained: Explained,
     why: Why,
-    probes: Sequence[present.Probe],
+    probes: Sequence[Probe],
     *,
     at_proxy: bool,
     lost: Collection[End] = (),
