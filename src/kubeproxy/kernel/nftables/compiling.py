@@ -139,7 +139,7 @@ class _Reader:
             yield from self._set(field)
         elif self.take("vmap"):
             yield from key.load()
-            yield x.Lookup(self._verdicts(field) if self.take("{") else self._name(), 1, x.VERDICT)
+            yield x.Lookup(self._inline(field, VERDICTS) if self.take("{") else self._name(), 1, x.VERDICT)
         elif self.take("&") or self.take("and"):
             yield from self._masked(field)
         else:
@@ -149,7 +149,7 @@ class _Reader:
             operand = self.word()
             if operand.startswith("@") or operand == "{":
                 yield from key.load()
-                inline = self._values(field) if operand == "{" else operand[1:]
+                inline = self._inline(field) if operand == "{" else operand[1:]
                 yield x.Lookup(inline, 1, flags=op)
             elif others:
                 raise ValueError(f"a set expected in rule: {self.text}")
@@ -159,24 +159,18 @@ class _Reader:
     def _name(self) -> str:
         return self.word().removeprefix("@")
 
-    def _values(self, field: Field) -> x.Inline:
-        found = set()
-        while True:
-            found.add((_element_key(field, self.word()), b""))
-            if not self.take(","):
-                self.expect("}")
-                return x.Inline(field.type, field.size, 0, frozenset(found))
-
-    def _verdicts(self, field: Field) -> x.Inline:
-        found = set()
-        while True:
-            value = _element_key(field, self.word())
-            self.expect(":")
-            code = {"goto": x.GOTO, "jump": x.JUMP}[self.word()]
-            found.add((value, x.RuleVerdict(code, self.word())))
-            if not self.take(","):
-                self.expect("}")
-                return x.Inline(field.type, field.size, VERDICTS, frozenset(found))
+    def _inline(self, field: Field, data_type: int = 0) -> x.Inline:
+        """Consume the elements of an anonymous set, or of an anonymous map to verdicts."""
+        found: set[tuple[bytes, bytes | x.RuleVerdict]] = set()
+        while not found or self.take(","):
+            key = _element_key(field, self.word())
+            if data_type:
+                self.expect(":")
+                found.add((key, x.RuleVerdict({"goto": x.GOTO, "jump": x.JUMP}[self.word()], self.word())))
+            else:
+                found.add((key, b""))
+        self.expect("}")
+        return x.Inline(field.type, field.size, data_type, frozenset(found))
 
     def _masked(self, field: Field) -> Iterator[x.Expression]:
         mask = packed(field.type, field.size, self.word())

@@ -139,14 +139,16 @@ class Fib(Expression, frozen=True):
 
 
 class Lookup(Expression, frozen=True):
-    """Looks up a key in a set, or looks up a key in a map and loads the data into `dreg` (VERDICT: a verdict map)."""
+    """Looks up a key in a set, or looks up a key in a map and loads the data into `dreg` (VERDICT: a verdict map). The
+    transaction that creates an anonymous set refers to the set by `set_id`."""
 
     KIND = "lookup"
-    LAYOUT = _layout("set:text sreg dreg - flags")
+    LAYOUT = _layout("set:text sreg dreg set_id flags")
     set: str | Inline
     sreg: int
     dreg: int | None = None
     flags: int = 0
+    set_id: int | None = None
 
 
 class Compare(Expression, frozen=True):
@@ -348,12 +350,11 @@ class Opaque(Expression, frozen=True):
 Rule = tuple[Expression, ...]
 
 KINDS: Final = {kind.KIND: kind for kind in Expression.__subclasses__() if kind.KIND}
-_SET_ID: Final = 4  # NFTA_LOOKUP_SET_ID
 
 
 @lru_cache(maxsize=4096)
 def pack(expression: Expression) -> bytes:
-    """Pack an expression as an entry of a rule's list. For a lookup in an anonymous set use `pack_lookup`."""
+    """Pack an expression as an entry of a rule's list. A lookup in an anonymous set needs the set's name and number."""
     if isinstance(expression, Opaque):
         name, body = expression.name, expression.raw
     else:
@@ -376,13 +377,6 @@ def _defaults(kind: type[Expression]) -> dict[str, Any]:
     return dict(zip(fields[len(fields) - len(values) :], values, strict=True))
 
 
-def pack_lookup(expression: Lookup, name: str, set_id: int) -> bytes:
-    """Pack a lookup in an anonymous set; `set_id` is the set's number in the transaction that also creates the set."""
-    named = Lookup(name, expression.sreg, expression.dreg, expression.flags)
-    body = b"".join(_packed(named)) + attribute(_SET_ID, set_id.to_bytes(4, "big"))
-    return nested(nfta.LIST_ELEM, attribute(nfta.EXPR_NAME, b"lookup\0"), nested(nfta.EXPR_DATA, body))
-
-
 def parse(data: bytes) -> Rule:
     """Parse a list of expressions into a rule. Anonymous sets are represented by the names that the kernel assigned."""
     return tuple([_parsed(data[first:last]) for _, first, last in attributes(data, 0, len(data))])
@@ -403,7 +397,7 @@ def _parsed(element: bytes) -> Expression:
     return kind(**values)
 
 
-_IGNORED: Final = {"counter": (1, 2, 3), "dynset": (8,), "limit": (6,), "lookup": (_SET_ID,)}
+_IGNORED: Final = {"counter": (1, 2, 3), "dynset": (8,), "limit": (6,)}
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Final
 
+from msgspec.structs import replace
+
 from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables import expressions as x
@@ -232,9 +234,8 @@ def appended(family: int, table: str, chain: str, rule: x.Rule) -> Iterator[byte
             number = _next_number()
             name = "__map%d" if expression.set.data_type else "__set%d"
             yield from _inline(family, table, name, number, expression.set)
-            packed.append(x.pack_lookup(expression, name, number))
-        else:
-            packed.append(x.pack(expression))
+            expression = replace(expression, set=name, set_id=number)  # noqa: PLW2901
+        packed.append(x.pack(expression))
     payload = names(table, chain) + nl.nested(nfta.RULE_EXPRESSIONS, *packed)
     yield nft_message(nfnetlink.NEW_RULE, family, payload, nfnetlink.CREATE | nfnetlink.NLM_F_APPEND)
 
