@@ -92,14 +92,31 @@ class _Writer:
 
     def add(self, expression: x.Expression) -> None:
         """Print the next expression, or store it in a register."""
-        write = getattr(self, f"_{expression.KIND}", None) if expression.KIND else None
+        write = getattr(self, f"_{expression.KIND}", self._statement)
         try:
-            if write is not None:
-                write(expression)
-                return
+            write(expression)
         except (LookupError, ValueError):
-            pass
-        self.words.append(_bracketed(expression, self._ip))
+            self.words.append(_bracketed(expression, self._ip))
+
+    def _statement(self, expression: x.Expression) -> None:
+        """Print an expression without registers."""
+        match expression:
+            case x.PacketCount():
+                self.words.append("counter")
+            case x.NamedObject(type=1, sreg=None):
+                self.words.append(f'counter name "{expression.name}"')
+            case x.Offload():
+                self.words.append(f"flow add @{expression.flowtable}")
+            case x.Masquerade(flags=0 | 0x10, port=None):
+                self.words.append("masquerade fully-random" if expression.flags else "masquerade")
+            case x.Reject(type=1):
+                if self.words[-1:] == [_TCP]:
+                    self.words.pop()  # nft implies this match
+                self.words.append("reject with tcp reset")
+            case x.Reject(type=0, code=code) if code == (3 if self._ip == "ip" else 4):
+                self.words.append("reject")
+            case _:
+                raise LookupError
 
     def _load(self, register: int, term: _Term) -> None:
         self._terms[_slot(register)] = term
@@ -236,33 +253,6 @@ class _Writer:
     def _redir(self, expression: x.Redirect) -> None:
         port = self._terms.pop(_slot(expression.port)).text if expression.port is not None else ""
         self.words.append(f"redirect to :{port}" if port else "redirect")
-
-    def _masq(self, expression: x.Masquerade) -> None:
-        if expression.flags & ~0x10 or expression.port is not None:
-            raise LookupError
-        self.words.append("masquerade fully-random" if expression.flags else "masquerade")
-
-    def _reject(self, expression: x.Reject) -> None:
-        usual = 3 if self._ip == "ip" else 4
-        if expression.type == 1:
-            if self.words[-1:] == [_TCP]:
-                self.words.pop()  # nft implies this match
-            self.words.append("reject with tcp reset")
-        elif (expression.type, expression.code) == (0, usual):
-            self.words.append("reject")
-        else:
-            raise LookupError
-
-    def _counter(self, expression: x.PacketCount) -> None:  # noqa: ARG002 - masquerade has no fields
-        self.words.append("counter")
-
-    def _objref(self, expression: x.NamedObject) -> None:
-        if expression.type != 1 or expression.sreg is not None:
-            raise LookupError
-        self.words.append(f'counter name "{expression.name}"')
-
-    def _flow_offload(self, expression: x.Offload) -> None:
-        self.words.append(f"flow add @{expression.flowtable}")
 
     def _limit(self, expression: x.Limit) -> None:
         over = "over " if expression.flags else ""
