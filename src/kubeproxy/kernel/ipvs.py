@@ -195,7 +195,7 @@ def family_id(netlink: nl.Netlink, name: str) -> int:
     for place in nl.answers(netlink.dump_all(_CONTROL, request, "the generic netlink families"), GENERIC.size):
         found = nl.parts(*place)
         if nl.text_of(found.get(_FAMILY_NAME, b"")) == name:
-            return _number(found[_FAMILY_ID])
+            return nl.host_number(found[_FAMILY_ID])
     raise Unsupported(f"the kernel has no generic netlink family {name}: its module is not loaded")
 
 
@@ -292,14 +292,14 @@ def _read_server(data: bytes, start: int, end: int) -> VirtualServer | None:
     found = nl.parts(data, start, end)
     if _ADDRESS not in found:
         return None
-    family = _number(found[_FAMILY])
+    family = nl.host_number(found[_FAMILY])
     size = _address_size(family)
-    key = server_key(found[_ADDRESS][:size], _number(found[_PROTOCOL]), int.from_bytes(found[_PORT], "big"))
-    netmask = _number(found[_NETMASK])
+    key = server_key(found[_ADDRESS][:size], nl.host_number(found[_PROTOCOL]), int.from_bytes(found[_PORT], "big"))
+    netmask = nl.host_number(found[_NETMASK])
     prefixlen = netmask if family == socket.AF_INET6 else netmask.bit_count()
     scheduler = nl.text_of(found.get(_SCHEDULER, b""))
-    flags = _number(found[_FLAGS][:4]) & _SETTABLE
-    return VirtualServer(key, scheduler, flags, _number(found[_TIMEOUT]), prefixlen % (8 * size))
+    flags = nl.host_number(found[_FLAGS][:4]) & _SETTABLE
+    return VirtualServer(key, scheduler, flags, nl.host_number(found[_TIMEOUT]), prefixlen % (8 * size))
 
 
 class RealServerReader:
@@ -337,7 +337,7 @@ class RealServerReader:
             length = last - first
             padding = "x" * (-length & 3 if first + length < end else 0)
             places[kind] = 2 * len(headers) + 1
-            headers.append(int.from_bytes(data[first - 4 : first], sys.byteorder))
+            headers.append(nl.host_number(data[first - 4 : first]))
             if kind in _REAL_NUMBERS and length != 4:
                 raise ApplyError("the kernel describes a real server with a number whose length is not four bytes")
             layout += f"I{'I' if kind in _REAL_NUMBERS else f'{length}s'}{padding}"
@@ -347,10 +347,6 @@ class RealServerReader:
             raise ApplyError("the kernel's description of a real server lacks an attribute")
         self._struct, self._headers = struct.Struct(layout), tuple(headers)
         self._wanted = itemgetter(*(places[wanted] for wanted in _REAL))
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(data, sys.byteorder)
 
 
 def _address_size(family: int) -> int:

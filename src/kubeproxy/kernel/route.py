@@ -54,13 +54,17 @@ class NetworkInterface(NamedTuple):
     running: bool
 
 
+def dumped(kind: int, head: bytes, what: str) -> list[bytes]:
+    """Return the buffers of a dump; `what` names the dump in errors. Raises NetlinkError."""
+    with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
+        return netlink.dump_all(kind, head, what)
+
+
 @nl.understood("interfaces")
 def interfaces() -> list[NetworkInterface]:
     """Return all interfaces. Raises NetlinkError."""
-    with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
-        buffers = netlink.dump_all(_GET_LINK, _ANY_LINK, "the interfaces")
     found = []
-    for data, start, end in nl.answers(buffers, _LINK.size):
+    for data, start, end in nl.answers(dumped(_GET_LINK, _ANY_LINK, "the interfaces"), _LINK.size):
         _, kind, index, flags, _ = _LINK.unpack_from(data, start - _LINK.size)
         name = nl.text_of(nl.parts(data, start, end)[_NAME])
         found.append(NetworkInterface(index, name, kind == _ETHERNET, bool(flags & _UP), bool(flags & _RUNNING)))
@@ -208,10 +212,10 @@ SCOPE_UNIVERSE: Final = 0
 _GET_ADDRESSES: Final = 22  # RTM_GETADDR
 _GROUPS: Final = (5, 9)  # RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR
 
-_GET_ROUTE: Final = 26
-_TO, _FROM, _OUT, _PREFERRED = 1, 2, 4, 7  # RTA_DST, RTA_SRC, RTA_OIF, RTA_PREFSRC
-_ROUTE_HEAD: Final = struct.Struct("=8BI")  # struct rtmsg
-_NO_ROUTE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL})
+GET_ROUTE: Final = 26  # RTM_GETROUTE
+TO, FROM, _OUT, _PREFERRED = 1, 2, 4, 7  # RTA_DST, RTA_SRC, RTA_OIF, RTA_PREFSRC
+ROUTE_HEAD: Final = struct.Struct("=8BI")  # struct rtmsg, struct fib_rule_hdr
+NO_ROUTE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL})
 
 
 class Address(Struct, frozen=True, order=True):
@@ -233,8 +237,7 @@ class Address(Struct, frozen=True, order=True):
 def local_addresses(family: int) -> list[Address]:
     """Return the addresses of a family (AF_INET or AF_INET6) on all interfaces, in the kernel's order. Raises
     NetlinkError. The address of a point-to-point interface is the address of its local end."""
-    with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
-        buffers = netlink.dump_all(_GET_ADDRESSES, _ADDRESS_HEAD.pack(family, 0, 0, 0, 0), "the local addresses")
+    buffers = dumped(_GET_ADDRESSES, _ADDRESS_HEAD.pack(family, 0, 0, 0, 0), "the local addresses")
     return listed(family, buffers, dict(socket.if_nameindex()))
 
 
@@ -284,7 +287,7 @@ def _number(name: str) -> int:
 
 def way_out(source: bytes, destination: bytes) -> str:
     """Return the outgoing interface for packed addresses; '' if there is no route. Raises NetlinkError."""
-    index = int.from_bytes(_route(destination, source).get(_OUT, b""), "little")
+    index = nl.host_number(_route(destination, source).get(_OUT, b""))
     try:
         return socket.if_indextoname(index)
     except OSError:  # no route, or the interface no longer exists
@@ -304,10 +307,9 @@ def _route(destination: bytes, source: bytes | None = None) -> dict[int, bytes]:
 
 def _routes(destination: bytes, source: bytes | None = None, flags: int = 0) -> list[tuple[bytes, int, int]]:
     try:
-        more = nl.attribute(_FROM, source) if source is not None else b""
-        return ask_route(destination, more, has_source=source is not None, flags=flags)
+        return ask_route(destination, source, flags=flags)
     except nl.NetlinkError as error:
-        if error.code in _NO_ROUTE:
+        if error.code in NO_ROUTE:
             return []
         raise
 
@@ -323,7 +325,7 @@ def silent_neighbour(destination: bytes) -> tuple[str, bool]:
     Also return whether this silent hop is the destination itself; False if the route does not use the interface of the
     destination's network. Raises NetlinkError."""
     route, family = _route(destination), family_of(destination)
-    hop, index = route.get(_GATEWAY, destination), int.from_bytes(route.get(_OUT, b""), "little")
+    hop, index = route.get(_GATEWAY, destination), nl.host_number(route.get(_OUT, b""))
     size, places = _NEIGHBOUR_HEAD.size, _neighbours(hop, index)
     states = [_NEIGHBOUR_HEAD.unpack_from(data, start - size)[2] for data, start, _ in places]
     state = next((_UNANSWERED[one] for one in states if one in _UNANSWERED), "")
@@ -376,16 +378,18 @@ def default_gateway(destination: bytes) -> bytes | None:
     """Return the gateway of the default route if this node's packets to a destination leave by that route, else None.
     Raises NetlinkError."""
     places = _routes(destination, flags=_MATCHED)
-    found = [place for place in places if not _ROUTE_HEAD.unpack_from(place[0], place[1] - _ROUTE_HEAD.size)[1]]
+    found = [place for place in places if not ROUTE_HEAD.unpack_from(place[0], place[1] - ROUTE_HEAD.size)[1]]
     return nl.parts(*found[0]).get(_GATEWAY) if found else None
 
 
 _MATCHED: Final = 0x2000  # RTM_F_FIB_MATCH: the answer contains the route's network in place of the destination
 
 
-def ask_route(destination: bytes, more: bytes, *, has_source: bool, flags: int = 0) -> list[tuple[bytes, int, int]]:
+def ask_route(
+    destination: bytes, source: bytes | None, more: bytes = b"", flags: int = 0
+) -> list[tuple[bytes, int, int]]:
     """Return (buffer, start, end) of the attributes of a route; `more` are packed attributes. Raises NetlinkError."""
-    bits = 8 * len(destination)
-    head = _ROUTE_HEAD.pack(family_of(destination), bits, bits * has_source, 0, 0, 0, 0, 0, flags)
+    ends = nl.attribute(TO, destination) + (nl.attribute(FROM, source) if source is not None else b"")
+    head = ROUTE_HEAD.pack(family_of(destination), 8 * len(destination), 8 * len(source or b""), *bytes(5), flags)
     with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
-        return netlink.ask(_GET_ROUTE, head + nl.attribute(_TO, destination) + more, "a route", _ROUTE_HEAD.size)
+        return netlink.ask(GET_ROUTE, head + ends + more, "a route", ROUTE_HEAD.size)

@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -130,6 +131,11 @@ def nested(kind: int, *attributes: bytes) -> bytes:
 def number_attribute(kind: int, value: int, size: int = 4) -> bytes:
     """Pack an attribute that contains a number in network byte order."""
     return attribute(kind, value.to_bytes(size, "big"))
+
+
+def host_number(payload: bytes) -> int:
+    """Return the number in an attribute's payload in the byte order of this machine; 0 if the payload is empty."""
+    return int.from_bytes(payload, sys.byteorder)
 
 
 def text_attribute(kind: int, text: str) -> bytes:
