@@ -7,7 +7,7 @@ import errno
 import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink import protocol as nl
@@ -104,27 +104,16 @@ class SetCounts(NamedTuple):
 class IpsetError(nl.NetlinkError):
     """The kernel refused a request about a set. `code` is an errno, or a code of ip_set.h (4096 or higher)."""
 
-    def __init__(self, code: int, what: str) -> None:
+    def __init__(self, code: int, what: str, _: str = "") -> None:
         ApplyError.__init__(self, f"{what}: {_ERRORS.get(code) or nl.errno_text(code)}")
         self.code = code
 
 
-class Ipsets(nl.Closing):
-    """The IP sets of a network namespace. A context manager that keeps one socket open. The methods raise IpsetError
-    when the kernel refuses, and NetlinkError when the socket fails."""
+class Ipsets(nl.Netlink):
+    """The IP sets of a network namespace. The methods raise IpsetError when the kernel refuses, and NetlinkError when
+    the socket fails."""
 
-    def __init__(self, netlink: nl.Netlink) -> None:
-        self._netlink = netlink
-        self._revisions: dict[SetKind, int] = {}
-
-    @classmethod
-    def open(cls) -> Self:
-        """Open a socket in the caller's network namespace. Raises NetlinkError."""
-        return cls(nl.Netlink.open(nl.NETLINK_NETFILTER))
-
-    def close(self) -> None:
-        """Close the socket; the sets are not deleted."""
-        self._netlink.close()
+    refusal = IpsetError
 
     def create(self, name: str, kind: SetKind, *, hashsize: int = 1024, maxelem: int = 65536) -> None:
         """Create a set; a bitmap ignores the sizes. Raises IpsetError with code EEXIST if the name exists."""
@@ -140,26 +129,22 @@ class Ipsets(nl.Closing):
             + nl.attribute(_FAMILY, bytes([kind.family]))
             + nl.nested(_DATA, options)
         )
-        self._do(_CREATE, payload, f"create ip set {name}", nl.NLM_F_CREATE | nl.NLM_F_EXCL)
+        self.request(_CREATE, payload, f"create ip set {name}", nl.NLM_F_CREATE | nl.NLM_F_EXCL)
 
     def destroy(self, name: str) -> None:
         """Remove a set, if it exists. Raises IpsetError while a rule uses the set."""
-        try:
-            self._do(_DESTROY, _named(name), f"destroy ip set {name}")
-        except IpsetError as error:
-            if error.code != errno.ENOENT:
-                raise
+        self.request(_DESTROY, _named(name), f"destroy ip set {name}", accepted=(errno.ENOENT,))
 
     def swap(self, first: str, second: str) -> None:
         """Exchange the contents of two sets of one type, atomically for the rules that use these sets."""
         payload = _named(first) + nl.text_attribute(_SECOND_NAME, second)
-        self._do(_SWAP, payload, f"swap ip sets {first} and {second}")
+        self.request(_SWAP, payload, f"swap ip sets {first} and {second}")
 
     @nl.understood("ip sets")
     def counts(self) -> dict[str, SetCounts]:
         """Return the counts of all sets by name. The call is fast, because the kernel sends no entries."""
         found = {}
-        for one in self._dump(_HEAD + nl.number_attribute(_FLAGS, _LIST_HEADERS), "the ip sets"):
+        for one in self._listed(_HEAD + nl.number_attribute(_FLAGS, _LIST_HEADERS), "the ip sets"):
             numbers = {kind: int.from_bytes(value, "big") for kind, value in nl.parts(one.get(_DATA, b"")).items()}
             entries, most, uses = (numbers.get(kind, 0) for kind in (_COUNT, _MAXELEM, _REFERENCES))
             kind = SetKind(nl.text_of(one[_TYPE_NAME]), one[_FAMILY][0])
@@ -170,7 +155,7 @@ class Ipsets(nl.Closing):
     def entries(self, name: str) -> set[SetEntry]:
         """Return all entries of a set. Raises IpsetError with code ENOENT if the set is missing."""
         found: set[SetEntry] = set()
-        for one in self._dump(_named(name), f"ip set {name}"):
+        for one in self._listed(_named(name), f"ip set {name}"):
             data = one.get(_ENTRIES, b"")
             found.update(_read_entry(nl.parts(data, start, end)) for _, start, end in nl.attributes(data, 0, len(data)))
         return found
@@ -188,9 +173,9 @@ class Ipsets(nl.Closing):
         head, line = _named(name), nl.attribute(_LINE, bytes(4))
         chunks = list(_chunks(entries))
         payloads = [head + line + nl.attribute(_ENTRIES | nl.NLA_F_NESTED, b"".join(packed)) for _, packed in chunks]
-        results = self._netlink.requests(command, payloads, f"ip set {name}")
+        results = self.requests(command, payloads, f"ip set {name}")
         alone = [item for (chunk, _), (code, _) in zip(chunks, results, strict=True) if code for item in chunk]
-        answers = self._netlink.requests(command, [head + _pack_entry(item) for item in alone], f"ip set {name}")
+        answers = self.requests(command, [head + _pack_entry(item) for item in alone], f"ip set {name}")
         refused = [
             (item, IpsetError(code, f"cannot {verb.format(item)} ip set {name}"))
             for item, (code, _) in zip(alone, answers, strict=True)
@@ -199,30 +184,19 @@ class Ipsets(nl.Closing):
         if refused:
             raise nl.RefusedError(refused)
 
-    def _do(self, command: int, payload: bytes, what: str, flags: int = 0) -> None:
-        code, _ = self._netlink.requests(command, [payload], what, flags)[0]
-        if code:
-            raise IpsetError(code, f"cannot {what}")
-
     @nl.understood("ip sets")
     def _revision(self, kind: SetKind) -> int:
         """Return the newest revision of a set type that the kernel supports. The kernel loads the type's module."""
-        if kind not in self._revisions:
-            request = _HEAD + nl.text_attribute(_TYPE_NAME, kind.type) + nl.attribute(_FAMILY, bytes([kind.family]))
-            what = f"the ip set type {kind.type}"
-            try:
-                places = self._netlink.ask(_TYPE, request, what)
-            except nl.NetlinkError as error:
-                raise IpsetError(error.code, f"cannot use {what}") from error
-            self._revisions[kind] = next((nl.parts(*place) for place in places), {})[_REVISION][0]
-        return self._revisions[kind]
+        request = _HEAD + nl.text_attribute(_TYPE_NAME, kind.type) + nl.attribute(_FAMILY, bytes([kind.family]))
+        what = f"the ip set type {kind.type}"
+        ((code, _, places),) = self.inquire(_TYPE, [request], what)
+        if code:
+            raise IpsetError(code, f"cannot use {what}")
+        ((data, start, end),) = places
+        return nl.parts(data, start + _HEADER_SIZE, end)[_REVISION][0]
 
-    def _dump(self, request: bytes, what: str) -> Iterator[dict[int, bytes]]:
-        try:
-            buffers = self._netlink.dump_all(_LIST, request, what)
-        except nl.NetlinkError as error:
-            raise IpsetError(error.code, f"cannot read {what}") from error
-        return (nl.parts(*place) for place in nl.answers(buffers, _HEADER_SIZE))
+    def _listed(self, request: bytes, what: str) -> Iterator[dict[int, bytes]]:
+        return (nl.parts(*place) for place in nl.answers(self.dump_all(_LIST, request, what), _HEADER_SIZE))
 
 
 def _named(name: str) -> bytes:

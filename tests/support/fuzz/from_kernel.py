@@ -206,10 +206,18 @@ def ipset(data: bytes) -> None:
     """IP sets: names, headers, entries and types."""
     answer = _answer(data, (0x607, 0x60D))
     _each(
-        lambda: Ipsets(_link(answer)).counts(),
-        lambda: Ipsets(_link(answer)).entries("x"),
-        lambda: Ipsets(_link(answer))._revision(_KIND),
+        lambda: _sets(answer).counts(),
+        lambda: _sets(answer).entries("x"),
+        lambda: _sets(answer)._revision(_KIND),
     )
+
+
+class ToldSets(Told, Ipsets):
+    """Return IP sets whose socket is connected to a Talker."""
+
+
+def _sets(answer: bytes) -> ToldSets:
+    return ToldSets(0, Talker(answer))  # type: ignore[arg-type]
 
 
 _KIND: Final = SetKind("hash:ip", socket.AF_INET)

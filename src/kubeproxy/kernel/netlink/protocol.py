@@ -260,6 +260,9 @@ class Netlink(Closing):
     """A netlink socket in the caller's network namespace, for dumps and batches of requests. A context manager. Calls
     block, for at most 30 s. After an incomplete `dump` the caller must close the socket."""
 
+    refusal: type[NetlinkError] = NetlinkError
+    """The error for a request that the kernel refuses."""
+
     def __init__(self, protocol: int, opened: socket.socket) -> None:
         self._protocol = protocol
         self._socket = opened
@@ -291,7 +294,7 @@ class Netlink(Closing):
             if done:
                 code, text = acknowledgement(data, last)
                 if code:
-                    raise NetlinkError(code, f"cannot read {what}", text)
+                    raise self.refusal(code, f"cannot read {what}", text)
             yield data
             if done:
                 break
@@ -331,14 +334,14 @@ class Netlink(Closing):
         the size of the family's header, as in `answers`. Raises NetlinkError when the kernel refuses."""
         ((code, text, places),) = self.inquire(kind, [payload], what)
         if code:
-            raise NetlinkError(code, f"cannot read {what}", text)
+            raise self.refusal(code, f"cannot read {what}", text)
         return [(data, start + header, end) for data, start, end in places]
 
     def request(self, kind: int, payload: bytes, what: str, flags: int = 0, accepted: Sequence[int] = ()) -> int:
         """Send one request; return 0 or an `accepted` errno. Any other errno raises NetlinkError: "cannot WHAT"."""
         ((code, text),) = self.requests(kind, [payload], f"the request to {what}", flags)
         if code and code not in accepted:
-            raise NetlinkError(code, f"cannot {what}", text)
+            raise self.refusal(code, f"cannot {what}", text)
         return code
 
     def requests(self, kind: int, payloads: Sequence[bytes], what: str, flags: int = 0) -> list[tuple[int, str]]:
