@@ -29,7 +29,7 @@ from kubeproxy.engine.backlog import Backlog
 from kubeproxy.kernel.netlink.protocol import (
     NETLINK_NETFILTER,
     Netlink,
-    grow_receive_buffer,
+    grow_buffer,
     messages,
     netfilter_header,
     text_attribute,
@@ -146,7 +146,7 @@ def _written() -> Iterator[Any]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as link:
         link.bind((0, 1 << (_GROUP - 1)))
         link.setblocking(False)
-        grow_receive_buffer(link, 256 << 20)
+        grow_buffer(link, socket.SO_RCVBUF, 256 << 20)
         seen = 0
 
         def count() -> int:

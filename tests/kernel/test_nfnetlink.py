@@ -276,7 +276,7 @@ def test_a_missing_set_is_an_error(link):
 def test_a_transaction_above_the_send_buffer_is_an_error_that_names_the_limit(netns, monkeypatch):
     """As in a user namespace, where a buffer has at most net.core.wmem_max."""
     monkeypatch.setattr(
-        "kubeproxy.kernel.netlink.protocol.grow_send_buffer", lambda opened, _: opened.setsockopt(1, 7, 100_000)
+        "kubeproxy.kernel.netlink.protocol.grow_buffer", lambda opened, *_: opened.setsockopt(1, 7, 100_000)
     )
     small = nfnetlink.Transactions.open()
     error = refusal(small, add("addresses", [SET.pack(address(n), b"") for n in range(20_000)]))

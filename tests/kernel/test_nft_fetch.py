@@ -100,19 +100,19 @@ def test_a_refusal_is_an_error_that_names_the_map():
 
 
 def test_a_small_receive_buffer_takes_fewer_at_once(monkeypatch):
-    def small(sock, size=0):
+    def small(sock, *_):
         sock.setsockopt(1, 8, 64 << 10)  # SO_RCVBUF, as in a user namespace
 
-    monkeypatch.setattr(protocol, "grow_receive_buffer", small)
+    monkeypatch.setattr(protocol, "grow_buffer", small)
     with a_map(element, 1000) as fetcher:
         assert fetcher.fetch(IP, "t", "m", keys(1000)) == dumped(IP)
 
 
 def test_answers_that_did_not_fit_are_an_error_and_answer_nothing_else(monkeypatch):
-    def small(sock, size=0):
+    def small(sock, *_):
         sock.setsockopt(1, 8, 16 << 10)
 
-    monkeypatch.setattr(protocol, "grow_receive_buffer", small)
+    monkeypatch.setattr(protocol, "grow_buffer", small)
     monkeypatch.setattr(fetch, "_TAKEN", 64)
     with a_map(element, 1000) as fetcher:
         with pytest.raises(NetlinkError) as raised:

@@ -4,7 +4,7 @@ lists the table, because reading a missing table would create it. Source: includ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -31,22 +31,20 @@ class Chain(NamedTuple):
     hook: str = ""
 
 
-def chains() -> list[Chain]:
-    """Return the chains of all nf_tables tables of the families inet, ip and ip6. Raises NetlinkError."""
+def chains(families: Collection[str] = _FAMILIES) -> list[Chain]:
+    """Return the chains of all nf_tables tables of some families, by default inet, ip and ip6. Raises NetlinkError."""
     with Netlink.open() as link:
         there = listed_chains(link)
     return [
         Chain(TABLE_FAMILIES[one.family], one.table, one.name, _hook(one))
         for one in there
-        if TABLE_FAMILIES.get(one.family) in _FAMILIES
+        if TABLE_FAMILIES.get(one.family) in families
     ]
 
 
 def unevaluated() -> list[Chain]:
     """Return the base chains of netdev and bridge, which this program does not evaluate. Raises NetlinkError."""
-    with Netlink.open() as link:
-        there = [(TABLE_FAMILIES.get(one.family, ""), one) for one in listed_chains(link) if one.hook is not None]
-    return [Chain(family, one.table, one.name) for family, one in there if family in {"netdev", "bridge"}]
+    return [one for one in chains({"netdev", "bridge"}) if one.hook]
 
 
 def _hook(one: ListedChain) -> str:

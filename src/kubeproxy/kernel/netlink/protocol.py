@@ -30,7 +30,7 @@ NLA_TYPE_MASK: Final = 0x3FFF
 SOL_NETLINK: Final = 270
 NETLINK_CAP_ACK, NETLINK_EXT_ACK = 10, 11
 
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+_FORCED: Final = {socket.SO_SNDBUF: 32, socket.SO_RCVBUF: 33}  # SO_SNDBUFFORCE, SO_RCVBUFFORCE
 
 _NLMSGERR_ATTR_MSG, _NLMSGERR_ATTR_OFFS = 1, 2
 
@@ -441,7 +441,7 @@ def open_socket(protocol: int, receive_buffer: int = _RECEIVE_BUFFER) -> socket.
         opened.settimeout(_TIMEOUT)
         opened.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         opened.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
-        grow_receive_buffer(opened, receive_buffer)
+        grow_buffer(opened, socket.SO_RCVBUF, receive_buffer)
     except OSError as error:
         opened.close()
         raise NetlinkError(error.errno or errno.EIO, "cannot set up a netlink socket") from error
@@ -464,21 +464,14 @@ def discard(sock: socket.socket) -> None:
     sock.settimeout(timeout)
 
 
-def grow_receive_buffer(sock: socket.socket, size: int) -> None:
-    """Set the size of a socket's receive buffer in bytes. If CAP_NET_ADMIN is missing, net.core.rmem_max limits the
-    size. In a user namespace CAP_NET_ADMIN has no effect on buffers (sockopt_capable)."""
+def grow_buffer(sock: socket.socket, option: int, size: int) -> None:
+    """Set the size of a socket's buffer (SO_RCVBUF, SO_SNDBUF) in bytes. If CAP_NET_ADMIN is missing, the limit is
+    net.core.rmem_max or net.core.wmem_max. In a user namespace CAP_NET_ADMIN has no effect on buffers
+    (sockopt_capable)."""
     try:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
+        sock.setsockopt(socket.SOL_SOCKET, _FORCED[option], size)
     except PermissionError:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
-
-
-def grow_send_buffer(sock: socket.socket, size: int) -> None:
-    """Set the size of a socket's send buffer in bytes; net.core.wmem_max is the limit (see `grow_receive_buffer`)."""
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, size)
-    except PermissionError:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+        sock.setsockopt(socket.SOL_SOCKET, option, size)
 
 
 def _last_message(data: bytes) -> Message:

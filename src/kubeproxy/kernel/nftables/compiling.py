@@ -166,7 +166,7 @@ class _Reader:
             key = _element_key(field, self.word())
             if data_type:
                 self.expect(":")
-                found.add((key, x.RuleVerdict({"goto": x.GOTO, "jump": x.JUMP}[self.word()], self.word())))
+                found.add((key, x.RuleVerdict(x.VERDICTS[self.word()], self.word())))
             else:
                 found.add((key, b""))
         self.expect("}")
@@ -319,11 +319,7 @@ def _verdict(code: int) -> Callable[[_Reader], Iterator[x.Expression]]:
 
 
 _STATEMENTS: Final[list[tuple[str, Callable[[_Reader], Iterator[x.Expression]]]]] = [
-    ("goto", _verdict(x.GOTO)),
-    ("jump", _verdict(x.JUMP)),
-    ("return", _verdict(x.RETURN)),
-    ("accept", _verdict(x.ACCEPT)),
-    ("drop", _verdict(x.DROP)),
+    *((word, _verdict(code)) for word, code in x.VERDICTS.items()),
     ("meta l4proto tcp reject with tcp reset", lambda _: _reset()),
     ("reject with tcp reset", lambda _: _reset()),
     ("reject", lambda reader: iter([x.Reject(0, _UNREACHABLE[reader.ip])])),

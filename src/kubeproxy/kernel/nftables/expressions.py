@@ -17,6 +17,8 @@ from kubeproxy.kernel.nftables import nfta
 VERDICT: Final = 0
 
 DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
+VERDICTS: Final = {"drop": DROP, "accept": ACCEPT, "continue": CONTINUE, "jump": JUMP, "goto": GOTO, "return": RETURN}
+"""The codes of verdicts by their names in nft."""
 
 
 class RuleVerdict(NamedTuple):
@@ -392,17 +394,15 @@ def _parsed(element: bytes) -> Expression:
     present = parts(body)
     values = {field: codec.parse(present.pop(number)) for field, number, codec in kind.LAYOUT if number in present}
     # An unknown attribute may change the rule's meaning; padding and counts never change the meaning.
-    if any(number not in _IGNORED.get(name, ()) for number in present) or not _required(kind) <= values.keys():
+    if any(number not in _IGNORED.get(name, ()) for number in present):
         return Opaque(name, body)
-    return kind(**values)
+    try:
+        return kind(**values)
+    except TypeError:  # an attribute is missing
+        return Opaque(name, body)
 
 
 _IGNORED: Final = {"counter": (1, 2, 3), "dynset": (8,), "limit": (6,)}
-
-
-@lru_cache(maxsize=64)
-def _required(kind: type[Expression]) -> frozenset[str]:
-    return frozenset(kind.__struct_fields__) - _defaults(kind).keys()
 
 
 def names_of(rule: Rule) -> set[str]:

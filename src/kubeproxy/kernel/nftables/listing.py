@@ -15,7 +15,7 @@ from kubeproxy.kernel.nftables import nfta
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, NAMES, PORT, TCP_FLAGS, VERDICTS, padded, shown
 from kubeproxy.model.addresses import destination_text, unpack
 
-_VERDICTS: Final = {x.DROP: "drop", x.ACCEPT: "accept", x.CONTINUE: "continue", x.RETURN: "return"}
+_VERDICTS: Final = {code: word for word, code in x.VERDICTS.items()}
 _UNITS: Final = {1: "second", 60: "minute", 3600: "hour", 86400: "day", 604800: "week"}
 _BURST: Final = 5
 """nft does not print a burst of this number of packets."""
@@ -274,9 +274,8 @@ def _slot(register: int) -> int:
 
 
 def _verdict(verdict: x.RuleVerdict) -> str:
-    if verdict.chain:
-        return f"{'goto' if verdict.code == x.GOTO else 'jump'} {verdict.chain}"
-    return _VERDICTS.get(verdict.code, f"[ verdict {verdict.code} ]")
+    word = _VERDICTS.get(verdict.code, f"[ verdict {verdict.code} ]")
+    return f"{word} {verdict.chain}" if verdict.chain else word
 
 
 def _inline(inline: x.Inline, kind: int, size: int) -> str:

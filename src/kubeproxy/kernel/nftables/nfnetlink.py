@@ -61,7 +61,7 @@ class Transactions(nl.Netlink):
     def open(cls, protocol: int = nl.NETLINK_NETFILTER) -> Self:
         """Open a socket in the caller's network namespace. Raises NetlinkError."""
         opened = nl.open_socket(protocol, _RECEIVE_BUFFER)
-        nl.grow_send_buffer(opened, _SEND_BUFFER)
+        nl.grow_buffer(opened, socket.SO_SNDBUF, _SEND_BUFFER)
         opened.settimeout(_TIMEOUT)
         return cls(protocol, opened)
 
