@@ -33,7 +33,7 @@ POD = f"KUBE-SEP-{chain_hashes(['default/atcp10.244.0.1:8080'])[0]}"
 def suspects(made: IptablesBackend) -> list:
     """Return the chains whose printed form differs from the expected one, before the audit prints copies of them."""
     tables = {table: found.read(made._commands, table) for table in CANARY_TABLES}
-    shared = found.shared_suspects(made._common(), tables)
+    shared = found.shared_suspects(made._contents.common(), tables)
     return [*shared, *found.own_suspects(made._contents, tables["nat"])]
 
 

@@ -98,7 +98,7 @@ def _render(family: Family, plans: dict[ServiceName, tuple[ServicePlan, ...]]) -
     contents = Contents(RuleSettings(family, StartOptions(False, False, False), 0, None, ""))
     contents.load(plans)
     text = "".join(rules for chains in contents.own_chains() for rules in chains.values())
-    text += "".join(contents.shared(place) for place in SHARED)
+    text += "".join(contents.shared(place).text for place in SHARED)
     for line in text.splitlines():
         assert line.startswith("-A KUBE-"), line
         assert line.count('"') % 2 == 0, line

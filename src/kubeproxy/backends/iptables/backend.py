@@ -53,7 +53,6 @@ class IptablesBackend:
         self._world = world
         self._settings = skeleton.RuleSettings.of(self.family, world, options)
         self._contents = Contents(self._settings)
-        self._nodeport_rules = ""  # as written last
         self._watch = watching
         self._audit = Audit(commands, self._change)
         self._used: frozenset[str] = frozenset()  # chains that belong to no Service and could not be deleted
@@ -84,14 +83,12 @@ class IptablesBackend:
         if time.monotonic() >= self._full_due and self._contents.commented:
             yield from self.resync(self._with(changes))
             return
-        delta = self._contents.delta(changes)
+        delta = self._contents.delta(changes, self._settings)
         shared = delta.gained.keys() | delta.lost
-        if skeleton.nodeport_rules(self._settings) != self._nodeport_rules:
-            shared.add(skeleton.NAT_SERVICES)
         if not (delta.written or delta.deleted or shared):
             self._contents.take(delta)
             return
-        lines = self._shared(shared, delta)
+        lines = self._lines({p: self._contents.shared(p, delta) for p in skeleton.SHARED if p in shared})
         guards, after = _guarded(lines, delta)
         try:
             for piece in self._pieces(restores.Work(delta.written, {}, guards, after, {}, delta.deleted)):
@@ -108,18 +105,14 @@ class IptablesBackend:
     def _with(self, changes: Changes) -> dict[ServiceName, Plans]:
         return {name: entry.plans for name, entry in self._contents.entries.items()} | dict(changes)
 
-    def _shared(self, places: Iterable[skeleton.Place], delta: ContentsChange | None) -> dict[str, str]:
-        chains: dict[str, list[str]] = {"filter": [], "nat": []}
-        lines = {"filter": "", "nat": ""}
-        for place in sorted(places, key=skeleton.SHARED.index):
-            table, name = place
-            rules = self._contents.shared(place, delta)
-            if place == skeleton.NAT_SERVICES:
-                rules += skeleton.nodeport_rules(self._settings)
-            self._counts[place] = rules.count("\n")
-            chains[table].append(name)
-            lines[table] += rules
-        return {table: restores.declarations(names) + lines[table] for table, names in chains.items()}
+    def _lines(self, shared: Mapping[skeleton.Place, skeleton.SharedChain]) -> dict[str, str]:
+        """Return the lines that write these chains, by table; count the chains' rules."""
+        self._counts |= {place: chain.text.count("\n") for place, chain in shared.items()}
+        found = {}
+        for table in ("filter", "nat"):
+            chains = {name: chain.text for (its, name), chain in shared.items() if its == table}
+            found[table] = restores.declarations(chains) + "".join(chains.values())
+        return found
 
     # -- everything -----------------------------------------------------------------------------------------------
 
@@ -210,10 +203,9 @@ class IptablesBackend:
     def _everything(self, own: Iterator[OwnChains], found: Mapping[str, FoundTable]) -> restores.Work:
         before = {table: restores.foundation(table, found[table], self._settings) for table in skeleton.CANARY_TABLES}
         missing = {table: restores.jumps(table, found[table]) for table in ("filter", "nat")}
-        wanted = self._shared_chains(skeleton.nodeport_rules(self._settings))
+        wanted = {place: self._contents.shared(place) for place in skeleton.SHARED}
         self._counts = {place: shared.text.count("\n") for place, shared in wanted.items()}
-        differing = [place for place, shared in wanted.items() if not found[place[0]].holds_shared(place[1], shared)]
-        after = self._shared(differing, None)
+        after = self._lines({p: shared for p, shared in wanted.items() if not found[p[0]].holds_shared(p[1], shared)})
         rules = [line for line in after["filter"].splitlines(keepends=True) if line.startswith("-A ")]
         guards = [rule for rule in rules if chain_of(rule) in found["filter"].chains]
         return restores.Work(own, before, "".join(guards), after, missing)
@@ -224,12 +216,6 @@ class IptablesBackend:
         except ApplyError as error:
             log.info("Writing all of table %s, because the table cannot be read: %s", table, error)
             return self._watch.present(table)
-
-    def _shared_chains(self, last: str) -> dict[skeleton.Place, skeleton.SharedChain]:
-        return {
-            p: skeleton.SharedChain(self._contents.blocks(p), last if p == skeleton.NAT_SERVICES else "")
-            for p in skeleton.SHARED
-        }
 
     # -- the kernel -----------------------------------------------------------------------------------------------
 
@@ -263,7 +249,6 @@ class IptablesBackend:
 
     def _written(self, last: Mapping[str, int]) -> None:
         """Update metrics and watch after a sync; `last` maps each table to the number of rules that the sync wrote."""
-        self._nodeport_rules = skeleton.nodeport_rules(self._settings)
         total = {"filter": 0, "nat": self._contents.nat_rules}
         for place, shared in skeleton.fixed_chains(self._settings).items():
             total[place[0]] += shared.text.count("\n")
@@ -299,14 +284,11 @@ class IptablesBackend:
             if change := self._watch.inspect():
                 return change
             self._audit.suspect(self._watch.rest, self._watch.places)
-        return self._audit.look(self._contents, self._common()) if self._audit.due() else None
+        return self._audit.look(self._contents) if self._audit.due() else None
 
     def touched(self) -> bool:
         """Return whether the next inspection reads chains or rules."""
         return self._watch.touched() or self._audit.due()
-
-    def _common(self) -> dict[skeleton.Place, skeleton.SharedChain]:
-        return self._shared_chains(self._nodeport_rules) | skeleton.fixed_chains(self._contents.settings)
 
 
 def _guarded(lines: Mapping[str, str], delta: ContentsChange) -> tuple[str, Mapping[str, str]]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from kubeproxy.backends.iptables import skeleton
 from kubeproxy.backends.iptables.render import Lines, chains, dispatch, suffixes
-from kubeproxy.backends.iptables.skeleton import Place, RuleSettings
+from kubeproxy.backends.iptables.skeleton import Place, RuleSettings, SharedChain
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
 LARGE: Final = 1000
@@ -38,7 +39,8 @@ _NONE: Final = ServiceEntry((), (), ())
 class ContentsChange(NamedTuple):
     """The effect of changed Services on the tables. `written` are chains to write, Service by Service; `deleted` are
     chains of the nat table to remove. `gained` are the new lines of shared chains, `lost` are the shared chains with
-    removed or reordered lines. `rules` is the change of the number of rules in the Services' own chains."""
+    removed or reordered lines. `rules` is the change of the number of rules in the Services' own chains. `settings` are
+    the settings after the change."""
 
     entries: dict[ServiceName, ServiceEntry]
     written: list[OwnChains]
@@ -46,6 +48,7 @@ class ContentsChange(NamedTuple):
     gained: Mapping[Place, Sequence[str]]
     lost: Collection[Place]
     rules: int
+    settings: RuleSettings
 
 
 class Contents:
@@ -62,9 +65,9 @@ class Contents:
         """Return whether rules of endpoints have comments; in a large cluster they have no comments."""
         return self.endpoints <= LARGE
 
-    def delta(self, changes: Changes) -> ContentsChange:
-        """Return the effect of changes, without applying the changes: see `take`. The cost depends on the changes, not
-        on the number of Services."""
+    def delta(self, changes: Changes, settings: RuleSettings) -> ContentsChange:
+        """Return the effect of changes, and of settings that are like the present settings, without applying them: see
+        `take`. The cost depends on the changes, not on the number of Services."""
         entries = self._entries(changes)
         before = {name: self.entries.get(name, _NONE) for name in entries}
         total = self.endpoints + sum(e.endpoints for e in entries.values()) - sum(e.endpoints for e in before.values())
@@ -72,7 +75,7 @@ class Contents:
         written: list[OwnChains] = []
         deleted: list[str] = []
         gained: dict[Place, list[str]] = {}
-        lost: set[Place] = set()
+        lost: set[Place] = set() if settings == self.settings else {skeleton.NAT_SERVICES}
         more = 0
         for name, entry in entries.items():
             old, new = self._chains(before[name], commented), self._chains(entry, commented)
@@ -81,11 +84,12 @@ class Contents:
             deleted += (chain for chain in old if chain not in new)
             more += rule_count(new) - rule_count(old)
             _compare(before[name].shared, entry.shared, gained, lost)
-        return ContentsChange(entries, written, deleted, gained, lost, more)
+        return ContentsChange(entries, written, deleted, gained, lost, more, settings)
 
     def take(self, delta: ContentsChange) -> None:
         """Apply changes that the kernel has accepted."""
         self.nat_rules += delta.rules
+        self.settings = delta.settings
         for name, entry in delta.entries.items():
             self.endpoints += entry.endpoints - self.entries.get(name, _NONE).endpoints
             if entry.plans:
@@ -111,19 +115,19 @@ class Contents:
         """Return the chains that belong to a Service."""
         return self._chains(self.entries.get(name, _NONE), commented)
 
-    def shared(self, place: Place, delta: ContentsChange | None = None) -> str:
-        """Return the rules of a shared chain, including changes that `take` has not applied yet. The rules are sorted
-        by target, the last name first. iptables-nft 1.8.9 keeps the chains that a restore names in a sorted list, and
-        searches the list from the end for each chain. In descending order each search takes one step."""
-        changed = delta.entries if delta is not None else {}
-        entries = [entry for name, entry in self.entries.items() if name not in changed]
-        lines = [text for entry in (*entries, *changed.values()) for text in _lines(entry.shared, place)]
-        lines.sort(key=lambda line: line[line.find(" -j ") :], reverse=True)
-        return "".join(lines)
+    def shared(self, place: Place, delta: ContentsChange | None = None) -> SharedChain:
+        """Return a shared chain, including changes that `take` has not applied yet, with a block of rules for each
+        service port. The blocks are sorted by target, the last name first. iptables-nft 1.8.9 keeps the chains that a
+        restore names in a sorted list, and searches the list from the end for each chain. In descending order each
+        search takes one step."""
+        entries, settings = (self.entries | delta.entries, delta.settings) if delta else (self.entries, self.settings)
+        blocks = [text for entry in entries.values() for text in _lines(entry.shared, place)]
+        blocks.sort(key=lambda block: block[block.find(" -j ") :], reverse=True)
+        return SharedChain(blocks, skeleton.nodeport_rules(settings) if place == skeleton.NAT_SERVICES else "")
 
-    def blocks(self, place: Place) -> list[str]:
-        """Return the rules of a shared chain as one text per service port."""
-        return [text for entry in self.entries.values() for text in _lines(entry.shared, place)]
+    def common(self) -> dict[Place, SharedChain]:
+        """Return all chains that belong to no Service or to all Services."""
+        return {place: self.shared(place) for place in skeleton.SHARED} | skeleton.fixed_chains(self.settings)
 
     def _entries(self, changes: Changes) -> dict[ServiceName, ServiceEntry]:
         found = iter(suffixes([plan for _, plans in changes for plan in plans]))

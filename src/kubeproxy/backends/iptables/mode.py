@@ -150,7 +150,7 @@ def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]
     contents = Contents(RuleSettings.of(family, world, StartOptions(False, False, False)))
     contents.load(of_family(wanted, family))
     rules = sum(map(rule_count, contents.own_chains()))
-    rules += sum(contents.shared(place).count("\n") for place in SHARED)
+    rules += sum(block.count("\n") for place in SHARED for block in contents.shared(place).blocks)
     return Weight(rules, "rules")
 
 

@@ -236,12 +236,12 @@ class Audit:
         """Return whether an audit is requested and the pause before it is over."""
         return self._rest is not None and time.monotonic() >= self._ended + self._rest * self._took
 
-    def look(self, contents: Contents, common: Mapping[skeleton.Place, skeleton.SharedChain]) -> ForeignChange | None:
-        """Return a change by another program; `common` are the shared chains. Raises ApplyError. If the result is None,
-        no audit is due before the next request."""
+    def look(self, contents: Contents) -> ForeignChange | None:
+        """Return a change by another program. Raises ApplyError. If the result is None, no audit is due before the next
+        request."""
         began = time.monotonic()
         try:
-            change = self._compare(contents, common)
+            change = self._compare(contents)
         finally:
             self._ended = time.monotonic()
             self._took = self._ended - began
@@ -249,9 +249,7 @@ class Audit:
             self._rest = None
         return change
 
-    def _compare(
-        self, contents: Contents, common: Mapping[skeleton.Place, skeleton.SharedChain]
-    ) -> ForeignChange | None:
+    def _compare(self, contents: Contents) -> ForeignChange | None:
         tables = {table: self._read(table) for table in skeleton.CANARY_TABLES}
         for table, seen in tables.items():
             if seen.is_asked(skeleton.CANARY) and skeleton.CANARY not in seen.chains:
@@ -262,7 +260,8 @@ class Audit:
         nat = tables["nat"]
         has_own = nat.asked is None or any(name.startswith(skeleton.SERVICE_PREFIXES) for name in nat.asked)
         own = found.own_suspects(contents, nat) if has_own else ()
-        harmed = self._confirmed(list(islice(chain(found.shared_suspects(common, tables), own), MOST)), tables)
+        suspects = chain(found.shared_suspects(contents.common(), tables), own)
+        harmed = self._confirmed(list(islice(suspects, MOST)), tables)
         return _changed(harmed, self._family) if harmed else None
 
     def _read(self, table: str) -> FoundTable:
