@@ -90,9 +90,9 @@ class FakeKernel:
             for set_id, entries in self.sets.items()
         }
 
-    def add_entries(self, entries: Mapping[IpsetId, Iterable[bytes]]) -> None:
+    def add_entries(self, entries: Mapping[IpsetId, Iterable[tuple[bytes, bool]]]) -> None:
         for set_id, items in entries.items():
-            self.sets[set_id].update(items)
+            self.sets[set_id].update(entry for entry, _ in items)
 
     def remove_entries(self, entries: Mapping[IpsetId, Iterable[bytes]]) -> None:
         for set_id, items in entries.items():
@@ -121,6 +121,11 @@ class FakeKernel:
     def rules(self, rules: Rules) -> dict[tuple[str, str, str], tuple[str, ...]]:
         placed = ((table, chain, lines) for table, chains in self.tables.items() for chain, lines in chains.items())
         return {(table, chain, ""): tuple(f"-A {chain} {rule}" for rule in its) for table, chain, its in placed if its}
+
+    def printed(self, rules: Rules) -> dict[tuple[str, str, str], tuple[str, ...]]:
+        fresh = FakeKernel()
+        fresh.write_rules(rules, rules.tables, ())
+        return fresh.rules(rules)
 
     def close(self) -> None:
         self.closed = True

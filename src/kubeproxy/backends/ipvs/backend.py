@@ -99,7 +99,7 @@ class IpvsBackend:
 
     def _apply(self) -> int:
         now = self._clock()
-        servers, added, removed = self._desired.take()
+        servers, (removed, added) = self._desired.take()
         operations = [
             operation
             for key, before in servers.items()
@@ -110,7 +110,7 @@ class IpvsBackend:
         self._kernel.add_entries(added)
         self._kernel.operate(operations)
         if come := added.get(IpsetId.IPVS_IPS):
-            self._kernel.bind([entry.ip for entry in come])
+            self._kernel.bind([entry.ip for entry, _ in come])
         if gone := removed.get(IpsetId.IPVS_IPS):
             self._kernel.unbind([entry.ip for entry in gone])
         self._kernel.remove_entries(removed)
@@ -131,9 +131,8 @@ class IpvsBackend:
         self._desired = desired = Desired()
         desired.load((name, render(plans, self._node)) for name, plans in self._plans.items())
         surplus, lacking = self._compare_entries()
-        missing = {set_id: [entry for entry, _ in entries] for set_id, entries in lacking.items()}
-        kernel.add_entries(missing)
-        yield sum(map(len, missing.values()))
+        kernel.add_entries(lacking)
+        yield sum(map(len, lacking.values()))
         # Rules that reject packets are written before the addresses that they protect. If all our jumps exist in nat,
         # the jumps may lead to chains of iptables mode, which serve Services; our nat chains are then written last.
         jumps = kernel.missing_jumps(self._rules)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import IpsetId, Scheduler
+from kubeproxy.backends.state import Difference, diff
 from kubeproxy.kernel.ipset import SetEntry
 from kubeproxy.kernel.ipvs import RealServer, ServerChange, Verb, VirtualServer
 from kubeproxy.model.addresses import Range, unpack, within
@@ -175,14 +176,6 @@ def _hairpin(plan: ServicePlan) -> set[bytes]:
     return {destination for pool in (plan.cluster, plan.local) for destination in pool if destination[:-2] in own}
 
 
-class DesiredChange(NamedTuple):
-    """The effect of changed Services: the virtual servers before the change, and the set entries to add and remove."""
-
-    servers: Mapping[bytes, Virtual | None]
-    added: Mapping[IpsetId, Sequence[SetEntry]]
-    removed: Mapping[IpsetId, Sequence[SetEntry]]
-
-
 class Desired:
     """The union of the objects of all Services."""
 
@@ -204,17 +197,16 @@ class Desired:
             self.change(name, objects)
         self._servers_before, self._entries_before, self.touched = {}, {}, 0
 
-    def take(self) -> DesiredChange:
-        """Return the effect of all changes since the last call."""
-        added: dict[IpsetId, list[SetEntry]] = {}
-        removed: dict[IpsetId, list[SetEntry]] = {}
-        for set_id, noted in self._entries_before.items():
-            for entry, before in noted.items():
-                if (entry in self._entries[set_id]) != before:
-                    (removed if before else added).setdefault(set_id, []).append(entry)
-        change = DesiredChange(self._servers_before, added, removed)
+    def take(self) -> tuple[Mapping[bytes, Virtual | None], Difference[IpsetId, SetEntry, bool]]:
+        """Return the effect of all changes since the last call: the changed virtual servers as they were before, and
+        the difference of the sets."""
+        noted, servers = self._entries_before, self._servers_before
         self._servers_before, self._entries_before, self.touched = {}, {}, 0
-        return change
+        before = {set_id: {entry: True for entry, there in its.items() if there} for set_id, its in noted.items()}
+        after = {
+            set_id: dict.fromkeys(its.keys() & self._entries[set_id].keys(), True) for set_id, its in noted.items()
+        }
+        return servers, diff(before, after)
 
     @property
     def addresses(self) -> Iterable[bytes]:

@@ -5,7 +5,7 @@ Services considers such conflicts."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kubeproxy.backends.ipvs import INTERFACE
@@ -19,9 +19,6 @@ from kubeproxy.kernel.ipset import BITMAP_PORT, SetEntry
 from kubeproxy.kernel.ipvs import VirtualServer, server_key
 from kubeproxy.model.addresses import Family, Range, destination_text, unpack, within
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName
-
-Printer = Callable[[Rules], RuleState]
-"""Returns our rules, and the jumps to them, as iptables prints them. Raises Unsupported, or ApplyError."""
 
 _SERVERS: Final = "virtual servers"
 _RULES: Final = "rules"
@@ -42,16 +39,13 @@ _MEANINGS: Final = {
 class IpvsExaminer(Examiner):
     """See backends.state.Examiner."""
 
-    def __init__(
-        self, view: NodeView, world: Globals, scheduler: Scheduler, excluded: Sequence[Range], printed: Printer
-    ) -> None:
+    def __init__(self, view: NodeView, world: Globals, scheduler: Scheduler, excluded: Sequence[Range]) -> None:
         super().__init__(view.family, view.close)
         self._view = view
         self._ours = world.of(self.family) or FamilyGlobals()
         self._rules = Rules(self.family, world)
         self._scheduler = scheduler
         self._excluded = excluded
-        self._printed = printed
 
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner."""
@@ -117,7 +111,7 @@ class IpvsExaminer(Examiner):
 
     def _printed_rules(self) -> RuleState | None:
         try:
-            return self._printed(self._rules)
+            return self._view.printed(self._rules)
         except (Unsupported, ApplyError) as error:
             self.caveats.append(f"the {self.family.label} rules of iptables were not compared: {error}")
             return None

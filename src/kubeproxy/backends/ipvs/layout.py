@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -69,9 +69,6 @@ def kind_of(set_id: IpsetId, family: Family) -> ipset.SetKind:
     """Return a set's type; most sets have entries of address, protocol and port."""
     kind = TYPES.get(set_id, ipset.HASH_IP_PORT)
     return ipset.SetKind(kind, socket.AF_UNSPEC if kind == ipset.BITMAP_PORT else family)
-
-
-Entries = Mapping[IpsetId, Iterable[ipset.SetEntry]]
 
 
 class Addresses(NamedTuple):

@@ -15,7 +15,7 @@ from kubeproxy.backends.ipvs.backend import IpvsBackend
 from kubeproxy.backends.ipvs.desired import NodeAddresses, render
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import CHAINS, DROP_IN_NAT, OWN_CHAIN, Scheduler, scheduler_named
-from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView, printer
+from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView
 from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Weight
 from kubeproxy.backends.state import Plans, of_family
 from kubeproxy.config.fields import IPVS
@@ -179,8 +179,8 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
 
 
 def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) -> IpvsExaminer:
-    scheduler, commands = scheduler_named(config.ipvs.scheduler), xtables.in_use(family, "filter", OWN_CHAIN)
-    return IpvsExaminer(NodeView.look(commands), world, scheduler, excluded(config.ipvs, family), printer(commands))
+    view = NodeView.look(xtables.in_use(family, "filter", OWN_CHAIN))
+    return IpvsExaminer(view, world, scheduler_named(config.ipvs.scheduler), excluded(config.ipvs, family))
 
 
 def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:

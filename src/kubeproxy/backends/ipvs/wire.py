@@ -4,7 +4,7 @@ backend.py decides which objects to write."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, Self
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from kubeproxy.backends.ipvs import INTERFACE
 from kubeproxy.backends.ipvs.desired import ActualServer
-from kubeproxy.backends.ipvs.layout import JUMPS, MAX_ELEMENTS, Addresses, Entries, IpsetId, Rules, kind_of
+from kubeproxy.backends.ipvs.layout import JUMPS, MAX_ELEMENTS, Addresses, IpsetId, Rules, kind_of
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel import ipvs, route
@@ -93,6 +93,20 @@ class NodeView(Struct, eq=False):
         """Return the rules in our chains, and the jumps to them."""
         return _grouped(_saved(self._commands), rules)
 
+    def printed(self, rules: Rules) -> RuleState:
+        """Write our rules in an empty network namespace; return the rules, and the jumps to them, as iptables prints
+        them. Raises Unsupported if no network namespace can be created, and ApplyError."""
+
+        def write() -> RuleState:
+            with Ipsets.open() as sets:
+                for set_id in IpsetId:
+                    sets.create(set_id.named(self.family), kind_of(set_id, self.family))
+            self._commands.restore([rules.text(list(rules.tables), JUMPS)])
+            return _grouped(_saved(self._commands), rules)
+
+        with nobodys_lock():
+            return in_empty_network(write)
+
     def _listed(self) -> Iterator[ipvs.VirtualServer]:
         return (server for server in self._ipvs.servers() if len(server.key) == self.family.address_size + 3)
 
@@ -163,15 +177,15 @@ class NodeKernel(NodeView, eq=False):
 
     # -- sets -----------------------------------------------------------------------------------------------------
 
-    def add_entries(self, entries: Entries) -> None:
-        """Add entries to sets; existing entries are no error."""
-        for set_id, items in entries.items():
-            self._sets.add(set_id.named(self.family), list(items))
+    def add_entries(self, added: Mapping[IpsetId, Sequence[tuple[SetEntry, bool]]]) -> None:
+        """Add the entries of a Difference to sets; existing entries are no error."""
+        for set_id, entries in added.items():
+            self._sets.add(set_id.named(self.family), [entry for entry, _ in entries])
 
-    def remove_entries(self, entries: Entries) -> None:
-        """Remove entries from sets; missing entries are no error."""
-        for set_id, items in entries.items():
-            self._sets.remove(set_id.named(self.family), list(items))
+    def remove_entries(self, removed: Mapping[IpsetId, Sequence[SetEntry]]) -> None:
+        """Remove the entries of a Difference from sets; missing entries are no error."""
+        for set_id, entries in removed.items():
+            self._sets.remove(set_id.named(self.family), entries)
 
     def _prepare_set(self, name: str, set_id: IpsetId, counts: SetCounts | None) -> None:
         kind = kind_of(set_id, self.family)
@@ -218,24 +232,6 @@ class NodeKernel(NodeView, eq=False):
         except ApplyError:
             self._restore_failures.inc()
             raise
-
-
-def printer(commands: Commands) -> Callable[[Rules], RuleState]:
-    """Return a function that writes our rules in an empty network namespace, and lists them as iptables prints them.
-    The function raises Unsupported if no network namespace can be created, and ApplyError."""
-
-    def printed(rules: Rules) -> RuleState:
-        def write() -> RuleState:
-            with Ipsets.open() as sets:
-                for set_id in IpsetId:
-                    sets.create(set_id.named(commands.family), kind_of(set_id, commands.family))
-            commands.restore([rules.text(list(rules.tables), JUMPS)])
-            return _grouped(_saved(commands), rules)
-
-        with nobodys_lock():
-            return in_empty_network(write)
-
-    return printed
 
 
 def _saved(commands: Commands) -> Iterator[tuple[str, str, str, str]]:

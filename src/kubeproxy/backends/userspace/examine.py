@@ -51,14 +51,12 @@ _ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}
 
 
 class UserspaceExaminer(Examiner):
-    """See backends.state.Examiner. Reads the listening sockets of the caller's network namespace. `nodeport_ips` are
-    the addresses on which NodePorts answer, or None for all addresses."""
+    """See backends.state.Examiner. Reads the listening sockets of the caller's network namespace."""
 
-    def __init__(self, view: TableView, ruleset: UserspaceRuleset, nodeport_ips: tuple[bytes, ...] | None) -> None:
+    def __init__(self, view: TableView, ruleset: UserspaceRuleset) -> None:
         super().__init__(view.family, view.close)
         self._view = view
         self._ruleset = ruleset
-        self._nodeport_ips = nodeport_ips
         self._sets = ruleset.shapes
 
     def some(self, plans: Plans) -> Iterator[Finding]:
@@ -85,9 +83,9 @@ class UserspaceExaminer(Examiner):
         complete(found, _possible(ours), self._view.lookup)
         shared: dict[str, Any] = {CHAINS: self._ruleset.definition().chains}
         found[CHAINS] = self._view.contents().chains
-        if self._nodeport_ips is not None:
+        if (inside := self._ruleset.nodeport_ips) is not None:
             found[NODEPORT_IPS] = self._view.elements(NODEPORT_IPS)
-            shared[NODEPORT_IPS] = dict.fromkeys(self._nodeport_ips, b"")
+            shared[NODEPORT_IPS] = dict.fromkeys(inside, b"")
         yield from self._compared(ours, found, shared)
 
     def _gone(self) -> Finding | None:

@@ -22,7 +22,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.messages import require
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import FamilyGlobals, Globals
+from kubeproxy.model.plan import Globals
 from kubeproxy.registry import MetricRegistry
 
 KERNEL: Final = (5, 9)  # minimum Linux version: reject in prerouting
@@ -43,13 +43,11 @@ def _open(config: KubeProxyConfiguration, world: Globals, registry: MetricRegist
 def _examine(config: KubeProxyConfiguration, world: Globals, families: Sequence[Family]) -> list[UserspaceExaminer]:  # noqa: ARG001
     # One socket for all requests: closing a socket delays the proxy's next transaction (nft_rcv_nl_event).
     link = Netlink.open()
-    return [_examiner(TableView(family, TABLE, {FIREWALL_ALLOW}, link), world) for family in families]
-
-
-def _examiner(view: TableView, world: Globals) -> UserspaceExaminer:
-    family = view.family
-    ruleset = UserspaceRuleset(family, world, landing_of(world, family, reachable_addresses(family)))
-    return UserspaceExaminer(view, ruleset, (world.of(family) or FamilyGlobals()).nodeport_ips)
+    landings = [landing_of(world, family, reachable_addresses(family)) for family in families]
+    return [
+        UserspaceExaminer(TableView(family, TABLE, {FIREWALL_ALLOW}, link), UserspaceRuleset(family, world, landing))
+        for family, landing in zip(families, landings, strict=True)
+    ]
 
 
 def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:  # noqa: ARG001

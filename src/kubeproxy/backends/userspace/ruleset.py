@@ -123,7 +123,9 @@ class UserspaceRuleset:
     def __init__(self, family: Family, world: Globals, landing: bytes | None) -> None:
         self._ip = "ip" if family is Family.IPV4 else "ip6"
         self._family = family
-        self._ours = world.of(family) or FamilyGlobals()
+        ours = world.of(family) or FamilyGlobals()
+        self.nodeport_ips = ours.nodeport_ips
+        self._detector = ours.detector
         self._mark = f"{world.masquerade_mark:#x}"
         self._landing = landing
         self.shapes = shapes(family)
@@ -137,14 +139,14 @@ class UserspaceRuleset:
         """Return the messages that create the table, without elements of Services, if the table does not exist."""
         place, made = (self._family, TABLE), self.definition()
         found = [messages.table_message(*place), *messages.objects(*place, made)]
-        inside = [plain_element(address) for address in self._ours.nodeport_ips or ()]
+        inside = [plain_element(address) for address in self.nodeport_ips or ()]
         found += element_messages(NEW_ELEMENT, *place, NODEPORT_IPS, inside)
         return [*found, *messages.rules(*place, made.chains)]
 
     def definition(self) -> Definition:
         """Return the table without the elements of its sets."""
         sets = [*self.shapes.values()]
-        if self._ours.nodeport_ips is not None:
+        if self.nodeport_ips is not None:
             sets.append(SetSpec(NODEPORT_IPS, (f"{self._ip} daddr",)))
         chains = {
             name: ChainContents(hook, tuple([compiling.rule(rule, self._ip) for rule in rules]))
@@ -154,7 +156,7 @@ class UserspaceRuleset:
 
     def is_like(self, other: UserspaceRuleset) -> bool:
         """Return whether another table has the same rules, and whether its NodePorts answer on the same addresses."""
-        return self.chains() == other.chains() and self._ours.nodeport_ips == other._ours.nodeport_ips
+        return self.chains() == other.chains() and self.nodeport_ips == other.nodeport_ips
 
     def chains(self) -> dict[str, tuple[Hook | None, list[str]]]:
         """Return the hooks of the chains, and the text of their rules."""
@@ -191,8 +193,8 @@ class UserspaceRuleset:
         return found
 
     def _by_origin(self, chain: str) -> list[str]:
-        detector = self._ours.detector
-        pods = [f"{pods_in_nft(detector, self._ip)} goto {chain}-pod"] if detector.implemented else []
+        implemented = self._detector.implemented
+        pods = [f"{pods_in_nft(self._detector, self._ip)} goto {chain}-pod"] if implemented else []
         return [*pods, f"fib saddr type local goto {chain}-node", f"goto {chain}-outside"]
 
     def _carry(self, origin: str, to: str) -> list[str]:
@@ -220,6 +222,6 @@ class UserspaceRuleset:
 
     @property
     def _nodeport(self) -> str:
-        if self._ours.nodeport_ips is None:
+        if self.nodeport_ips is None:
             return "fib daddr type local"
         return f"{self._ip} daddr @{NODEPORT_IPS}"

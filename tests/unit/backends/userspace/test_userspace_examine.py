@@ -55,7 +55,7 @@ class Table:
 
 def shown(table, wanted):
     """Return the differences; both kinds of examination must report the same ones for one Service."""
-    made = UserspaceExaminer(table, UserspaceRuleset(Family.IPV4, WORLD, None), WORLD.ipv4.nodeport_ips)
+    made = UserspaceExaminer(table, UserspaceRuleset(Family.IPV4, WORLD, None))
     with patch.object(examine, "listening", lambda *_: frozenset(table.listeners)):
         everything, some = list(made.everything(wanted)), list(made.some(wanted))
     assert [finding for finding in everything if finding.service is not None] == some
@@ -132,5 +132,5 @@ def test_objects_without_a_service_and_shared_objects(wanted):
 def test_a_table_that_is_gone(wanted):
     table = Table(wanted)
     table.there = False
-    made = UserspaceExaminer(table, UserspaceRuleset(Family.IPV4, WORLD, None), None)
+    made = UserspaceExaminer(table, UserspaceRuleset(Family.IPV4, WORLD, None))
     assert [finding.kind for finding in made.everything(wanted)] == [Kind.MISSING]
