@@ -27,6 +27,10 @@ class GaugeMetric:
         """Set the number."""
         self.value = value
 
+    def add(self, by: float) -> None:
+        """Add to the number."""
+        self.value += by
+
     def follow(self, function: Callable[[], float]) -> None:
         """At each rendering, set the number to the function's value. The function must be fast and not raise."""
         self._function = function

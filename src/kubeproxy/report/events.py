@@ -9,7 +9,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -122,7 +122,8 @@ class EventRecorder(Struct):
                 del self._series[key]
 
     def _create(self, key: _Key, now: float) -> None:
-        bucket = _remembered(self._buckets, key.regarding, lambda: TokenBucket(1 / REFILL_SECONDS, BURST, self.clock))
+        bucket = self._buckets.get(key.regarding) or TokenBucket(1 / REFILL_SECONDS, BURST, self.clock)
+        _remember(self._buckets, key.regarding, bucket)
         if not bucket.take():
             _log.debug("Too many events about %s %s: omitted an event", key.regarding.kind, key.regarding.name)
             return
@@ -131,8 +132,7 @@ class EventRecorder(Struct):
         # As in client-go, an event's name is the object's name and a time. The increment makes each name unique.
         self._last_name = max(self._last_name + 1, int(self.wall_clock() * 1e9))
         name = f"{key.regarding.name}.{self._last_name:x}"
-        self._series.pop(key, None)
-        _remembered(self._series, key, lambda: _Series(f"{path}/{name}", now, now))
+        _remember(self._series, key, _Series(f"{path}/{name}", now, now))
         self._enqueue("POST", path, self._document(key, namespace, name), key)
 
     def _document(self, key: _Key, namespace: str, name: str) -> dict[str, object]:
@@ -199,19 +199,11 @@ class EventRecorder(Struct):
             _log.warning("Events may get lost: " + why, *values)
 
 
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-
-
-def _remembered(cache: OrderedDict[_K, _V], key: _K, make: Callable[[], _V]) -> _V:
-    found = cache.get(key)
-    if found is None:
-        found = cache[key] = make()
-        if len(cache) > REMEMBERED:
-            cache.popitem(last=False)
-    else:
-        cache.move_to_end(key)
-    return found
+def _remember(cache: OrderedDict[Any, Any], key: object, value: object) -> None:
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > REMEMBERED:
+        cache.popitem(last=False)
 
 
 def _shortened(note: str) -> str:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.engine.observer import Commit, Notice, ServiceProblem
@@ -44,10 +43,6 @@ class Reporter(Struct):
     journal: Journal
     _families: int = 1  # the number of families; 1 until the first call of `world`
     _checks: dict[ServiceName, HealthCheck] = {}
-    _without_local: Counter[tuple[str, Family]] = field(default_factory=Counter)
-    _services: Counter[Family] = field(default_factory=Counter)
-    _endpoints: Counter[Family] = field(default_factory=Counter)
-    _without_endpoints: Counter[Family] = field(default_factory=Counter)
 
     def queued(self, families: Sequence[Family]) -> None:
         now = time.time()
@@ -118,9 +113,7 @@ class Reporter(Struct):
             for compiled, step in ((change.before, -1), (change.after, 1)):
                 self._count_services(compiled, step)
                 for policy, family in _without_local(compiled):
-                    count = self._without_local[policy, family] = self._without_local[policy, family] + step
-                    self.metrics.no_local_endpoints.labels(policy, family.label).set(count)
-        self._show_services()
+                    self.metrics.no_local_endpoints.labels(policy, family.label).add(step)
         if checks_changed:
             self.service_health.sync(_ports(self._checks))
         if log.isEnabledFor(EACH_SERVICE):
@@ -134,7 +127,7 @@ class Reporter(Struct):
         here = {(plan.key, one) for plan in change.after.plans for one in {*plan.cluster, *plan.local}}
         for key, endpoint in sorted(before.keys() ^ after.keys()):
             is_new, family = (key, endpoint) in after, key.family.label
-            own.ejected.labels(family).set(own.ejected.labels(family).value + (1 if is_new else -1))
+            own.ejected.labels(family).add(1 if is_new else -1)
             what = f"{destination_text(endpoint)}/{PROTOCOL_NAMES[key.protocol]}"
             if is_new:
                 own.ejections.labels(family).inc()
@@ -149,23 +142,16 @@ class Reporter(Struct):
                 self.events.record(regarding, "Normal", "EndpointReturned", "Returning", note)
 
     def _count_services(self, compiled: Compiled, step: int) -> None:
-        plans, counted, lacking = compiled.plans, None, None
-        for plan in plans:
+        own, counted, lacking = self.metrics.own, None, None
+        for plan in compiled.plans:
             family = plan.key.family
             if family is not counted:
                 counted = family
-                self._services[family] += step
-            self._endpoints[family] += step * len(plan.cluster or plan.local)
+                own.services.labels(family.label).add(step)
+            own.endpoints.labels(family.label).add(step * len(plan.cluster or plan.local))
             if family is not lacking and not plan.usable:
                 lacking = family
-                self._without_endpoints[family] += step
-
-    def _show_services(self) -> None:
-        own = self.metrics.own
-        for family in self._services:
-            own.services.labels(family.label).set(self._services[family])
-            own.endpoints.labels(family.label).set(self._endpoints[family])
-            own.without_endpoints.labels(family.label).set(self._without_endpoints[family])
+                own.without_endpoints.labels(family.label).add(step)
 
     def noticed(self, notice: Notice) -> None:
         record = self.events.record
@@ -186,16 +172,15 @@ class Reporter(Struct):
             self.journal.unusable("", f"{kind} {'/'.join(filter(None, (notice.namespace, notice.name)))}: {note}")
 
     def world(self, world: Globals) -> None:
-        self._families = len(world.families)
+        self._families, own = len(world.families), self.metrics.own
         addresses: dict[Family, list[str] | None] = {}
         for family, ours in world.parts.items():
             for policy in ("internal", "external"):
-                count = self._without_local[policy, family]
-                self.metrics.no_local_endpoints.labels(policy, family.label).set(count)
-            self._services[family] += 0  # creates the series with 0
+                self.metrics.no_local_endpoints.labels(policy, family.label)  # creates the series with 0
+            for metric in (own.services, own.endpoints, own.without_endpoints):
+                metric.labels(family.label)
             served = ours.health_check_ips
             addresses[family] = None if served is None else [unpack(ip) for ip in served]
-        self._show_services()
         self.service_health.listen_on(addresses)
         self.flows.world(world)
 
