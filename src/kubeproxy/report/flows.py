@@ -7,11 +7,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
+
+from msgspec import Struct
 
 from kubeproxy.engine.pacing import to_its_end
 from kubeproxy.errors import ApplyError
@@ -97,12 +99,15 @@ FORMER: Final = Key(b"", 0)
 """Stands for all destinations that are no frontend: flows to them may lead to listeners of an earlier process."""
 
 
-class Suspects(NamedTuple):
+class Suspects(Struct):
     """Selects stale flows of a frontend: flows to the endpoints in `lost`, or to all endpoints outside `serving` if
-    `lost` is None."""
+    `lost` is None. A container of the serving endpoints, which may change while the kernel's table is read."""
 
     serving: Endpoints
     lost: Endpoints | None
+
+    def __contains__(self, endpoint: object) -> bool:
+        return endpoint in self.serving
 
 
 Looks = dict[Key, Suspects]
@@ -112,9 +117,9 @@ def joined(looks: Iterable[Looks]) -> Looks:
     """Combine several searches into one; the `serving` of the last search applies."""
     found: Looks = {}
     for look in looks:
-        for key, (serving, lost) in look.items():
+        for key, one in look.items():
             other = found[key].lost if key in found else NOTHING_LOST
-            found[key] = Suspects(serving, None if lost is None or other is None else lost | other)
+            found[key] = Suspects(one.serving, None if one.lost is None or other is None else one.lost | other)
     return found
 
 
@@ -123,9 +128,9 @@ def remembered(wanted: Looks, fresh: Looks) -> Looks:
     found = joined((wanted, fresh))
     for key in list(found)[: max(0, len(found) - MOST_REMEMBERED)]:
         del found[key]
-    for key, (serving, lost) in found.items():
-        if lost is not None and len(lost) > MOST_LOST:
-            found[key] = Suspects(serving, None)
+    for one in found.values():
+        if one.lost is not None and len(one.lost) > MOST_LOST:
+            one.lost = None
     return found
 
 
@@ -160,12 +165,11 @@ def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: P
         open_now[key] |= {PORT_BYTES[port] for port in ports_of(service_port)}
     rerouted = [change for change in changes if _routes(change.before) != _routes(change.after)]
     moved = {key for change in rerouted for key, _ in _keys((change.before, change.after), family)}
-    return {
-        key: Suspects(
-            Ports(open_now[key]), None if lost is None or UNTRANSLATED in lost or key in moved else NOTHING_LOST
-        )
-        for key, (_, lost) in found.items()
+    lost = {
+        key: None if one.lost is None or UNTRANSLATED in one.lost or key in moved else NOTHING_LOST
+        for key, one in found.items()
     }
+    return {key: Suspects(Ports(open_now[key]), lost[key]) for key in found}
 
 
 def _routes(compiled: Compiled) -> list[object]:
@@ -213,35 +217,13 @@ def translations(wanted: Mapping[Key, Suspects], node_addresses: Iterable[bytes]
     """Return the translations of the stale flows, or None if the caller must search all flows to these frontends."""
     found: list[Translation] = []
     addresses = list(node_addresses)
-    for key, (serving, lost) in wanted.items():
-        if lost is None or key.last:
+    for key, one in wanted.items():
+        if one.lost is None or key.last:
             return None
         for address in (key.address,) if key.address else addresses:
             itself = address + PORT_BYTES[key.port]
-            found += (Translation(itself, endpoint or itself) for endpoint in lost - serving)
+            found += (Translation(itself, endpoint or itself) for endpoint in one.lost - one.serving)
     return found
-
-
-class _Now(Mapping[bytes, Endpoints]):
-    """Maps a frontend's key in the kernel's flows to the frontend's serving endpoints. The mapping may change while the
-    kernel's table is read."""
-
-    def __init__(self, wanted: Mapping[Key, Suspects], keys: Mapping[bytes, Key]) -> None:
-        self._wanted, self._keys = wanted, keys
-
-    def __getitem__(self, name: bytes) -> Endpoints:
-        return self._wanted[self._keys[name]].serving
-
-    def keys(self) -> KeysView[bytes]:
-        """Return the frontends' keys as a set with fast lookups, because the caller looks up the target of each
-        flow."""
-        return self._keys.keys()
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
 
 class FlowCleaner:
@@ -294,8 +276,9 @@ class FlowCleaner:
             for look in (first, underway, *later):
                 # In the search that is under way, a deleted frontend keeps its serving endpoints: its ports may now
                 # belong to a new range of ports, and this search does not contain the range.
-                known = [key for key in look.keys() & fresh.keys() if fresh[key].serving or look is not underway]
-                look |= {key: look[key]._replace(serving=fresh[key].serving) for key in known}
+                for key in look.keys() & fresh.keys():
+                    if fresh[key].serving or look is not underway:
+                        look[key].serving = fresh[key].serving
             wrong = {key: found for key, found in fresh.items() if found.lost != NOTHING_LOST}
             for look in later:
                 if FORMER in look or any(key.last for key in fresh):
@@ -319,7 +302,7 @@ class FlowCleaner:
         coming = _frontends((change.after for change in changes), family)
         for look in looks:
             for key in look.keys() & coming.keys():
-                look[key] = look[key]._replace(serving=look[key].serving | coming[key].serving)
+                look[key].serving |= coming[key].serving
 
     def recheck(self, compiled: Mapping[ServiceName, Compiled]) -> None:
         """Check all flows to UDP frontends again after the removal of another proxy's rules."""
@@ -401,8 +384,8 @@ class FlowCleaner:
             return deleted
         # Single ports take precedence over ranges, and present frontends over former frontends.
         first = sorted((key for key in wanted if key.address), key=lambda key: (bool(wanted[key].serving), -key.last))
-        services = _Now(wanted, {target_of(key.address, UDP, port): key for key in first for port in key.ports})
-        nodeports = _Now(wanted, {PORT_BYTES[key.port]: key for key in wanted if not key.address})
+        services = {target_of(key.address, UDP, port): wanted[key] for key in first for port in key.ports}
+        nodeports = {PORT_BYTES[key.port]: found for key, found in wanted.items() if not key.address}
         former: Callable[[bytes], bool] | None = None
         if FORMER in wanted:
             ours = NOTHING_LOST.union(*(found.serving for found in wanted.values()))

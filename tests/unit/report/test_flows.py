@@ -300,7 +300,7 @@ def test_a_running_search_uses_the_present_serving_endpoints():
     wanted = cleaner._underway[V4] = cleaner.due(V4, 0.0)
     cleaner._remove(V4, wanted, ())
     ((services, _),) = notes.calls
-    assert services == {TARGET: frozenset()}
+    assert services == {TARGET: Suspects(frozenset(), None)}
     ports.append(1053)
     cleaner.changed([change(NOTHING, meaning(A))], full=False)
     assert NODE + bytes((4, 29)) in services[TARGET]
@@ -325,7 +325,7 @@ def test_a_recheck_looks_at_all_udp_flows_and_no_others(soon):
         task.cancel()
         return notes.calls
 
-    assert asyncio.run(scene())[0] == ({TARGET: frozenset({A})}, {})
+    assert asyncio.run(scene())[0] == ({TARGET: Suspects(frozenset({A}), None)}, {})
 
 
 def test_nothing_is_looked_for_when_nothing_went(soon):
@@ -334,7 +334,8 @@ def test_nothing_is_looked_for_when_nothing_went(soon):
 
 def test_a_kernel_that_cannot_forget_is_read(soon):
     found = cleaned(change(meaning(A, nodeport=30053), meaning(B, nodeport=30053)), forgets=False, looks=[2])
-    assert found == [({TARGET: {B}}, {NODEPORT: {B}})] * 2
+    wanted = Suspects(frozenset({B}), frozenset({A}))
+    assert found == [({TARGET: wanted}, {NODEPORT: wanted})] * 2
 
 
 def flaky(answer):
@@ -494,7 +495,7 @@ def test_flows_wait_after_a_refusal_for_the_next_commit(undisturbed_soon):
 
     before, after = asyncio.run(scene())
     assert before == []
-    assert after[0] == ({TARGET: frozenset({B})}, {})
+    assert after[0] == ({TARGET: Suspects(frozenset({B}), None)}, {})
 
 
 def test_flows_wait_when_a_full_sync_begins_while_they_are_read(undisturbed_soon):

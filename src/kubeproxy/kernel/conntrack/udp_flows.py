@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
@@ -84,8 +84,8 @@ class Translation(NamedTuple):
 
 def stale_flows(
     flows: Iterable[UdpFlow],
-    services: Mapping[bytes, Endpoints],
-    nodeports: Mapping[bytes, Endpoints],
+    services: Mapping[bytes, Container[bytes]],
+    nodeports: Mapping[bytes, Container[bytes]],
     node_addresses: Collection[bytes],
     former: Callable[[bytes], bool] | None = None,
 ) -> list[UdpFlow]:
@@ -176,15 +176,15 @@ class Conntrack(LastingLink):
     def clean(
         self,
         family: FamilyNumber,
-        services: Mapping[bytes, Endpoints],
-        nodeports: Mapping[bytes, Endpoints],
+        services: Mapping[bytes, Container[bytes]],
+        nodeports: Mapping[bytes, Container[bytes]],
         node_addresses: Collection[bytes],
         certain: Callable[[], bool] = lambda: True,
         former: Callable[[bytes], bool] | None = None,
     ) -> int | None:
         """Delete the stale flows (see stale_flows); return their number. Raises ApplyError when the kernel refuses. The
-        mappings may change while flows are read. After the read their newest state is used, so that no flow is deleted
-        that has become valid. If the mappings are not `certain` after the read, nothing is deleted, and the result is
+        serving endpoints may change while flows are read. After the read their newest state is used, so that no flow is
+        deleted that has become valid. If they are not `certain` after the read, nothing is deleted, and the result is
         None."""
         if not services and not nodeports:
             return 0
