@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import Final, NamedTuple
+from typing import Final
 
 import httptools
 
@@ -41,17 +41,6 @@ def _head(response: Response, version: str, more: Sequence[str]) -> bytes:
     return "\r\n".join([*lines, *more, "", ""]).encode("latin-1", "replace")
 
 
-class _Asked(NamedTuple):
-    """A parsed request."""
-
-    method: str
-    version: str
-    keep: bool
-    url: bytes
-    headers: dict[bytes, bytes]
-    body: bytes
-
-
 class ServerConnection(asyncio.BufferedProtocol):
     """One client's connection. `data_received` calls the parser, which calls the on_... methods.
 
@@ -74,7 +63,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._budget = budget or Budget()
         self._client = b""
         self._is_remote = False
-        self._waiting: deque[_Asked] = deque()
+        self._waiting: deque[tuple[Request, str, bool]] = deque()  # with the version; whether the connection is kept
         self._next: asyncio.Handle | None = None  # the timer for the answer to the next request
         self._tell_lost = lost
         self._tell_lasting = lasting
@@ -152,7 +141,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse bytes from the client, and begin to answer complete requests."""
         parser = self._parser
-        if self._is_closing() or parser is None:
+        if self._closing or parser is None:
             self._discard(len(data))
             return
         if self._received == 0:
@@ -194,11 +183,30 @@ class ServerConnection(asyncio.BufferedProtocol):
         if len(self._waiting) >= PIPELINED:
             self._refuse(429)
             return
-        method = parser.get_method().decode("ascii", "replace")
         keep = parser.should_keep_alive() and not parser.should_upgrade()
-        self._waiting.append(_Asked(method, parser.get_http_version(), keep, self._url, self._headers, self._body))
+        self._waiting.append((self._request(parser.get_method()), parser.get_http_version(), keep))
         if self._next is None:
             self._admit()
+
+    def _request(self, method: bytes) -> Request:
+        def header(name: bytes) -> str:
+            return self._headers.get(name, b"").decode("ascii", "replace")
+
+        path, _, query = self._url.decode("ascii", "replace").partition("?")
+        return Request(
+            method.decode("ascii", "replace"),
+            path,
+            query,
+            accept=header(b"accept"),
+            accept_encoding=header(b"accept-encoding"),
+            body=self._body,
+            neighbour=header(b"user-agent") if self._peer == self._local_address else "",
+            peer=self._peer,
+            local=self._local_address,
+            host=header(b"host"),
+            origin=header(b"origin"),
+            site=header(b"sec-fetch-site"),
+        )
 
     def _admit(self) -> None:
         """Answer the oldest waiting request as soon as its client's share of the event loop allows it."""
@@ -215,54 +223,34 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._closing or self._transport is None or self._transport.is_closing():
             return
         began = time.monotonic()
-        self._respond(self._waiting.popleft())
+        self._respond(*self._waiting.popleft())
         self._budget.spend(self._client, time.monotonic() - began, remote=self._is_remote)
         if not self._closing:
             self._next = asyncio.get_running_loop().call_soon(self._admit)
 
-    def _respond(self, asked: _Asked) -> None:
-        method, version, keep = asked.method, asked.version, asked.keep
-        response = self._answer(asked)
+    def _respond(self, request: Request, version: str, keep: bool) -> None:
+        response = self._answer(request)
         if not isinstance(response.body, bytes):
-            if method != "HEAD":
+            if request.method != "HEAD":
                 self._closing = True  # this is the last answer on this connection
                 if response.lasts == "until the client goes":
                     self._tell_lasting(self)
                 self._stream = asyncio.get_running_loop().create_task(self._send_pieces(response, version))
                 return
             response = response._replace(body=b"")
-        self._send(response, version, body=method != "HEAD", keep=keep)
+        self._send(response, version, body=request.method != "HEAD", keep=keep)
         if keep:
             self._wait(IDLE_SECONDS)
         else:
             self._close()
 
-    def _answer(self, asked: _Asked) -> Response:
-        def header(name: bytes) -> str:
-            return asked.headers.get(name, b"").decode("ascii", "replace")
-
+    def _answer(self, request: Request) -> Response:
         try:
-            path, _, query = asked.url.decode("ascii", "replace").partition("?")
-            host = header(b"host")
-            if (why := refused_host(host, self._local_address, self._names)) is not None:
+            if (why := refused_host(request.host, self._local_address, self._names)) is not None:
                 return Response(403, TEXT, f"{why}\n".encode())
-            request = Request(
-                asked.method,
-                path,
-                query,
-                accept=header(b"accept"),
-                accept_encoding=header(b"accept-encoding"),
-                body=asked.body,
-                neighbour=header(b"user-agent") if self._peer == self._local_address else "",
-                peer=self._peer,
-                local=self._local_address,
-                host=host,
-                origin=header(b"origin"),
-                site=header(b"sec-fetch-site"),
-            )
             return self._handler(request)
         except Exception:
-            _log.exception("Serving %r failed", asked.url)
+            _log.exception("Serving %r failed", request.path)
             return Response(500, TEXT, b"internal error\n")
 
     def _send(self, response: Response, version: str, *, body: bool, keep: bool) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from typing import Final
 
 from msgspec import Struct
@@ -71,7 +71,7 @@ class HttpServer(Struct):
     names: Collection[str] = ()
     _socket: socket.socket | None = None
     _connections: set[ServerConnection] = set()
-    _retries: set[asyncio.Task[None]] = set()
+    _retry: asyncio.TimerHandle | None = None
     _accepting: set[asyncio.Task[None]] = set()
     _stopped: bool = False
 
@@ -94,7 +94,11 @@ class HttpServer(Struct):
             self.start(address)
         except ApplyError as error:
             failed(error)
-            self._spawn(self._retry(address, failed, interval), self._retries)
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(interval, self.start_retrying, address, failed, interval)
+        else:
+            if self._retry is not None:
+                _log.info("Serving %s on %s after failed attempts", self.name, _shown(*address))
 
     @property
     def port(self) -> int:
@@ -106,8 +110,8 @@ class HttpServer(Struct):
     def close(self) -> None:
         """Close the socket and all connections; the address is free immediately. A second call has no effect."""
         self._stopped = True
-        for task in self._retries:
-            task.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self.admission.listening -= 1
@@ -119,13 +123,8 @@ class HttpServer(Struct):
     async def stop(self) -> None:
         """Close, and wait until tasks and connections have ended. A second call has no effect."""
         self.close()
-        await asyncio.gather(*self._retries, *self._accepting, return_exceptions=True)
+        await asyncio.gather(*self._accepting, return_exceptions=True)
         await asyncio.gather(*(connection.lost.wait() for connection in self._connections))
-
-    def _spawn(self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
 
     # asyncio.Server is not used, because its start is a coroutine, and because the socket of a connection leaks if the
     # server is closed between accept() and the start of the connection's task (CPython 3.11).
@@ -169,7 +168,9 @@ class HttpServer(Struct):
         connection = ServerConnection(self.handler, self._lost, self.admission.leave, self.names, budget)
         self._connections.add(connection)
         self.admission.enter(connection, client)
-        self._spawn(self._adopt(connection, accepted), self._accepting)
+        task = asyncio.get_running_loop().create_task(self._adopt(connection, accepted))
+        self._accepting.add(task)
+        task.add_done_callback(self._accepting.discard)
 
     async def _adopt(self, connection: ServerConnection, accepted: socket.socket) -> None:
         try:
@@ -177,17 +178,6 @@ class HttpServer(Struct):
         except OSError:
             accepted.close()
             self._lost(connection)
-
-    async def _retry(self, address: tuple[str, int], failed: Callable[[ApplyError], None], interval: float) -> None:
-        while True:
-            await asyncio.sleep(interval)
-            try:
-                self.start(address)
-            except ApplyError as error:
-                failed(error)
-            else:
-                _log.info("Serving %s on %s after failed attempts", self.name, _shown(*address))
-                return
 
     def _lost(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)

@@ -112,7 +112,9 @@ class _ApiSources:
         self.plugin = cluster.credentials.program
         self.node_timeout = NODE_CIDR_TIMEOUT if options.config.local_mode == "NodeCIDR" else NODE_TIMEOUT
         self._client = HttpClient(cluster, on_request=partial(_finished, metrics))
-        self._limit = RateLimit(client.qps, client.burst)
+        # The limit applies only to requests that write: Events, because their number is unbounded, and a patch of the
+        # Node.
+        self._take_turn = rate_limit(client.qps, client.burst)
         self._metrics = metrics
         support = WatchListSupport()
         if not gate_enabled(options.config.feature_gates, "WatchListClient"):
@@ -168,8 +170,9 @@ class _ApiSources:
     async def _send(self, method: str, path: str, body: bytes, kind: str) -> int:
         from kubeproxy.api.status import StatusError  # noqa: PLC0415
 
-        waits = self._metrics.rest.rate_limiter_duration.labels(method, self._cluster.server.authority)
-        waits.observe(await self._limit.turn())
+        wait = self._take_turn()
+        self._metrics.rest.rate_limiter_duration.labels(method, self._cluster.server.authority).observe(wait)
+        await asyncio.sleep(wait)
         try:
             return (await self._client.request(method, path, body=body, content_type=kind)).status
         except StatusError as error:
@@ -179,23 +182,10 @@ class _ApiSources:
 Sources = ManifestSources | _ApiSources
 
 
-class RateLimit:
-    """Limits requests by clientConnection.qps and burst; a negative qps means no limit.
-
-    The limit applies only to requests that write: Events, because their number is unbounded, and a patch of the Node.
-    As in client-go, 0 means the default (5 and 10)."""
-
-    def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._bucket = TokenBucket(qps or 5.0, burst or 10, clock) if qps >= 0 else None
-
-    async def turn(self) -> float:
-        """Wait until a request may be sent; return the seconds waited."""
-        if self._bucket is None:
-            return 0.0
-        wait = self._bucket.reserve()
-        if wait:
-            await asyncio.sleep(wait)
-        return wait
+def rate_limit(qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
+    """Return a function that takes a turn and returns the seconds until it, by clientConnection.qps and burst. As in
+    client-go, 0 means the default (5 and 10), and a negative qps means no limit."""
+    return TokenBucket(qps or 5.0, burst or 10, clock).reserve if qps >= 0 else lambda: 0.0
 
 
 def _finished(metrics: ProxyMetrics, request: Finished) -> None:

@@ -11,7 +11,7 @@ from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import SourceError
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.setup import sources
-from kubeproxy.setup.sources import RateLimit
+from kubeproxy.setup.sources import rate_limit
 
 
 def test_no_answer_waits_for_nodes_from_an_unreachable_server():
@@ -37,34 +37,16 @@ def test_no_answer_waits_for_nodes_from_an_unreachable_server():
         (-1.0, 1, [0] * 50),
     ],
 )
-def test_requests_wait_for_their_turn(qps, burst, waits, monkeypatch):
-    now = 100.0
-
-    async def sleep(seconds):
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr(sources.asyncio, "sleep", sleep)
-
-    async def play():
-        limit = RateLimit(qps, burst, lambda: now)
-        return [await limit.turn() for _ in waits]
-
-    assert asyncio.run(play()) == pytest.approx(waits)
+def test_requests_wait_for_their_turn(qps, burst, waits):
+    now, found = 100.0, []
+    take_turn = rate_limit(qps, burst, lambda: now)
+    for _ in waits:
+        found.append(take_turn())
+        now += found[-1]
+    assert found == pytest.approx(waits)
 
 
-def test_a_pause_gives_the_burst_back(monkeypatch):
+def test_a_pause_gives_the_burst_back():
     times = iter([0.0, 0.0, 0.0, 1000.0, 1000.0, 1000.0])
-    slept = []
-
-    async def sleep(seconds):
-        slept.append(seconds)
-
-    monkeypatch.setattr(sources.asyncio, "sleep", sleep)
-
-    async def play():
-        limit = RateLimit(1.0, 2, lambda: next(times))
-        return [await limit.turn() for _ in range(5)]
-
-    assert asyncio.run(play()) == [0, 0, 0, 0, 1]
-    assert slept == [1]
+    take_turn = rate_limit(1.0, 2, lambda: next(times))
+    assert [take_turn() for _ in range(5)] == [0, 0, 0, 0, 1]
