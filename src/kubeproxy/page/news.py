@@ -42,13 +42,13 @@ class News:
         self._planner = snapshot.planner
         self._clock = clock
         self._wall_clock = wall_clock
-        self.seen: dict[ServiceName, float] = {}
+        self._seen: dict[ServiceName, float] = {}
         self.begin()
 
     def begin(self) -> None:
         """Discard the changes from the time when no page was open."""
         self.revision = max(self.revision + 1, int(self._wall_clock() * 1000))
-        self.seen.clear()
+        self._seen.clear()
         self._touched: dict[ServiceName, None] = {}
         self._number, self._count = self.journal.number, self.journal.changes
         self._reload = False
@@ -65,7 +65,7 @@ class News:
         self.revision += 1
         for change in changes:
             self._touch(change.name)
-            self.seen[change.name] = at
+            self._seen[change.name] = at
 
     def _touch(self, name: ServiceName) -> None:
         # With MOST_ROWS + 1 names, the page loads all Services again; more names are not needed.
@@ -103,12 +103,16 @@ class News:
         for name in touched:
             if self._planner.is_dirty(name):  # a message after the compilation contains the row
                 self._touched[name] = None
-            elif (row := row_of(self._snapshot, name, self.seen.get(name, 0.0))) is not None:
+            elif (row := self.row(name)) is not None:
                 rows.append(row)
             else:
                 gone.append("/".join(name))
-                self.seen.pop(name, None)
+                self._seen.pop(name, None)
         return {"rows": rows, "gone": gone}
+
+    def row(self, name: ServiceName) -> Row | None:
+        """Return the row of a Service, or None if it is deleted."""
+        return row_of(self._snapshot, name, self._seen.get(name, 0.0))
 
     def _trouble(self) -> tuple[tuple[Family, bool, bool, bool], ...]:
         """Return for each family whether the kernel refuses its changes, whether its rules differ from the plans, and

@@ -7,7 +7,6 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
-from enum import Enum
 from functools import cache
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ from kubeproxy.model.world import nodeport_addresses
 from kubeproxy.page import ROOT
 from kubeproxy.page.beside import Flows, FormQuestions, Problems, Tell, UnansweredError
 from kubeproxy.page.feed import MOST_PAGES, Feed
-from kubeproxy.page.news import News, Row, row_of
+from kubeproxy.page.news import News
 from kubeproxy.report.journal import Journal
 from kubeproxy.report.metrics import GZIP, takes_gzip
 from kubeproxy.server.http import JSON, TEXT, Handler, Headers, Request, Response, host_name, refused
@@ -40,15 +39,13 @@ Ask = Callable[[Mapping[str, str]], Awaitable[bytes]]
 """A function that returns the answer of `kube-proxy why -o json`. Raises UnansweredError."""
 
 
-def page_pages(
-    access: PageAccess, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None], ask: Ask
-) -> dict[str, Handler]:
+def page_pages(access: PageAccess, desk: Desk, feed: Feed, ask: Ask) -> dict[str, Handler]:
     """Return the routes of the page; none if no client has access. `ask` answers questions in another process."""
     if not access.networks:
         return {}
     answers = {
         "facts": lambda _: _json(facts(desk)),
-        "services": lambda request: _services(request, desk, feed, row),
+        "services": lambda request: _services(request, desk, feed),
         "service": lambda request: _service(request, desk),
         "why": lambda request: _why(request, desk, ask),
         "events": lambda request: _events(request, feed),
@@ -62,10 +59,8 @@ def page_pages(
         return Response(301, (*TEXT, ("Location", "ui/")), b"see ui/\n")
 
     pages: dict[str, Handler] = {ROOT[:-1]: moved, ROOT: _document}
-    guarded = {path: _guarded(access, Content.PAGE, handler) for path, handler in pages.items()}
-    return guarded | {
-        f"{ROOT}api/{name}": _guarded(access, Content.STATE, handler) for name, handler in answers.items()
-    }
+    guarded = {path: _guarded(access, handler, is_state=False) for path, handler in pages.items()}
+    return guarded | {f"{ROOT}api/{name}": _guarded(access, each, is_state=True) for name, each in answers.items()}
 
 
 def facts(desk: Desk) -> dict[str, Any]:
@@ -88,9 +83,9 @@ def facts(desk: Desk) -> dict[str, Any]:
     }
 
 
-def _guarded(access: PageAccess, content: Content, handler: Handler) -> Handler:
+def _guarded(access: PageAccess, handler: Handler, *, is_state: bool) -> Handler:
     def checked(request: Request) -> Response:
-        why = refusal(access, request, content)
+        why = refusal(access, request, is_state=is_state)
         response = handler(request) if why is None else refused(403, why)
         return response._replace(headers=(*response.headers, *SAFE))
 
@@ -196,20 +191,18 @@ def _find(request: Request, desk: Desk) -> Response:
     return Response(200, JSON, body())
 
 
-def _services(request: Request, desk: Desk, feed: Feed, row: Callable[[ServiceName], Row | None]) -> Response:
-    pieces = _listed(desk.snapshot.names, feed.news.revision, row)
+def _services(request: Request, desk: Desk, feed: Feed) -> Response:
+    pieces = _listed(desk.snapshot.names, feed.news)
     if not takes_gzip(request.accept_encoding):
         return Response(200, JSON, pieces)
     return Response(200, (*JSON, ("Content-Encoding", "gzip")), _zipped(pieces))
 
 
-async def _listed(
-    names: list[ServiceName], revision: int, row: Callable[[ServiceName], Row | None]
-) -> AsyncGenerator[bytes, None]:
-    yield b'{"revision":%d,"services":[' % revision
+async def _listed(names: list[ServiceName], news: News) -> AsyncGenerator[bytes, None]:
+    yield b'{"revision":%d,"services":[' % news.revision
     first = True
     for start in range(0, len(names), _RUN):
-        rows = msgspec.json.encode(list(filter(None, map(row, names[start : start + _RUN]))))[1:-1]  # no brackets
+        rows = msgspec.json.encode(list(filter(None, map(news.row, names[start : start + _RUN]))))[1:-1]  # no brackets
         if rows:
             yield rows if first else b"," + rows
             first = False
@@ -289,16 +282,10 @@ _OWN_SITE: Final = frozenset(("", "same-origin", "none"))
 """The accepted values of Sec-Fetch-Site: missing (not a browser), the page itself, an address that a user typed."""
 
 
-class Content(Enum):
-    """The requested content. The page contains no data of this node, and links from other sites may open it."""
-
-    PAGE = "the page"
-    STATE = "the state of the node"
-
-
-def refusal(access: PageAccess, request: Request, content: Content) -> str | None:
+def refusal(access: PageAccess, request: Request, *, is_state: bool) -> str | None:
     """Return the reason to refuse a request, or None. The decision depends on the client's address, the Host header,
-    and the requesting site in a browser's headers.
+    and, for requests of the node's state, the requesting site in a browser's headers. The page itself contains no data
+    of this node, and links from other sites may open it.
 
     A browser also sends the requests of other sites' pages. Sec-Fetch-Site and Origin name the requesting site. If
     another site's name resolves to this proxy's address (DNS rebinding), Host contains this name."""
@@ -314,7 +301,7 @@ def refusal(access: PageAccess, request: Request, content: Content) -> str | Non
             f"the page does not answer to the host name {name!r} (against DNS rebinding): use localhost, or add the "
             "name to --page-hosts"
         )
-    if content is Content.STATE:
+    if is_state:
         if request.origin and request.origin.lower().partition("://")[2] != request.host.lower():
             return f"only the page of this proxy may send this request, not pages of {request.origin}"
         if request.site not in _OWN_SITE:
@@ -344,16 +331,11 @@ class Whole:
         snapshot, options = desk.snapshot, desk.snapshot.options
         news, planner, socket = News(snapshot, journal), snapshot.planner, options.control_socket
 
-        def row(name: ServiceName) -> Row | None:
-            return row_of(snapshot, name, news.seen.get(name, 0.0))
-
         def looks(tell: Tell) -> tuple[Flows, Problems]:
             return Flows(snapshot.mode.name, planner, tell), Problems(planner, socket, tell)
 
         self._feed = Feed(news, lambda: facts(desk), lambda pages: setattr(journal, "audience", pages), looks)
-        self.handlers: Mapping[str, Handler] = page_pages(
-            options.page, desk, self._feed, row, FormQuestions(socket).why
-        )
+        self.handlers: Mapping[str, Handler] = page_pages(options.page, desk, self._feed, FormQuestions(socket).why)
 
     async def close(self) -> None:
         """End the tasks for pages, and wait for their end."""

@@ -17,7 +17,7 @@ from kubeproxy.config.load import read_text
 from kubeproxy.config.options import page_access
 from kubeproxy.config.pflag import parse
 from kubeproxy.config.types import dump
-from kubeproxy.page.pages import Content, refusal
+from kubeproxy.page.pages import refusal
 from kubeproxy.report.metrics import takes_gzip
 from kubeproxy.server.connection import ServerConnection
 from kubeproxy.server.http import TEXT, Request, Response, routes
@@ -68,7 +68,7 @@ def replies(data: bytes) -> None:
 
 
 def _answer(request: Request) -> Response:
-    refusal(_ACCESS, request, Content.STATE)
+    refusal(_ACCESS, request, is_state=True)
     takes_gzip(request.accept_encoding)
     try:
         parse_query(request)

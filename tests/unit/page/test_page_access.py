@@ -6,7 +6,7 @@ import pytest
 
 from kubeproxy.config.options import PageAccess, page_access
 from kubeproxy.errors import ConfigError
-from kubeproxy.page.pages import Content, refusal
+from kubeproxy.page.pages import refusal
 from kubeproxy.server.http import Request
 
 LOOPBACK = page_access(["127.0.0.0/8", "::1/128"], [])
@@ -20,10 +20,11 @@ def asked(
     origin: str = "",
     site: str = "",
     local: str = "127.0.0.1",
-    content: Content = Content.STATE,
+    *,
+    is_state: bool = True,
 ) -> str | None:
     request = Request("GET", "/ui/", "", peer=peer, local=local, host=host, origin=origin, site=site)
-    return refusal(access, request, content)
+    return refusal(access, request, is_state=is_state)
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1"])
@@ -69,7 +70,7 @@ def test_refused_clients_get_the_allowed_ways(peer: str) -> None:
 def test_loopback_is_asked_by_its_own_names(host: str, answered: bool) -> None:
     why = asked(host=host)
     assert (why is None) == answered
-    assert asked(host=host, content=Content.PAGE) == why
+    assert asked(host=host, is_state=False) == why
     if why is not None:
         assert "--page-hosts" in why
 
@@ -108,7 +109,7 @@ def test_other_addresses_need_a_listed_host_name(host: str, answered: bool) -> N
 )
 def test_pages_of_others_get_no_state(origin: str, site: str, answered: bool) -> None:
     assert (asked(origin=origin, site=site) is None) == answered
-    assert asked(origin=origin, site=site, content=Content.PAGE) is None  # any site may contain a link to the page
+    assert asked(origin=origin, site=site, is_state=False) is None  # any site may contain a link to the page
 
 
 def test_all_errors_in_flags_are_reported_together() -> None:

@@ -83,14 +83,13 @@ class FakeNews:
     def take(self):
         return {"revision": 7}
 
+    def row(self, name):
+        return None if name[1] == "s7" else ("/".join(name), "programmed", 1, 1, "ClusterIP", "", [], 0.0, [])
+
 
 class FakeLooks:
     async def run(self):
         await asyncio.Event().wait()
-
-
-def row(name):
-    return None if name[1] == "s7" else ("/".join(name), "programmed", 1, 1, "ClusterIP", "", [], 0.0, [])
 
 
 async def asked(question):
@@ -101,7 +100,7 @@ async def asked(question):
 
 def served(access: PageAccess = ACCESS):
     feed = Feed(FakeNews(), lambda: {"node": "node-a"}, lambda _: None, lambda _: (FakeLooks(), FakeLooks()))
-    return routes(page_pages(access, FakeDesk(), feed, row, asked)), feed
+    return routes(page_pages(access, FakeDesk(), feed, asked)), feed
 
 
 def ask(path, method="GET", access=ACCESS, **more):
@@ -198,7 +197,7 @@ def test_a_proxy_that_never_had_a_list_answers_no_question(monkeypatch):
 
 def test_the_paths_are_those_that_load_it():
     _, feed = served()
-    assert page_pages(ACCESS, FakeDesk(), feed, row, asked).keys() == set(PATHS)
+    assert page_pages(ACCESS, FakeDesk(), feed, asked).keys() == set(PATHS)
 
 
 def test_the_redirect_is_relative():
