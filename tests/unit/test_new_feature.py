@@ -16,7 +16,7 @@ from kubeproxy import features
 from kubeproxy.features import Feature
 
 ECHO = Feature[int](
-    flag="echo-after", kind="int32", default="0", usage="Echo.", off=0, unset=0, modes=frozenset({"ipvs"}),
+    flag="echo-after", default=0, usage="Echo.", off=0, modes=frozenset({"ipvs"}),
     mistake=lambda value, flags: "must not be odd" if value % 2 else "", read=lambda value: value * 10,
 )
 features.FEATURES[ECHO.flag] = ECHO

@@ -36,7 +36,7 @@ GROUPS = (GENERAL, CLIENT, SERVERS, BACKEND, LOCAL, CONNTRACK, LOGGING, LEGACY)
 
 
 def _features(group: str, *features: Feature[Any]) -> Iterator[Flag]:
-    return (Flag(each.flag, each.kind, each.default, group, "", each.usage) for each in features)
+    return (Flag(each.flag, each.kind, str(each.default).lower(), group, "", each.usage) for each in features)
 
 
 _INTERVAL = "The interval of complete checks and repairs (like 5s, 1m, 2h22m), greater than 0."

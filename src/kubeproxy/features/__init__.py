@@ -41,22 +41,25 @@ class Feature(NamedTuple, Generic[T]):
     """A feature that the Go kube-proxy lacks. The only setting of a feature is its flag, which also applies with
     --config.
 
-    `kind` and `default` are as in config.flags.Flag; `usage` is the flag's help. `modes` are the modes that support the
-    feature; None means all. In other modes the feature has the value `off`, and the proxy reports that the flag has no
-    effect. `unset` is the value if the flag is not given. `annotations` are the names of the annotations that the
-    feature reads. `mistake` returns the reason to refuse a value of the flag, given all flags, or "". `read` parses the
-    text into the value."""
+    `default` is the flag's value if the flag is not given, and its type is the type of the flag; `usage` is the flag's
+    help. `modes` are the modes that support the feature; None means all. In other modes the feature has the value
+    `off`, and the proxy reports that the flag has no effect. `annotations` are the names of the annotations that the
+    feature reads. `mistake` returns the reason to refuse a value of the flag, given all flags, or "". `read` converts
+    the flag's value into the feature's value."""
 
     flag: str
-    kind: Literal["bool", "int32", "string"]
-    default: str
+    default: bool | int | str
     usage: str
     off: T
-    unset: T
     modes: frozenset[str] | None = None
     annotations: tuple[str, ...] = ()
     mistake: Callable[[Any, Mapping[str, Any]], str] = lambda _value, _flags: ""
     read: Callable[[Any], T] = lambda value: value
+
+    @property
+    def kind(self) -> str:
+        """The type of the flag, as in config.flags.Flag."""
+        return {bool: "bool", int: "int32", str: "string"}[type(self.default)]
 
     def supported(self, mode: str) -> bool:
         """Return whether a mode supports the feature."""
@@ -69,8 +72,7 @@ class Feature(NamedTuple, Generic[T]):
 
     def among(self, values: Mapping[str, Any]) -> T:
         """Return the feature's value in a mapping of values by flag."""
-        value: T = values.get(self.flag, self.unset)
-        return value
+        return values[self.flag] if self.flag in values else self.read(self.default)
 
     def on(self, node: P, value: T) -> P:
         """Return a copy of a node's settings or globals in which this feature has the value `value`."""
@@ -112,12 +114,10 @@ def _no_taint_key(key: str, flags: Mapping[str, Any]) -> str:  # noqa: ARG001 - 
 
 STARTUP_TAINT: Final = Feature[str](
     flag="startup-taint",
-    kind="string",
     default="",
     usage="The key of a taint that is removed from this Node after the first full sync. The proxy needs the"
     " right to patch Nodes. (Not in the Go kube-proxy.)",
     off="",
-    unset="",
     mistake=_no_taint_key,
 )
 
@@ -125,12 +125,10 @@ STARTUP_TAINT: Final = Feature[str](
 
 CONNECTION_COUNTERS: Final = Feature[bool](
     flag="connection-counters",
-    kind="bool",
-    default="false",
+    default=False,
     usage="Count the connections of each endpoint in the kernel; nftables mode only. The counters use"
     " memory on nodes with many processors. (Not in the Go kube-proxy.)",
     off=False,
-    unset=False,
     modes=_NFTABLES,
 )
 
@@ -138,12 +136,10 @@ CONNECTION_COUNTERS: Final = Feature[bool](
 
 RESETS: Final = Feature[bool](
     flag="reset-gone-endpoints",
-    kind="bool",
-    default="false",
+    default=False,
     usage="Reset connections of a Service's clients to deleted endpoints that were terminating; nftables mode "
     "only. (Not in the Go kube-proxy.)",
     off=False,
-    unset=False,
     modes=_NFTABLES,
 )
 
@@ -166,12 +162,10 @@ def _no_forwarding(after: int, flags: Mapping[str, Any]) -> str:
 
 FAST_FORWARDING: Final = Feature[Forwarding](
     flag="fast-forward-after",
-    kind="int32",
-    default="0",
+    default=0,
     usage="Let connections of Services bypass all rules after this number of client packets, by a flowtable of the"
     " kernel; nftables mode only. 0 for never. (Not in the Go kube-proxy.)",
     off=Forwarding(),
-    unset=Forwarding(),
     modes=_NFTABLES,
     mistake=_no_forwarding,
     read=lambda after: Forwarding(after, (IPPROTO_TCP, IPPROTO_UDP)) if after else Forwarding(),
@@ -181,12 +175,10 @@ FAST_FORWARDING: Final = Feature[Forwarding](
 
 REFUSAL_RESETS: Final = Feature[bool](
     flag="refuse-with-reset",
-    kind="bool",
-    default="true",
+    default=True,
     usage="Refuse IPv4 TCP connections to Services without endpoints by a reset, not by an ICMP error, because the"
     " kernel limits the rate of ICMP errors to a client; nftables mode only. (Not in the Go kube-proxy.)",
     off=False,
-    unset=True,
     modes=_NFTABLES,
 )
 
@@ -197,13 +189,11 @@ ENTRIES: Final = 1 << 20
 
 BALANCING: Final = Feature[int](
     flag="balancing-entries",
-    kind="int32",
-    default=str(ENTRIES),
+    default=ENTRIES,
     usage="The limit of entries in the kernel for weights and consistent hashing, for all Services together; one "
     "namespace gets at most a quarter of the limit. Older Services get entries first; connections of Services "
     "without entries are shared evenly. 0 ignores these annotations; nftables mode only. (Not in the Go kube-proxy.)",
     off=0,
-    unset=ENTRIES,
     modes=_NFTABLES,
     annotations=(
         "kube-proxy-py/weight",
@@ -225,12 +215,10 @@ def _no_label_value(name: str, flags: Mapping[str, Any]) -> str:  # noqa: ARG001
 
 PROXY_NAME: Final = Feature[str](
     flag="service-proxy-name",
-    kind="string",
     default="",
     usage="Serve only the Services whose label service.kubernetes.io/service-proxy-name has this value; without this"
     " flag, only the Services without the label. (Not in the Go kube-proxy.)",
     off="",
-    unset="",
     mistake=_no_label_value,
 )
 
@@ -238,12 +226,10 @@ PROXY_NAME: Final = Feature[str](
 
 CILIUM: Final = Feature[bool](
     flag="cilium-annotations",
-    kind="bool",
-    default="false",
+    default=False,
     usage="Obey Cilium's annotations service.cilium.io/type and service.cilium.io/src-ranges-policy of Services."
     " (Not in the Go kube-proxy.)",
     off=False,
-    unset=False,
     annotations=("service.cilium.io/type", "service.cilium.io/src-ranges-policy"),
 )
 
@@ -255,13 +241,11 @@ except those with the value `off`."""
 
 EJECTION: Final = Feature[Ejecting](
     flag="eject-failing-endpoints",
-    kind="bool",
-    default="false",
+    default=False,
     usage="Send no new connections to endpoints that do not answer this node, until they answer again; without the"
     " flag, this applies only to Services with the annotation kube-proxy-py/eject: on; nftables mode only. (Not in the"
     " Go kube-proxy.)",
     off="never",
-    unset="requested",
     modes=_NFTABLES,
     annotations=("kube-proxy-py/eject",),
     read=lambda on: "always" if on else "requested",
@@ -271,12 +255,10 @@ EJECTION: Final = Feature[Ejecting](
 
 PORT_RANGES: Final = Feature[int](
     flag="port-ranges",
-    kind="int32",
-    default="16",
+    default=16,
     usage="The limit of port ranges that the annotation kube-proxy-py/port-ranges adds to a Service. 0 ignores the"
     " annotation; nftables mode only. (Not in the Go kube-proxy.)",
     off=0,
-    unset=16,
     modes=_NFTABLES,
     annotations=("kube-proxy-py/port-ranges",),
     mistake=_negative,
