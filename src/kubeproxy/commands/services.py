@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from kubeproxy.ask.checks.doubts import doubted, outdated
 from kubeproxy.ask.facts import ProgrammedService
-from kubeproxy.ask.finding import Diagnosis, Severity
+from kubeproxy.ask.finding import Severity
 from kubeproxy.ask.listing import addresses, unserved
 from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.source import Running, Source, knowing, source
@@ -59,61 +59,46 @@ def _look(asked: Source, name: ServiceName | None) -> WatchedAnswer:
         from kubeproxy.ask.kernel.stopped import left_behind  # noqa: PLC0415 - a running proxy needs no look
 
         old.insert(0, left_behind(asked, facts, name))
-    head = {"mode": facts.mode} | ({"findings": [one.row() for one in old]} if old else {})
+    here = facts.world
+    try:
+        made = _one(asked, name, here) if name is not None else _all(asked, here)
+    except QuestionError as missing:
+        if name is None:
+            raise
+        error = doubted(missing, old)
+        fields = {"namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)}
+        made = WatchedAnswer(fields, partial(_raise, error), {}, UNKNOWN)
 
-    def warn() -> None:
-        for finding in old:
+    def show() -> None:
+        for finding in old if made.status != UNKNOWN else ():
             output.marked(finding.severity.mark, finding.text)
             if finding.fix:
                 output.say(f"Fix: {finding.fix}")
+        made.show()
 
-    here = facts.world
-    made = _one(asked, name, here, head, warn, old) if name is not None else _all(asked, here, head, warn)
+    head = {"mode": facts.mode} | ({"findings": [one.row() for one in old]} if old else {})
     wrong = made.status == NO or any(one.is_wrong and one.about == "proxy" for one in old)
     unknown = made.status or any(one.severity < Severity.NOTE for one in old)
-    return made._replace(status=exit_code(wrong=wrong, unknown=unknown))
+    return WatchedAnswer({**head, **made.fields}, show, made.rows, exit_code(wrong=wrong, unknown=unknown))
 
 
-def _all(asked: Source, here: Globals, head: Mapping[str, object], warn: Callable[[], None]) -> WatchedAnswer:
+def _all(asked: Source, here: Globals) -> WatchedAnswer:
     held = sorted(asked.services(), key=lambda one: one.name)
     rows = [(_cells(one, row, here), row) for one in held for row in [_row(one)]]
-
-    def show() -> None:
-        warn()
-        output.table(("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), [cells for cells, _ in rows])
-
     return WatchedAnswer(
-        {**head, "services": [fields for _, fields in rows]},
-        show,
+        {"services": [fields for _, fields in rows]},
+        partial(output.table, ("SERVICE", "STATE", "ENDPOINTS", "ADDRESSES"), [cells for cells, _ in rows]),
         {cells[0]: Row(("  ".join(cells).rstrip(),), fields) for cells, fields in rows},
         exit_code(wrong=any(one.state not in FINE_STATES for one in held)),
     )
 
 
-def _one(
-    asked: Source,
-    name: ServiceName,
-    here: Globals,
-    head: Mapping[str, object],
-    warn: Callable[[], None],
-    old: Sequence[Diagnosis],
-) -> WatchedAnswer:
-    try:
-        detail = asked.service(name)
-    except QuestionError as missing:
-        error = doubted(missing, old)
-        fields = {**head, "namespace": name[0], "name": name[1], "state": "unknown", "reason": str(error)}
-        return WatchedAnswer(fields, partial(_raise, error), {}, UNKNOWN)
-    text = service_text(detail, here)
-
-    def show() -> None:
-        warn()
-        output.page(text)
-
-    key = "/".join(name)
+def _one(asked: Source, name: ServiceName, here: Globals) -> WatchedAnswer:
+    detail = asked.service(name)
+    text, key = service_text(detail, here), "/".join(name)
     row = Row((key, *text.decode().strip("\n").splitlines()), detail)
     code = exit_code(wrong=detail["state"] not in FINE_STATES)
-    return WatchedAnswer({**head, **detail}, show, {key: row}, code)
+    return WatchedAnswer(detail, partial(output.page, text), {key: row}, code)
 
 
 def _raise(error: QuestionError) -> None:

@@ -56,19 +56,26 @@ class LastedDifference(Struct, frozen=True, kw_only=True, rename="camel"):
     ended: bool  # no difference of this kind remains
 
 
-class ShadowReport(Struct, frozen=True, kw_only=True, rename="camel"):
+class ShadowReport(Struct, kw_only=True, rename="camel"):
     """The summary of all comparisons."""
 
     since: str
-    until: str
+    until: str = ""
     grace_seconds: float
-    comparisons: int
-    not_compared: int  # failed comparisons: objects became outdated, or rules could not be read
-    classes: dict[str, int]  # classes of packets in the last comparison, by family
-    lasted: tuple[LastedDifference, ...]
-    transient: int  # classes of packets with a difference that disappeared within the grace period
-    undecided: int  # classes of packets with a difference that is younger than the grace period at the end
-    unknown: tuple[str, ...]  # rules that this program does not support
+    comparisons: int = 0
+    not_compared: int = 0  # failed comparisons: objects became outdated, or rules could not be read
+    classes: dict[str, int] = {}  # classes of packets in the last comparison, by family
+    lasted: tuple[LastedDifference, ...] = ()
+    transient: int = 0  # classes of packets with a difference that disappeared within the grace period
+    undecided: int = 0  # classes of packets with a difference that is younger than the grace period at the end
+    unknown: tuple[str, ...] = ()  # rules that this program does not support
+
+    @property
+    def sizes(self) -> str:
+        """The number of classes in each family, as text."""
+        return " and ".join(
+            f"{counted(number, 'class')} of {family} packets" for family, number in self.classes.items()
+        )
 
 
 def shadow(facts: Facts, config: KubeProxyConfiguration, seconds: Duration, grace: Duration, form: str) -> int:
@@ -93,12 +100,10 @@ class _Following:
         )
         self._sources = open_sources(self._options, self._settings.node_name, self._deliver, ProxyMetrics())
         self._shadow = Shadow(grace)
-        self._since, self._zero = time.time(), time.time() - time.monotonic()
+        self._report = ShadowReport(since=_time(time.time()), grace_seconds=float(grace))
+        self._zero = time.time() - time.monotonic()
         self._changed, self._compared, self._rested = 0.0, float("-inf"), 0.0  # in the time of time.monotonic()
-        self._comparisons = self._not_compared = 0
         self._why_not = ""
-        self._classes: dict[str, int] = {}
-        self._unknown: dict[str, None] = {}
 
     async def until(self, end: float) -> ShadowReport:
         """Compare until a time or a signal; return the summary. Raises SourceError if the source fails permanently."""
@@ -121,7 +126,10 @@ class _Following:
                 part.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             await self._sources.close()
-        return self._report()
+        self._report.until = _time(time.time())
+        self._report.lasted = self._grouped_by_kind(self._shadow.lasted)
+        self._report.transient, self._report.undecided = self._shadow.transient, self._shadow.undecided
+        return self._report
 
     def _deliver(self, events: Sequence[Event]) -> None:
         self._planner.apply(events)
@@ -141,7 +149,7 @@ class _Following:
     def _count_without_comparison(self, why: str) -> None:
         if not self._why_not:
             self._why_not = why
-            self._not_compared += 1
+            self._report.not_compared += 1
             self._shadow.interrupt()
             self._say(why)
 
@@ -174,14 +182,16 @@ class _Following:
             return
         finally:
             self._rested = time.monotonic() + _REST * (time.monotonic() - self._compared)
-        self._comparisons += 1
-        self._classes = {family.label: each.classes for family, each in found.items()}
-        self._unknown |= {f"{family.label}: {text}": None for family, each in found.items() for text in each.unknown}
+        report = self._report
+        report.comparisons += 1
+        report.classes = {family.label: each.classes for family, each in found.items()}
+        unknown = [f"{family.label}: {text}" for family, each in found.items() for text in each.unknown]
+        report.unknown = tuple(dict.fromkeys((*report.unknown, *unknown)))
         different = [FamilyDifference(family, one) for family, each in found.items() for one in each.differences]
         news = self._shadow.compared(self._compared, different)
         await self._judge([each for each in news if not each.ended], known)
-        if self._comparisons == 1:
-            self._say(f"Compared {self._sizes()}: {counted(self._shadow.undecided, 'difference')}")
+        if report.comparisons == 1:
+            self._say(f"Compared {report.sizes}: {counted(self._shadow.undecided, 'difference')}")
         for one in self._grouped_by_kind(news):
             self._say(f"no longer: {_packets(one)}" if one.ended else _words(one))
 
@@ -218,29 +228,10 @@ class _Following:
             for family, (_, witness) in [group[0].difference]
         )
 
-    def _sizes(self) -> str:
-        return " and ".join(
-            f"{counted(number, 'class')} of {family} packets" for family, number in self._classes.items()
-        )
-
     def _say(self, text: str) -> None:
         if not self._quiet:
             output.say(f"{clock(time.time())}: {text}")
             sys.stdout.flush()
-
-    def _report(self) -> ShadowReport:
-        return ShadowReport(
-            since=_time(self._since),
-            until=_time(time.time()),
-            grace_seconds=float(self._grace),
-            comparisons=self._comparisons,
-            not_compared=self._not_compared,
-            classes=self._classes,
-            lasted=self._grouped_by_kind(self._shadow.lasted),
-            transient=self._shadow.transient,
-            undecided=self._shadow.undecided,
-            unknown=tuple(self._unknown),
-        )
 
 
 def _time(seconds: float) -> str:
@@ -258,10 +249,8 @@ def _words(one: LastedDifference) -> str:
 
 
 def _print(report: ShadowReport) -> None:
-    classes = " and ".join(
-        f"{counted(number, 'class')} of {family} packets" for family, number in report.classes.items()
-    )
-    output.say(f"{counted(report.comparisons, 'comparison')} from {report.since} to {report.until}, at last {classes}:")
+    compared = f"{counted(report.comparisons, 'comparison')} from {report.since} to {report.until}"
+    output.say(f"{compared}, at last {report.sizes}:")
     for one in report.lasted:
         output.marked(output.NOTE if one.declared else output.BAD, _words(one))
         output.say(

@@ -79,13 +79,19 @@ def run(given: argparse.Namespace) -> int:
     asked = source(given)
     packet, explained, error = _question(given, asked)
     mode = None if error is not None and isinstance(error.__cause__, TimeoutError) else mode_of(asked)
-    serving = serving_of(explained) if explained is not None else None
-    limits = Limits(given.seconds, given.packets)
-    with opening_of(packet, given.sending, limits.seconds) as opening:
-        traced = look(packet, limits, mode, serving, decided_of(asked, explained), opening)
+    traced = followed(asked, packet, explained, mode, given.sending, Limits(given.seconds, given.packets))
     traced = replace(traced, undecided=str(error or ""))
     output.answer(given.output, traced, lambda: show(packet, traced))
     return exit_code(wrong=traced.verdict.passed is False, unknown=traced.verdict.passed is None)
+
+
+def followed(
+    asked: Source, packet: Packet, explained: Explained | None, mode: Mode | None, sending: Sending, limits: Limits
+) -> Traced:
+    """Return the paths of a flow's packets; `explained` is the proxy's decision, if known. Raises KubeProxyError."""
+    serving = serving_of(explained) if explained is not None else None
+    with opening_of(packet, sending, limits.seconds) as opening:
+        return look(packet, limits, mode, serving, decided_of(asked, explained), opening)
 
 
 @contextlib.contextmanager

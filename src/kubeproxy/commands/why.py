@@ -72,14 +72,11 @@ def _rules_now(given: argparse.Namespace) -> str:
 
 
 def _trace(given: argparse.Namespace, asked: Source, explained: Explained, *, people: bool) -> Traced:
-    from kubeproxy.ask.kernel import tracing  # noqa: PLC0415 - a question without a trace does not need these modules
-    from kubeproxy.commands import trace  # noqa: PLC0415 - a question without a trace does not need these modules
+    from kubeproxy.ask.kernel.tracing import Limits  # noqa: PLC0415 - a question without a trace does not need it
+    from kubeproxy.commands import trace  # noqa: PLC0415
 
-    packet = addressed(given.source, explained.why.destination)
-    serving, decided = trace.serving_of(explained), trace.decided_of(asked, explained)
-    limits = tracing.Limits()
-    with trace.opening_of(packet, trace.Sending.IF_POSSIBLE, limits.seconds) as opening:
-        traced = tracing.look(packet, limits, trace.mode_of(asked), serving, decided, opening)
+    packet, mode = addressed(given.source, explained.why.destination), trace.mode_of(asked)
+    traced = trace.followed(asked, packet, explained, mode, trace.Sending.IF_POSSIBLE, Limits())
     if people:
         trace.show(packet, traced)
     return traced
