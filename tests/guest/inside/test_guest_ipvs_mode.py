@@ -32,6 +32,7 @@ from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import EndpointPort, ServicePort
 from kubeproxy.model.plan import Detector
 from kubeproxy.registry import CounterMetric
+from lab.netns import open_socket_in
 from support.cluster_objects import HERE, endpoint, parsed, service, world
 from support.compiled import compile_service
 from support.namespaces import namespace, run
@@ -277,14 +278,27 @@ def test_an_endpoint_without_connections_goes_at_the_first_look(pods) -> None:
         assert weights() == {PODS[V4][1]: 1}
 
 
-def test_a_udp_flow_moves_on_when_its_endpoint_goes(pods) -> None:
-    with opened() as backend, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
-        do(backend.resync(wanted(V4, PODS[V4][:1], protocol="UDP")))
-        client.settimeout(0.3)
+def test_a_udp_request_is_answered_if_its_endpoint_goes_meanwhile_and_then_the_flow_moves_on(pods) -> None:
+    slow, late = "10.244.0.13", 0.0
+    run("ip", "-n", pods, "addr", "add", f"{slow}/24", "dev", "eth0")
+    pod = open_socket_in(pods, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    with opened() as backend, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client, pod:
+        backend._clock = lambda: time.monotonic() + late
+        pod.bind((slow, 8080))
+        do(backend.resync(wanted(V4, [slow], protocol="UDP")))
+        for end in (pod, client):
+            end.settimeout(20)
         client.connect((VIPS[V4], 80))
-        assert answer(client, PODS[V4][0])
+        client.send(b"?")
+        _, peer = pod.recvfrom(64)
         sync(backend, wanted(V4, PODS[V4][1:], protocol="UDP"))
+        time.sleep(0.1)  # the kernel removes the connections of a deleted real server within a tick
+        pod.sendto(b"!", peer)
+        assert client.recv(64) == b"!"
+        late = 60.0
+        assert not each_second(backend)
         assert weights(protocol=socket.IPPROTO_UDP) == {PODS[V4][1]: 1}
+        client.settimeout(0.3)
         assert answer(client, PODS[V4][1])
 
 

@@ -181,9 +181,8 @@ class IpvsBackend:
         self._read_addresses()
         self._follow(node_of(self._ours, self._there))
         now = self._clock()
-        if self._draining.due(now):
-            counts = self._kernel.connections(self._draining.keys())
-            self._kernel.operate(list(self._draining.finished(counts, now)))
+        if due := self._draining.due(now):
+            self._kernel.operate(list(self._draining.finished(self._kernel.connections(due), now)))
 
     def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. Each inspection reads the number of entries of each set, and one virtual server,

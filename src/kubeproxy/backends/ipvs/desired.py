@@ -277,7 +277,12 @@ class Desired:
 
 
 CHECK: Final = 5.0
-"""Seconds between two reads of the connection counts of draining real servers (Go kube-proxy: 60)."""
+"""Seconds between two reads of the connection count of a draining TCP real server (Go kube-proxy: 60)."""
+
+FIRST_CHECK: Final = 1.0  # seconds until the first read; most real servers have no connections left
+
+ANSWER_TIME: Final = 0.2
+"""Minimum seconds in which a removed UDP or SCTP endpoint may still answer, as in report/flows.py."""
 
 WEIGHT: Final = 1  # the weight of every endpoint, as in the Go kube-proxy
 
@@ -293,24 +298,20 @@ class Draining:
     """The draining real servers, and the operations that lead from a found to a desired state.
 
     A real server that is no longer desired gets weight 0: its connections continue, and new connections use other real
-    servers. The real server is deleted when it has no connections left; the kernel forgets an idle connection after 15
-    minutes (IP_VS_TCP_S_ESTABLISHED in net/netfilter/ipvs/ip_vs_proto_tcp.c). UDP and SCTP real servers are deleted
-    immediately, as in the Go kube-proxy, so that the kernel moves UDP flows to other real servers
-    (expire_nodest_conn). With weight 0 alone, the flow of a client that sends without pause would remain on a dead
-    endpoint."""
+    servers. A TCP real server is deleted when it has no connections left; the kernel forgets an idle connection after
+    15 minutes (IP_VS_TCP_S_ESTABLISHED in net/netfilter/ipvs/ip_vs_proto_tcp.c). UDP and SCTP real servers are deleted
+    after ANSWER_TIME, so that the kernel moves UDP flows to other real servers (expire_nodest_conn). With weight 0
+    alone, the flow of a client that sends without pause would remain on a dead endpoint. With a deletion at once, as in
+    the Go kube-proxy, answers to earlier requests would be lost: since Linux 5.9 the kernel removes the connections of
+    a deleted real server, and their entries of connection tracking, within a tick (ip_vs_expire_nodest_conn_flush)."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._servers: dict[bytes, set[bytes]] = {}  # real servers by virtual server
-        self._next_check = 0.0
+        self._servers: dict[bytes, dict[bytes, float]] = {}  # times of the next check, by virtual and real server
 
-    def due(self, now: float) -> bool:
-        """Return whether the connection counts of draining real servers must be read now."""
-        return bool(self._servers) and now >= self._next_check
-
-    def keys(self) -> list[bytes]:
-        """Return the virtual servers with draining real servers."""
-        return list(self._servers)
+    def due(self, now: float) -> list[bytes]:
+        """Return the virtual servers with draining real servers that must be checked now."""
+        return [key for key, checks in self._servers.items() if min(checks.values()) <= now]
 
     def expected(self, key: bytes, virtual: Virtual | None) -> ActualServer | None:
         """Return the state in the kernel after a desired virtual server is written."""
@@ -321,9 +322,9 @@ class Draining:
 
     def retain(self, found: Mapping[bytes, ActualServer]) -> None:
         """Remove draining real servers that the kernel no longer has from the record."""
-        for key in self.keys():
+        for key, checks in list(self._servers.items()):
             there = found[key].weights if key in found else {}
-            for destination in self._servers[key] - there.keys():
+            for destination in checks.keys() - there.keys():
                 self._forget(key, destination)
 
     def change(
@@ -357,28 +358,27 @@ class Draining:
                 yield ServerChange(Verb.DELETE_SERVER, server, RealServer(destination))
 
     def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[ServerChange]:
-        """Yield the deletion of real servers without connections. `connections` are counts by virtual server and real
-        server; a real server without a count is already deleted."""
-        self._next_check = now + CHECK
-        for key in self.keys():
-            counts = connections.get(key, {})
-            for destination in [one for one in self._servers[key] if not counts.get(one)]:
+        """Yield the deletion of due real servers: of TCP, only those without connections. `connections` are counts by
+        due virtual server and real server; a real server without a count is already deleted."""
+        for key, counts in connections.items():
+            for destination in [one for one, at in self._servers[key].items() if at <= now]:
+                if counts.get(destination) and key[-3] == socket.IPPROTO_TCP:
+                    self._servers[key][destination] = now + CHECK
+                    continue
                 self._forget(key, destination)
                 if destination in counts:
                     yield ServerChange(Verb.DELETE_SERVER, VirtualServer(key), RealServer(destination))
 
     def _drains(self, key: bytes, destination: bytes, now: float) -> bool:
         """Record a real server that is no longer desired; return False if it must be deleted without draining."""
-        if key[-3] != socket.IPPROTO_TCP or not self._scheduler.skips_draining:
-            self._forget(key, destination)
+        if not self._scheduler.skips_draining:
             return False
-        if not self._servers:
-            self._next_check = now + 1.0  # soon, because most real servers have no connections left
-        self._servers.setdefault(key, set()).add(destination)
+        check = now + (FIRST_CHECK if key[-3] == socket.IPPROTO_TCP else ANSWER_TIME)
+        self._servers.setdefault(key, {}).setdefault(destination, check)
         return True
 
     def _forget(self, key: bytes, destination: bytes) -> None:
-        draining = self._servers.get(key, set())
-        draining.discard(destination)
+        draining = self._servers.get(key, {})
+        draining.pop(destination, None)
         if not draining:
             self._servers.pop(key, None)

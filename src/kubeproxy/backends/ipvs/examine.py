@@ -4,7 +4,6 @@ Services considers such conflicts."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -96,8 +95,8 @@ class IpvsExaminer(Examiner):
             if actual is not None:
                 found[_SERVERS][key] = actual.server
                 desired[name][key] = dict.fromkeys(virtual.pool, WEIGHT)
-                drains = key[-3] == socket.IPPROTO_TCP and self._scheduler.skips_draining
-                found[key] = {d: w for d, w in actual.weights.items() if w or d in virtual.pool or not drains}
+                weights, drains = actual.weights.items(), self._scheduler.skips_draining
+                found[key] = {d: w for d, w in weights if w or d in virtual.pool or not drains}
         for name, mine in objects.items():
             desired[name][INTERFACE] = dict.fromkeys(sorted(mine.addresses), True)
             desired[name] |= {set_id: dict.fromkeys(sorted(each), True) for set_id, each in mine.entries.items()}

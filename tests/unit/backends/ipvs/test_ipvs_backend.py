@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from kubeproxy.backends.ipvs.backend import IpvsBackend
-from kubeproxy.backends.ipvs.desired import CHECK, Verb
+from kubeproxy.backends.ipvs.desired import ANSWER_TIME, CHECK, Verb
 from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
 from kubeproxy.backends.mode import Depth
 from kubeproxy.kernel.ipset import SetEntry
@@ -172,13 +172,28 @@ def test_draining_goes_on_after_a_restart():
     assert kernel.virtual[SERVER][1] == {at(A): 1, at(B): 1}
 
 
-@pytest.mark.parametrize(("protocol", "scheduler"), [("UDP", "rr"), ("SCTP", "rr"), ("TCP", "dh")])
-def test_real_servers_that_cannot_drain_are_removed_at_once(protocol, scheduler):
-    backend, kernel = started(v4_world(), scheduler=scheduler)
+def test_a_real_server_of_a_scheduler_that_ignores_weight_0_is_removed_at_once():
+    backend, kernel = started(v4_world(), scheduler="dh")
+    run(backend.sync([(NAME, plans([A, B]))]))
+    run(backend.sync([(NAME, plans([B]))]))
+    assert kernel.virtual[SERVER][1] == {at(B): 1}
+
+
+@pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
+def test_a_removed_udp_or_sctp_server_has_time_to_answer_and_then_goes_with_its_flows(protocol):
+    clock = Clock()
+    backend, kernel = started(v4_world(), clock=clock)
     run(backend.sync([(NAME, plans([A, B], protocol=protocol))]))
+    (key,) = kernel.virtual
+    kernel.busy[key, at(A)] = 1
     run(backend.sync([(NAME, plans([B], protocol=protocol))]))
-    (virtual,) = kernel.virtual.values()
-    assert virtual[1] == {at(B): 1}
+    clock.now += ANSWER_TIME / 2
+    assert not each_second(backend)
+    assert kernel.virtual[key][1] == {at(A): 0, at(B): 1}
+    clock.now += ANSWER_TIME
+    assert not each_second(backend)
+    assert kernel.virtual[key][1] == {at(B): 1}
+    assert not backend.inspect(Depth.THOROUGH)
 
 
 def test_an_external_ip_precedes_a_nodeport_in_any_order():

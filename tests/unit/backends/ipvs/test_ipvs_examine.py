@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
 from kubeproxy.backends.ipvs.layout import IpsetId, scheduler_named
 from kubeproxy.backends.state import Kind
@@ -38,11 +40,13 @@ def test_a_correct_state_shows_no_difference():
     assert shown(kernel, wanted) == []
 
 
-def test_a_real_server_that_drains_is_as_it_should_be():
-    backend, kernel, _ = set_up((A, B))
-    fewer = {NAME: plans([A], WORLD)}
+@pytest.mark.parametrize("protocol", ["TCP", "UDP"])
+def test_a_real_server_that_drains_is_as_it_should_be(protocol):
+    backend, kernel, _ = set_up((A, B), protocol=protocol)
+    fewer = {NAME: plans([A], WORLD, protocol=protocol)}
     run(backend.sync(list(fewer.items())))
-    assert kernel.virtual[SERVER][1] == {at(A): 1, at(B): 0}
+    ((_, reals),) = kernel.virtual.values()
+    assert reals == {at(A): 1, at(B): 0}
     assert shown(kernel, fewer) == []
 
 
