@@ -22,8 +22,7 @@ from kubeproxy.model.addresses import (
     unpack,
     within,
 )
-from kubeproxy.model.balancing import NO_REQUESTS, balance_requests
-from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, departed, shares, shares_at, sharing_text
+from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, shares, shares_at, sharing_text
 from kubeproxy.model.cilium import CILIUM_POLICY, denies
 from kubeproxy.model.index import Index
 from kubeproxy.model.plan import (
@@ -34,7 +33,6 @@ from kubeproxy.model.plan import (
     Habits,
     Loopback,
     Policy,
-    Pool,
     PortRange,
     ServiceName,
     ServicePlan,
@@ -178,7 +176,7 @@ class _Question:
         plan, frontend = owned
         reason, field = _unavailable(plan)
         step = AnswerStep(False, f"{self._where()} is closed: a NodePort of {_named(plan)}: {reason}", field)
-        missing = tuple(self._absent(plan, plan.local if plan.usable else plan.cluster, frontend))
+        missing = absent(self._planner, plan, frontend, plan.local if plan.usable else plan.cluster)
         refused = plan.external.outside is Action.REJECT
         steps = filter(None, (step, self._other_address()))
         return self._ended(plan, frontend, Outcome.REFUSED if refused else Outcome.DROPPED, steps, missing)
@@ -205,7 +203,7 @@ class _Question:
         reason, field = _unavailable(plan) if relayed and not pool else (_NOT_RELAYED[care], _NODEPORTS)
         if relayed and destination not in RELAYED_AT:
             reason, field = "the proxy relays only connections to 127.0.0.1 and ::1", _NODEPORTS
-        missing = tuple(self._absent(plan, pool, frontend)) if not pool else ()
+        missing = absent(self._planner, plan, frontend, ()) if not pool else ()
         text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: {reason}"
         made = self._ended(plan, frontend, Outcome.REFUSED, [AnswerStep(False, text, field)], missing)
         return replace(made, notice=Notice.RESET) if relayed and destination in RELAYED_AT else made
@@ -308,7 +306,7 @@ class _Question:
         action = self._action(plan.traffic(frontend), side)
         turned_away = self._turned_away(plan, frontend, side, steps)
         is_local = action.picks_local or action is Action.DROP
-        missing = tuple(self._absent(plan, plan.local if is_local else plan.cluster, frontend))
+        missing = absent(self._planner, plan, frontend, plan.local if is_local else plan.cluster)
         if turned_away and (self._habits.ranges_first or plan.usable):
             return self._ended(plan, frontend, Outcome.DROPPED, steps, missing)
         field = f"spec.{'internal' if frontend.kind is FrontendKind.CLUSTER else 'external'}TrafficPolicy"
@@ -432,27 +430,6 @@ class _Question:
             stays = address in self._local and side is not Side.NODE
             seen_as_node = self._habits.carries or ((masquerades or to_itself) and not stays)
             yield Choice(destination, share, seen_as_node)
-
-    def _absent(self, plan: ServicePlan, pool: Pool, frontend: Frontend) -> Iterator[Absent]:
-        key = plan.key
-        name = (key.namespace, key.name)
-        slices = self._planner.slices.get(name, {})
-        world = self._planner.world
-        local_only = plan.policy(frontend) is Policy.LOCAL
-        service, departures = self._planner.services.get(name), self._planner.departures
-        yield from absent(
-            slices,
-            key,
-            frozenset(pool),
-            world.node_name,
-            world.zone,
-            local_only=local_only,
-            drained=plan.balance.drained if plan.balance is not None else (),
-            ejected=self._planner.ejections.reasons(plan),
-            asked=balance_requests(service.metadata.annotations, []) if service is not None else NO_REQUESTS,
-        )
-        if departures is not None:
-            yield from departed(departures.gone_from(name), key)
 
     def _where(self) -> str:
         packet = self._packet

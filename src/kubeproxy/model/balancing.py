@@ -52,9 +52,6 @@ class BalanceRequests(Struct, frozen=True, gc=False):
     table: int = 0
 
 
-NO_REQUESTS: Final = BalanceRequests()
-
-
 def asks(annotations: Annotations | None) -> bool:
     """Return whether a Service's annotations request weights, slow start or a Maglev table."""
     return annotations is not None and not (
@@ -73,7 +70,7 @@ def weighs_zones(annotations: Annotations | None) -> bool:
 def balance_requests(annotations: Annotations | None, problems: list[Problem]) -> BalanceRequests:
     """Return the requests in a Service's annotations. An invalid annotation is ignored, and reported as a problem."""
     if annotations is None:
-        return NO_REQUESTS
+        return BalanceRequests()
     nodes: Mapping[str, int] = {}
     zones: Mapping[str, int] = {}
     if annotations.weights is not None:

@@ -5,17 +5,29 @@ and pools."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES
-from kubeproxy.model.balancing import NO_REQUESTS, WEIGHT, WEIGHTS, BalanceRequests
+from kubeproxy.model.balancing import WEIGHT, WEIGHTS, balance_requests
 from kubeproxy.model.ejection import EJECT
 from kubeproxy.model.endpoints import Endpoint, Slice
-from kubeproxy.model.plan import Frontend, Hashing, HashKey, Policy, Pool, PortRange, ServicePlan, ServicePortKey
+from kubeproxy.model.objects import Service
+from kubeproxy.model.plan import (
+    Frontend,
+    Globals,
+    Hashing,
+    HashKey,
+    Policy,
+    Pool,
+    PortRange,
+    ServicePlan,
+    ServicePortKey,
+)
+from kubeproxy.model.planner import Planner
 from kubeproxy.wording import counted
 
 UNPLACED: Final = "endpoints[].nodeName"
@@ -94,25 +106,17 @@ class Absent(NamedTuple):
     field: str  # the field or flag that is the cause
 
 
-NONE_EJECTED: Final[Mapping[bytes, str]] = {}
+def absent(planner: Planner, plan: ServicePlan, frontend: Frontend, pool: Pool) -> tuple[Absent, ...]:
+    """Return the endpoints in a service port's slices that are not in its pool on this node, and then the deleted
+    endpoints whose connections are reset."""
+    return tuple(_absent(planner, plan, frontend, frozenset(pool)))
 
 
-def absent(
-    slices: Mapping[str, Slice],
-    key: ServicePortKey,
-    pool: Collection[bytes],
-    node: str,
-    zone: str,
-    *,
-    local_only: bool,
-    drained: Collection[bytes] = (),
-    ejected: Mapping[bytes, str] = NONE_EJECTED,
-    asked: BalanceRequests = NO_REQUESTS,
-) -> Iterator[Absent]:
-    """Yield the endpoints in a service port's slices that are not in its pool on this node. `local_only`: the policy is
-    Local. `drained` are endpoints with weight 0, set by their slices or by the Service's annotations (`asked`).
-    `ejected` contains the reason for each ejected endpoint."""
-    for name, piece in slices.items():
+def _absent(planner: Planner, plan: ServicePlan, frontend: Frontend, pool: Collection[bytes]) -> Iterator[Absent]:
+    key, service = plan.key, (plan.key.namespace, plan.key.name)
+    drained = plan.balance.drained if plan.balance is not None else ()
+    ejected = planner.ejections.reasons(plan)
+    for name, piece in planner.slices.get(service, {}).items():
         if piece.family is not key.family:
             continue
         numbers = [port.port for port in piece.ports if (port.name, port.protocol) == (key.port_name, key.protocol)]
@@ -127,11 +131,16 @@ def absent(
                 if destination in pool:
                     continue
                 if destination in drained:
-                    yield Absent(destination, name, *_weightless(piece, endpoint, asked))
+                    yield Absent(destination, name, *_weightless(piece, endpoint, planner.services.get(service)))
                 elif destination in ejected:
                     yield Absent(destination, name, f"ejected on this node: {ejected[destination]}", EJECT)
                 else:
-                    yield Absent(destination, name, *_reason(endpoint, node, zone, local_only=local_only))
+                    yield Absent(destination, name, *_reason(endpoint, planner.world, plan.policy(frontend)))
+    for gone in planner.departures.gone_from(service) if planner.departures is not None else ():
+        address, protocol = gone[:-3], gone[-3]
+        if len(address) == key.family.address_size and protocol == key.protocol:
+            reason = "deleted after its termination; connections to the endpoint are reset"
+            yield Absent(address + gone[-2:], "", reason, "--reset-gone-endpoints")
 
 
 def endpoint_states(slices: Iterable[Slice], key: ServicePortKey) -> Counter[str]:
@@ -152,30 +161,23 @@ def endpoint_states(slices: Iterable[Slice], key: ServicePortKey) -> Counter[str
 READY, NO_PORT = "ready", "without the port"
 
 
-def departed(gone: Iterable[bytes], key: ServicePortKey) -> Iterator[Absent]:
-    """Yield the deleted endpoints (keys as in gone.Departed) with a port's family and protocol."""
-    reason = "deleted after its termination; connections to the endpoint are reset"
-    for one in gone:
-        address, protocol = one[:-3], one[-3]
-        if len(address) == key.family.address_size and protocol == key.protocol:
-            yield Absent(address + one[-2:], "", reason, "--reset-gone-endpoints")
-
-
-def _weightless(piece: Slice, endpoint: Endpoint, asked: BalanceRequests) -> tuple[str, str]:
+def _weightless(piece: Slice, endpoint: Endpoint, service: Service | None) -> tuple[str, str]:
     if piece.weight == 0:
         return "the endpoint's weight is 0: drained, but established connections continue", WEIGHT
+    asked = balance_requests(service.metadata.annotations if service is not None else None, [])
     by_zone = asked.nodes.get(endpoint.node) != 0 and asked.zones.get(endpoint.zone) == 0
     where = f"zone {endpoint.zone}" if by_zone else endpoint.node or "no node"
     return f"the weight of {where} is 0: drained, but established connections continue", WEIGHTS
 
 
-def _reason(endpoint: Endpoint, node: str, zone: str, *, local_only: bool) -> tuple[str, str]:
+def _reason(endpoint: Endpoint, world: Globals, policy: Policy) -> tuple[str, str]:
+    node, zone = world.node_name, world.zone
     if not endpoint.ready:
         if not endpoint.terminating:
             return "not ready", "conditions.ready"
         if not endpoint.serving:
             return "terminating and no longer serving", "conditions.serving"
-    if local_only and endpoint.node != node:
+    if policy is Policy.LOCAL and endpoint.node != node:
         if not endpoint.node:
             return "its slice names no node, and the policy is Local", UNPLACED
         return f"it is on {endpoint.node}, and the policy is Local", "nodeName"
