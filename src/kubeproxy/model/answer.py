@@ -22,7 +22,7 @@ from kubeproxy.model.addresses import (
     unpack,
     within,
 )
-from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, shares, shares_at, sharing_text
+from kubeproxy.model.choosing import Absent, ClientAddress, absent, carried, shares, sharing_text
 from kubeproxy.model.cilium import CILIUM_POLICY, denies
 from kubeproxy.model.index import Index
 from kubeproxy.model.plan import (
@@ -192,8 +192,8 @@ class _Question:
         pool = plan.local if plan.policies.external is Policy.LOCAL else plan.cluster
         if relayed and pool and destination in RELAYED_AT:
             text = f"{self._where()} is a NodePort of {_named(plan)} on loopback: the proxy itself carries it"
-            shared = shares(carried(plan), pool, plan.policies.external, self._client)
-            choices = tuple(Choice(one, share, masqueraded=True) for one, share in shared)
+            shared = shares(carried(plan), plan.policies.external, self._client)
+            choices = tuple(Choice(one, share, masqueraded=True) for one, share in shared.items())
             sharing = sharing_text(carried(plan), plan.policies.external, self._client)
             steps = (
                 AnswerStep(True, text, _NODEPORTS),
@@ -323,8 +323,8 @@ class _Question:
             policy, pool, nearby = Policy.LOCAL, plan.local, "this node's endpoints"
         text = f"policy {plan.policy(frontend).name.title()}: {counted(len(pool), 'endpoint')}, {nearby}"
         steps.append(AnswerStep(True, text, field))
-        choices = tuple(self._choices(plan, frontend, policy, action, side))
         plan = plan.at_port(frontend, self._tail[1:])
+        choices = tuple(self._choices(plan, policy, action, side))
         steps += [AnswerStep(True, text, "metadata.annotations") for text in sharing_text(plan, policy, self._client)]
         if plan.affinity:
             text = f"a client that connects again within {plan.affinity} s gets the same endpoint"
@@ -417,11 +417,9 @@ class _Question:
         steps.append(AnswerStep(fine, f"{client} is {text}", field))
         return not fine
 
-    def _choices(
-        self, plan: ServicePlan, frontend: Frontend, policy: Policy, action: Action, side: Side
-    ) -> Iterator[Choice]:
+    def _choices(self, plan: ServicePlan, policy: Policy, action: Action, side: Side) -> Iterator[Choice]:
         masquerades = action in {Action.CLUSTER_MASQUERADE, Action.LOCAL_MASQUERADE}
-        for destination, share in shares_at(plan, frontend, self._tail[1:], policy, self._client):
+        for destination, share in shares(plan, policy, self._client).items():
             address = destination[:-2]
             to_itself = address == self._packet.source and (
                 self._habits.hairpins == "all" or address in plan.hairpin or address in self._index.hairpins

@@ -5,7 +5,7 @@ and pools."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -23,7 +23,6 @@ from kubeproxy.model.plan import (
     HashKey,
     Policy,
     Pool,
-    PortRange,
     ServicePlan,
     ServicePortKey,
 )
@@ -41,31 +40,21 @@ class ClientAddress(NamedTuple):
     port: int
 
 
-def shares(plan: ServicePlan, pool: Pool, policy: Policy, client: ClientAddress) -> Iterable[tuple[bytes, float]]:
-    """Return the endpoints in a pool that may get a client's connection, with their probabilities."""
+def shares(plan: ServicePlan, policy: Policy, client: ClientAddress) -> Mapping[bytes, float]:
+    """Return the endpoints in a policy's pool that may get a client's connection, with their probabilities. Repeated
+    destinations (see ServicePlan.at_port) become one endpoint."""
+    pool = plan.local if policy is Policy.LOCAL else plan.cluster
     weights, hashing = plan.weights(policy), plan.balance.hashing if plan.balance is not None else None
     if hashing is None:
-        whole = sum(weights) or len(pool)
-        return [(d, weight / whole) for d, weight in zip(pool, weights or (1,) * len(pool), strict=True)]
+        found, whole = dict.fromkeys(pool, 0.0), sum(weights) or len(pool)
+        for destination, weight in zip(pool, weights or (1,) * len(pool), strict=True):
+            found[destination] += weight / whole
+        return found
     table, slot = maglev.fill(pool, weights, hashing.size), _slot(hashing, client)
     if slot is not None:
-        return [(table[slot], 1.0)]
+        return {table[slot]: 1.0}
     counts = Counter(table)
-    return [(d, counts[d] / hashing.size) for d in pool if counts[d]]
-
-
-def shares_at(
-    plan: ServicePlan, frontend: Frontend, port: bytes, policy: Policy, client: ClientAddress
-) -> Iterable[tuple[bytes, float]]:
-    """Return the endpoints that may get a client's connection to a port of a frontend, with their probabilities. For a
-    range of ports, the endpoints get this port; destinations with the same address become one endpoint."""
-    found = shares(plan, plan.local if policy is Policy.LOCAL else plan.cluster, policy, client)
-    if not isinstance(frontend, PortRange):
-        return found
-    joined: dict[bytes, float] = {}
-    for destination, share in found:
-        joined[destination[:-2] + port] = joined.get(destination[:-2] + port, 0.0) + share
-    return joined.items()
+    return {destination: counts[destination] / hashing.size for destination in pool if counts[destination]}
 
 
 def carried(plan: ServicePlan) -> ServicePlan:

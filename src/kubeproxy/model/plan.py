@@ -242,7 +242,8 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return structs.replace(self, frontends=kept, port_ranges=ranges, source_ranges=sources)
 
     def at_port(self, frontend: Frontend, port: bytes) -> ServicePlan:
-        """Return the plan for one port of a frontend. For a range of ports, the plan's endpoints have this port too."""
+        """Return the plan for one port of a frontend. For a range of ports, the plan's endpoints have this port too, so
+        that endpoints with the same address become equal destinations."""
         if not isinstance(frontend, PortRange):
             return self
         pools = (tuple([one[:-2] + port for one in pool]) for pool in (self.cluster, self.local, self.serving))

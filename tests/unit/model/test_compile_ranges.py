@@ -9,7 +9,7 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.features import PORT_RANGES, Features
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.answer import Outcome, Packet, answer
-from kubeproxy.model.choosing import shares_at
+from kubeproxy.model.choosing import shares
 from kubeproxy.model.claims import Claimant, Claims, Right
 from kubeproxy.model.objects import Annotations, EndpointPort, ServicePort
 from kubeproxy.model.plan import FrontendKind, Policy, PortRange
@@ -243,5 +243,5 @@ def test_two_ports_of_an_address_are_one_endpoint_of_a_range():
     (plan,) = compile_service(asking("100-200/tcp"), slices, WORLD).plans
     (span,) = plan.port_ranges
     assert len(plan.cluster) == 4
-    found = dict(shares_at(plan, span, (150).to_bytes(2, "big"), Policy.CLUSTER, None))
-    assert found == {dest("10.244.0.1:150"): 0.5, dest("10.244.0.2:150"): 0.5}
+    at = plan.at_port(span, (150).to_bytes(2, "big"))
+    assert shares(at, Policy.CLUSTER, None) == {dest("10.244.0.1:150"): 0.5, dest("10.244.0.2:150"): 0.5}
