@@ -49,40 +49,6 @@ _EVENTS: Final = (
 )
 
 
-class _DirectoryWatch:
-    """Sets `changed` after each change in a directory, until `close`; `alive` is False if inotify fails."""
-
-    def __init__(self, changed: asyncio.Event) -> None:
-        self.alive = False
-        self._changed = changed
-        self._loop = asyncio.get_running_loop()
-        self._inotify = inotify.Inotify(-1)
-
-    def watch(self, path: Path) -> bool:
-        """Start watching; return whether inotify works."""
-        self._inotify = inotify.Inotify.open()
-        self.alive = self._inotify.watch(path, _EVENTS)
-        if self.alive:
-            self._loop.add_reader(self._inotify.fileno(), self._readable)
-        else:
-            self._inotify.close()
-        return self.alive
-
-    def close(self) -> None:
-        """Stop watching."""
-        if self.alive:
-            self._loop.remove_reader(self._inotify.fileno())
-            self._inotify.close()
-        self.alive = False
-
-    def _readable(self) -> None:
-        happened = self._inotify.happened()
-        if happened & (inotify.IN_IGNORED | inotify.IN_MOVE_SELF):
-            self.close()  # the directory was deleted, or replaced by another directory of this name
-        if happened:
-            self._changed.set()
-
-
 class _Signature(NamedTuple):
     device: int
     inode: int
@@ -128,25 +94,25 @@ class ManifestSource:
 
     async def run(self) -> None:
         """Follow the folder until cancelled."""
-        changed = asyncio.Event()
-        watch = _DirectoryWatch(changed)
-        watch.watch(self._folder)
-        try:
-            while True:
-                self.scan()
-                if not watch.alive and watch.watch(self._folder):
-                    self.scan()
-                await self._wait(changed, live=watch.alive)
-        finally:
-            watch.close()
+        while True:
+            self.scan()
+            watch = inotify.Inotify.open()
+            try:
+                if watch.watch(self._folder, _EVENTS):
+                    await self._follow(watch)
+                else:
+                    await asyncio.sleep(self._grace if self._missing else self._poll)
+            finally:
+                watch.close()
 
-    async def _wait(self, changed: asyncio.Event, *, live: bool) -> None:
-        seconds = self._grace if self._missing else None if live else self._poll
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await changed.wait()
-            await asyncio.sleep(SETTLE)
-            changed.clear()
+    async def _follow(self, watch: inotify.Inotify) -> None:
+        """Scan after each change in the folder, until it is deleted or replaced by another folder of this name."""
+        while not watch.happened() & (inotify.IN_IGNORED | inotify.IN_MOVE_SELF):
+            self.scan()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._grace if self._missing else None):
+                    await _readable(watch.fileno())
+                await asyncio.sleep(SETTLE)
 
     def scan(self) -> None:
         """Read the changed files, and deliver the changes of their objects."""
@@ -246,6 +212,15 @@ class ManifestSource:
         if self._trouble.get(name) != trouble:
             log.warning("Manifest %s %s", name, trouble)
         self._trouble[name] = trouble
+
+
+async def _readable(descriptor: int) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def _replaced(wanted: dict[Key, Object]) -> Iterator[Event]:
