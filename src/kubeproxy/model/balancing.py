@@ -181,7 +181,7 @@ def balanced(
     if not room and (asked.table or near.weights or far.weights):
         near, far, asked = near._replace(weights=()), far._replace(weights=()), structs.replace(asked, table=0)
         _say(problems, "metadata.annotations", NO_ROOM)
-    drained = {d for pool, kept in ((plan.cluster, far), (plan.local, near)) for d in pool if d not in kept.members}
+    drained = {*plan.cluster}.difference(far.pool) | {*plan.local}.difference(near.pool)
     field = WEIGHTS if asked.nodes or asked.zones else WEIGHT
     if far.all_drained or near.all_drained:
         where = "on this node" if not far.all_drained else "of this service port"
@@ -234,16 +234,15 @@ def _say(problems: list[Problem], field: str, reason: str) -> None:
 class _Shares(NamedTuple):
     pool: Pool
     weights: Weights
-    members: frozenset[bytes]
     all_drained: bool = False
 
 
 def _shares(pool: Pool, weights: Mapping[bytes, int]) -> _Shares:
     kept = tuple([d for d in pool if weights.get(d, FULL)])
     if not kept:
-        return _Shares(pool, (), frozenset(pool), all_drained=bool(pool))
+        return _Shares(pool, (), all_drained=bool(pool))
     found = tuple([weights.get(d, FULL) for d in kept])
-    return _Shares(kept, found if len(set(found)) > 1 else (), frozenset(kept))
+    return _Shares(kept, found if len(set(found)) > 1 else ())
 
 
 def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceRequests) -> dict[bytes, int]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from kubeproxy.features import BALANCING, EJECTION, PROXY_NAME
 from kubeproxy.model.addresses import PORT_BYTES, Family, Range, unpack, within
@@ -244,28 +243,21 @@ def _frontends(facts: ServiceFacts, port: SpecPort, family: Family, cluster_ip: 
     return tuple(frontends)
 
 
-class _Stock(NamedTuple):
-    cluster: bool
-    local: bool
-    usable: bool
+_Stock = tuple[bool, bool, bool]  # whether the cluster pool has endpoints, the local pool has, and any is usable
 
 
 @lru_cache(maxsize=256)
-def _traffic(
-    policies: Policies, stock: tuple[bool, bool, bool], masquerade_all: bool, pods_known: bool
-) -> tuple[Traffic, Traffic]:
-    """Return the traffic of the cluster IP, and the traffic of all other frontends. `stock` is a _Stock."""
-    there = _Stock(*stock)
-    return (
-        _internal(policies.internal, there, masquerade_all, pods_known),
-        _external(policies.external, there, pods_known),
-    )
+def _traffic(policies: Policies, stock: _Stock, masquerade_all: bool, pods_known: bool) -> tuple[Traffic, Traffic]:
+    """Return the traffic of the cluster IP, and the traffic of all other frontends."""
+    internal = _internal(policies.internal, stock, masquerade_all, pods_known)
+    return internal, _external(policies.external, stock, pods_known)
 
 
 def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: bool) -> Traffic:
+    cluster, near, usable = stock
     local = policy is Policy.LOCAL
-    if not (stock.local if local else stock.cluster):
-        return Traffic(*(Action.DROP if stock.usable else Action.REJECT,) * 3)
+    if not (near if local else cluster):
+        return Traffic(*(Action.DROP if usable else Action.REJECT,) * 3)
     kept, hidden = (Action.LOCAL, Action.LOCAL_MASQUERADE) if local else (Action.CLUSTER, Action.CLUSTER_MASQUERADE)
     if masquerade_all:
         return Traffic(hidden, hidden, hidden)
@@ -275,13 +267,14 @@ def _internal(policy: Policy, stock: _Stock, masquerade_all: bool, pods_known: b
 def _external(policy: Policy, stock: _Stock, pods_known: bool) -> Traffic:
     """Return the traffic of external IPs, load balancer addresses and NodePorts. With externalTrafficPolicy Local,
     connections of pods and of the node itself use the cluster pool, as if a load balancer had chosen a node."""
-    if not stock.usable:
+    cluster, near, usable = stock
+    if not usable:
         return Traffic(Action.REJECT, Action.REJECT, Action.REJECT)
-    node = Action.CLUSTER_MASQUERADE if stock.cluster else Action.DROP
+    node = Action.CLUSTER_MASQUERADE if cluster else Action.DROP
     if policy is Policy.CLUSTER:
         return Traffic(node, node, node)
-    outside = Action.LOCAL if stock.local else Action.DROP
-    pod = (Action.CLUSTER if stock.cluster else Action.DROP) if pods_known else outside
+    outside = Action.LOCAL if near else Action.DROP
+    pod = (Action.CLUSTER if cluster else Action.DROP) if pods_known else outside
     return Traffic(pod, node, outside)
 
 
