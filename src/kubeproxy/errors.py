@@ -34,11 +34,18 @@ class QuestionError(KubeProxyError):
 
 
 class NoAnswerError(KubeProxyError):
-    """The proxy could not be queried; the message gives the fix."""
+    """The proxy could not be queried; the message is a fact, the fix, and `more`. The `kind` names an error to which
+    the plugin for kubectl reacts: NO_PROXY, SILENT, HALTED, CANNOT_SEND, or '' for other errors."""
+
+    def __init__(self, fact: str, fix: str = "", *, kind: str = "", more: str = "") -> None:
+        super().__init__(fact + f": {fix}" * bool(fix) + f"; {more}" * bool(more))
+        self.fact, self.fix, self.kind, self.more = fact, fix, kind, more
+
+    def with_more(self, more: str) -> "NoAnswerError":
+        """Return the error with a further part of its message."""
+        return NoAnswerError(self.fact, self.fix, kind=self.kind, more=more)
 
 
-# The plugin for kubectl gets an error of a node's command as text, and recognises these parts of the text.
-NO_PROXY: Final = "no kube-proxy answers at "
-THE_PROXY, SILENT = "the proxy at ", " did not answer within "
-SEE_LOG: Final = "see the proxy's log and /livez"
-CANNOT_SEND: Final = "cannot send from the network namespace of "
+NO_PROXY, SILENT, HALTED, CANNOT_SEND = "no proxy", "silent", "halted", "cannot send"
+HANGS: Final = frozenset({SILENT, HALTED})
+"""The kinds of errors of a proxy that runs and does not answer in time."""

@@ -345,10 +345,14 @@ _KINDS: Final[dict[str, type[NodeAnswer]]] = {
 
 
 def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAnswer, list[Fact]]:
-    """Decode an answer; return the answer and its facts. Raises NoAnswerError if its form is invalid."""
+    """Decode an answer; return the answer and its facts. Raises NoAnswerError if its form is invalid, and for the
+    error of a command."""
     try:
         kind: type[NodeAnswer] = ServiceAnswer if command == "services" and arguments else _KINDS[command]
         tree = msgspec.json.decode(_COMMAND.sub(b"`kubectl kubeproxy ", text), type=dict[str, Any])
+        if "error" in tree:
+            error = {part: str(tree.get(part, "")) for part in ("fact", "fix", "kind", "more")}
+            raise NoAnswerError(**error | {"fact": error["fact"] or str(tree["error"])})
         for name in ("findings", "ports"):  # differences, Services' ports and used ports have no field `about`
             rows = msgspec.convert(tree.get(name, []), list[dict[str, Any]])
             tree[name] = [

@@ -17,7 +17,7 @@ from kubeproxy.cluster.answers import DoctorAnswer, Fact, NodeAnswer, WhyAnswer,
 from kubeproxy.cluster.kubectl import Container, Kubectl
 from kubeproxy.cluster.proxies import ProxyPlace
 from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
-from kubeproxy.errors import NO_PROXY, SEE_LOG, SILENT, THE_PROXY, NoAnswerError
+from kubeproxy.errors import HANGS, NO_PROXY, SILENT, NoAnswerError
 
 _NO_COMMAND: Final = re.compile(rb"unknown (shorthand )?flag")
 """The error with which the Go kube-proxy, which has no commands, refuses the option `-o`."""
@@ -34,6 +34,7 @@ class Reply(Struct, kw_only=True):
     pod: str = ""
     status: int = UNKNOWN
     problem: str = ""
+    kind: str = ""
     go: str = ""
     dead: bool = False
     version: str = ""
@@ -48,7 +49,7 @@ class Reply(Struct, kw_only=True):
     @property
     def hangs(self) -> bool:
         """Whether the proxy did not answer the node's command."""
-        return _hangs(self.problem)
+        return self.kind in HANGS
 
 
 class Shared(Struct):
@@ -130,7 +131,7 @@ class Fleet:
                 return reply, None, ()
             answer, facts = decoded(printed.text, self.command, self.arguments)
         except NoAnswerError as error:
-            reply.problem = str(error)
+            reply.problem, reply.kind = _problem(error, where), error.kind
             return reply, None, ()
         reply.status = printed.status if printed.status in {YES, NO, UNKNOWN} else UNKNOWN
         if isinstance(answer, WhyAnswer):
@@ -189,7 +190,7 @@ class Fleet:
 
 
 def _with_fix(reason: str, where: Container) -> str:
-    head, _, rest = reason.partition(": ")
+    rest = reason.partition(": ")[2]
     if "pods/exec" in rest and "forbidden" in rest:
         user = rest.partition("forbidden: ")[2]
         can = f"`kubectl auth can-i create pods/exec -n {where.namespace}`"
@@ -197,17 +198,17 @@ def _with_fix(reason: str, where: Container) -> str:
     if _NOT_RUNNING.search(reason):
         log = f"`kubectl -n {where.namespace} logs {where.pod} -c {where.name} --previous`"
         return f"its kube-proxy does not run ({reason}), and the kube-proxy's rules are still in effect: see {log}"
-    if head.startswith(NO_PROXY):
-        return f"{head}: `kubectl kubeproxy doctor` has the reason; the rules of a stopped proxy still decide"
-    if _hangs(reason):
-        end = f"or end it: `kubectl -n {where.namespace} delete pod {where.pod}`"
-        log = f"see its log (`kubectl -n {where.namespace} logs {where.pod} -c {where.name}`), {end}"
-        return reason.replace(SEE_LOG, log)
     return reason
 
 
-def _hangs(problem: str) -> bool:
-    return problem.startswith(THE_PROXY) and SILENT in problem
+def _problem(error: NoAnswerError, where: Container) -> str:
+    if error.kind == NO_PROXY:
+        return f"{error.fact}: `kubectl kubeproxy doctor` has the reason; the rules of a stopped proxy still decide"
+    if error.kind == SILENT:
+        end = f"or end it: `kubectl -n {where.namespace} delete pod {where.pod}`"
+        fix = f"see its log (`kubectl -n {where.namespace} logs {where.pod} -c {where.name}`), {end}"
+        return str(NoAnswerError(error.fact, fix, more=error.more))
+    return str(error)
 
 
 def _go_version(kubectl: Kubectl, where: Container) -> str:

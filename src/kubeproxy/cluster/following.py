@@ -84,10 +84,10 @@ _OLDER: Final = "unrecognized arguments: --send"
 
 def unsent(fleet: Fleet, node: str) -> str:
     """Return why a node cannot send packets from the client's network namespace; '' if the node can send."""
-    problem = next(reply.problem for reply in fleet.replies if reply.node == node)
-    if _OLDER in problem:
-        return f"{CANNOT_SEND}a pod: its kube-proxy is of an older release"
-    return problem if problem.startswith(CANNOT_SEND) else ""
+    reply = next(reply for reply in fleet.replies if reply.node == node)
+    if _OLDER in reply.problem:
+        return "cannot send from the network namespace of a pod: its kube-proxy is of an older release"
+    return reply.problem if reply.kind == CANNOT_SEND else ""
 
 
 def _further(node: str, first: TraceAnswer, why: Why, decider: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from kubeproxy.errors import ConfigError, KubeProxyError
+from kubeproxy.errors import ConfigError, KubeProxyError, NoAnswerError
 
 COMMANDS: Final[dict[str, str]] = {
     "why": "the outcome of a connection on this node, and the reasons",
@@ -54,7 +54,8 @@ def completed(command: Callable[[], int], form: str = "text") -> int:
         lines = listed(str(error)).splitlines() if isinstance(error, ConfigError) else [str(error)]
         print("Error: " + "\n".join(map(shown, lines)), file=sys.stderr)
         if form == "json":
-            json({"error": str(error)})
+            parts = ("kind", "fact", "fix", "more") if isinstance(error, NoAnswerError) else ()
+            json({"error": str(error)} | {part: getattr(error, part) for part in parts})
         return UNKNOWN
     except KeyboardInterrupt:
         return UNKNOWN

@@ -55,8 +55,8 @@ def run(argv: Sequence[str]) -> int:
 def _run(name: str, *words: str) -> int:
     command = import_module(f"kubeproxy.commands.{name}")
     gc.freeze()  # a garbage collection of the modules at the exit would take a fifth of a short command's CPU time
-    status: int = command.run(parser_of(name).parse_args(words))
-    return status
+    given = parser_of(name).parse_args(words)
+    return completed(lambda: command.run(given), getattr(given, "output", "text"))
 
 
 def values(action: argparse.Action) -> tuple[str, ...]:

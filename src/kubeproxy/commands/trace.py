@@ -40,7 +40,7 @@ from kubeproxy.backends.mode import Mode
 from kubeproxy.commands import exit_code, output
 from kubeproxy.commands.flows import seconds
 from kubeproxy.commands.paths import show_packets
-from kubeproxy.errors import CANNOT_SEND, KubeProxyError, NoAnswerError, QuestionError, Unsupported
+from kubeproxy.errors import CANNOT_SEND, HANGS, KubeProxyError, NoAnswerError, QuestionError, Unsupported
 from kubeproxy.kernel.proc.namespaces import SocketsElsewhere
 from kubeproxy.model.addresses import destination_text, family_of, front_text, unpack
 from kubeproxy.model.answer import Outcome, Packet
@@ -78,7 +78,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     asked = source(given)
     packet, explained, error = _question(given, asked)
-    mode = None if error is not None and isinstance(error.__cause__, TimeoutError) else mode_of(asked)
+    mode = None if isinstance(error, NoAnswerError) and error.kind in HANGS else mode_of(asked)
     traced = followed(asked, packet, explained, mode, given.sending, Limits(given.seconds, given.packets))
     traced = replace(traced, undecided=str(error or ""))
     output.answer(given.output, traced, lambda: show(packet, traced))
@@ -109,9 +109,9 @@ def opening_of(packet: Packet, sending: Sending, seconds: float) -> Iterator[Ope
         try:
             opening: Opening | None = _elsewhere(packet, stack)
         except (Unsupported, NoAnswerError) as error:
-            text = f"{CANNOT_SEND}{client}: {error}"
+            text = f"cannot send from the network namespace of {client}: {error}"
             if sending is Sending.ALWAYS:
-                raise NoAnswerError(text) from error
+                raise NoAnswerError(text, kind=CANNOT_SEND) from error
             print(output.shown(f"{text}. Tracing for {seconds:g} s: let {client} connect now"), file=sys.stderr)
             opening = None
         yield opening
@@ -171,7 +171,7 @@ def _question(given: argparse.Namespace, asked: Source) -> tuple[Packet, Explain
         with contextlib.suppress(QuestionError):
             return addressed(given.source, given.target), None, error
         if isinstance(error, NoAnswerError):
-            raise NoAnswerError(f"{error}; {BY_ADDRESS}") from error
+            raise error.with_more(BY_ADDRESS) from error
         raise
 
 

@@ -23,7 +23,7 @@ from kubeproxy.ask.question import BY_ADDRESS, addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Explained
 from kubeproxy.commands import exit_code, output
-from kubeproxy.errors import NoAnswerError, QuestionError
+from kubeproxy.errors import HANGS, NoAnswerError, QuestionError
 
 if TYPE_CHECKING:
     from kubeproxy.ask.kernel.tracing import Traced
@@ -42,8 +42,8 @@ def run(given: argparse.Namespace) -> int:
     try:
         facts = knowing(asked)
     except NoAnswerError as error:
-        if isinstance(error.__cause__, TimeoutError) and (now := _rules_now(given)):
-            raise NoAnswerError(f"{error}; {now}") from error
+        if error.kind in HANGS and (now := _rules_now(given)):
+            raise error.with_more(now) from error
         raise
     try:
         explained = asked.why(given.source, given.target, given.interface)

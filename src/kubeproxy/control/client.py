@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from kubeproxy.control.listener import LENGTH, connect, peer, server
-from kubeproxy.errors import NO_PROXY, SEE_LOG, SILENT, THE_PROXY, NoAnswerError, QuestionError
+from kubeproxy.errors import HALTED, HANGS, NO_PROXY, SILENT, NoAnswerError, QuestionError
 from kubeproxy.kernel.proc import processes
 from kubeproxy.release import different
 
@@ -74,7 +74,7 @@ class Client:
         try:
             self.ask("/facts", _Answering)
         except (NoAnswerError, QuestionError) as error:
-            return str(error) if isinstance(error.__cause__, TimeoutError) else ""
+            return str(error) if isinstance(error, NoAnswerError) and error.kind in HANGS else ""
         return ""
 
     def _request(self, page: str, parameters: list[tuple[str, str]]) -> HTTPResponse:
@@ -91,7 +91,7 @@ class Client:
                 raise QuestionError(text)
         except (OSError, HTTPException) as error:
             connection.close()
-            raise NoAnswerError(self._trouble(error, connection.seconds)) from error
+            raise self._trouble(error, connection.seconds) from error
         return response
 
     @contextmanager
@@ -111,21 +111,23 @@ class Client:
             running = msgspec.msgpack.decode(self._request("/facts", []).read(), type=_Answering).version
         return f"{fault}: {different(running)}"
 
-    def _trouble(self, error: Exception, seconds: float) -> str:
+    def _trouble(self, error: Exception, seconds: float) -> NoAnswerError:
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-            return (
-                f"{NO_PROXY}{self.path}: run `kubectl kubeproxy COMMAND --node NODE`, or `kubectl exec` "
-                "into the proxy's pod on this node; give the proxy's socket with --control-socket; or use no proxy, "
-                "with --manifests or --kubeconfig"
+            fix = (
+                "run `kubectl kubeproxy COMMAND --node NODE`, or `kubectl exec` into the proxy's pod on this node; "
+                "give the proxy's socket with --control-socket; or use no proxy, with --manifests or --kubeconfig"
             )
+            return NoAnswerError(f"no kube-proxy answers at {self.path}", fix, kind=NO_PROXY)
         if isinstance(error, PermissionError):
-            return f"{self.path}: only root may ask; use sudo"
+            return NoAnswerError(f"{self.path}: only root may ask; use sudo")
         if isinstance(error, TimeoutError):
             # A proxy that a signal has stopped accepts no connection. If the socket's backlog is full, `pid` returns 0,
             # and each kube-proxy of this node is checked.
             pids = [pid] if (pid := self.pid()) else [one.pid for one in processes.proxies()]
-            cause = SEE_LOG
+            fact = f"the proxy at {self.path} did not answer within {seconds:g} s"
             if pid := next(filter(processes.is_halted, pids), 0):
-                cause = f"a signal (SIGSTOP) or a debugger has stopped the proxy: `kill -CONT {pid}`"
-            return f"{THE_PROXY}{self.path}{SILENT}{seconds:g} s: {cause}"
-        return f"the request to the proxy at {self.path} failed: {getattr(error, 'strerror', None) or error}"
+                fix = f"a signal (SIGSTOP) or a debugger has stopped the proxy: `kill -CONT {pid}`"
+                return NoAnswerError(fact, fix, kind=HALTED)
+            return NoAnswerError(fact, "see the proxy's log and /livez", kind=SILENT)
+        cause = getattr(error, "strerror", None) or error
+        return NoAnswerError(f"the request to the proxy at {self.path} failed: {cause}")

@@ -13,8 +13,9 @@ from kubeproxy.ask.finding import AS_CLIENT
 from kubeproxy.cluster.ends import MOST
 from kubeproxy.cluster.main import main
 from kubeproxy.commands import NO, UNKNOWN, YES
+from kubeproxy.errors import NO_PROXY, NoAnswerError
 from kubeproxy.model.port_ranges import FIELD
-from support.answers import valid
+from support.answers import refusal, valid
 from support.kubectl_stand_in import StandIn
 
 Json = dict[str, Any]
@@ -127,7 +128,7 @@ THERE = "10.244.1.8:3000 (50.0% of the connections)"
         ),
         (
             near("yes"),
-            {"err": "Error: no kube-proxy answers at /run/x\n", "status": 2},
+            refusal(NoAnswerError("no kube-proxy answers at /run/x", kind=NO_PROXY)) | {"status": 2},
             UNKNOWN,
             f"kube-proxy forwards it; node-b, which has {THERE}, gave no answer (?)",
         ),

@@ -17,7 +17,8 @@ import pytest
 from kubeproxy.cluster.main import main
 from kubeproxy.commands import NO, UNKNOWN, YES, watching
 from kubeproxy.commands.parsers import parser_of
-from support.answers import valid
+from kubeproxy.errors import HALTED, NO_PROXY, SILENT, NoAnswerError
+from support.answers import refusal, valid
 from support.kubectl_stand_in import StandIn
 
 Json = dict[str, Any]
@@ -32,6 +33,9 @@ def test_the_plugin_needs_no_package_but_msgspec():
     subprocess.run(
         [sys.executable, "-c", "; ".join(("import sys", *lines, "import kubeproxy.cluster.completion"))], check=True
     )
+
+
+HALT = "a signal (SIGSTOP) has stopped it: `kill -CONT 7`"
 
 
 def made(**fields: Any) -> str:
@@ -428,7 +432,7 @@ def test_an_api_server_that_does_not_answer_is_no_difference(cluster: StandIn, r
             ),
         ),
         (
-            "Error: no kube-proxy answers at /run/x: run `kubectl kubeproxy COMMAND --node NODE`, or",
+            NoAnswerError("no kube-proxy answers at /run/x", "run `kubectl exec`", kind=NO_PROXY),
             (
                 "no answer of node-a, node-b: no kube-proxy answers at /run/x: `kubectl kubeproxy doctor` has the "
                 "reason; the rules of a stopped proxy still decide\n"
@@ -444,22 +448,25 @@ def test_an_api_server_that_does_not_answer_is_no_difference(cluster: StandIn, r
             ),
         ),
         (
-            "Error: the proxy at /run/x did not answer within 10 s: see the proxy's log and /livez",
+            NoAnswerError("the proxy at /run/x did not answer within 10 s", "x", kind=SILENT, more="it drops"),
             (
                 "no answer of node-b: the proxy at /run/x did not answer within 10 s: see its log (`kubectl -n "
                 "kube-system logs kube-proxy-py-node-b -c kube-proxy`), or end it: `kubectl -n kube-system delete pod "
-                "kube-proxy-py-node-b`\n"
+                "kube-proxy-py-node-b`; it drops\n"
             ),
         ),
         (
-            "Error: the proxy at /run/x did not answer within 10 s: a signal (SIGSTOP) has stopped it: `kill -CONT 7`",
-            "did not answer within 10 s: a signal (SIGSTOP) has stopped it: `kill -CONT 7`\n",
+            NoAnswerError("the proxy at /run/x did not answer within 10 s", HALT, kind=HALTED),
+            f"did not answer within 10 s: {HALT}\n",
         ),
     ],
 )
-def test_a_node_without_an_answer_has_a_fix_for_a_user_of_kubectl(error: str, says: str, cluster: StandIn, run: Run):
+def test_a_node_without_an_answer_has_a_fix_for_a_user_of_kubectl(
+    error: str | NoAnswerError, says: str, cluster: StandIn, run: Run
+):
     for name in ("node-a", "node-b"):
-        cluster.node(name, err=error.format(pod=f"kube-proxy-py-{name}") + "\n", status=2)
+        text = {"err": str(error).format(pod=f"kube-proxy-py-{name}") + "\n"}
+        cluster.node(name, **text if isinstance(error, str) else refusal(error), status=2)
     status, text, _ = run("verify")
     assert (status, says in text) == (UNKNOWN, True), text
 

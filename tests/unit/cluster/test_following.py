@@ -14,6 +14,8 @@ from kubeproxy.cluster.fleet import Fleet, Reply
 from kubeproxy.cluster.following import follow
 from kubeproxy.cluster.main import main
 from kubeproxy.commands import NO, UNKNOWN, YES
+from kubeproxy.errors import CANNOT_SEND, NoAnswerError
+from support.answers import refusal
 from support.kubectl_stand_in import StandIn
 
 Json = dict[str, Any]
@@ -189,9 +191,9 @@ REFUSAL = "cannot send from the network namespace of 10.244.0.7: it needs CAP_SY
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (f"Error: {REFUSAL}\n", REFUSAL),
+        (refusal(NoAnswerError(REFUSAL, kind=CANNOT_SEND)), REFUSAL),
         (
-            "usage: kube-proxy trace ...\nkube-proxy trace: error: unrecognized arguments: --send\n",
+            {"err": "usage: kube-proxy trace ...\nkube-proxy trace: error: unrecognized arguments: --send\n"},
             "cannot send from the network namespace of a pod: its kube-proxy is of an older release",
         ),
     ],
@@ -199,7 +201,7 @@ REFUSAL = "cannot send from the network namespace of 10.244.0.7: it needs CAP_SY
 def test_a_node_that_cannot_send_waits_for_the_pods_packets(ask, error, reason):
     cluster, run = ask
     printed = {"out": json.dumps(ANSWERED), "status": YES}
-    cluster.node("node-a", **near("yes", ends=[]), trace=printed, send={"out": "", "err": error, "status": UNKNOWN})
+    cluster.node("node-a", **near("yes", ends=[]), trace=printed, send={"out": "", "status": UNKNOWN} | error)
     status, text = run("10.244.0.7", "10.96.0.10:80", "--seconds", "3")
     assert status == YES
     assert f"node-a {reason}\nnode-a: tracing for 3 s; let 10.244.0.7 connect now\n" in text
