@@ -170,7 +170,7 @@ def compare(size: str) -> dict[str, float]:
     backlog.add(planner.take())
     plans = backlog.all_plans(planner.compiled)
     proxy.collect_as_the_proxy_does()
-    names = list(Layout(Family.IPV4).shapes)
+    names = list(Layout(Family.IPV4).sets)
     compared, dumps = [], []
     for turn in range(1 + TURNS):
         backend = NftablesBackend(KernelTable.open(Family.IPV4), proxy.world())

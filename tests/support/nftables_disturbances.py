@@ -65,9 +65,7 @@ DISTURBANCES = {
     ],
     "missing transport": ["delete element ip kube-proxy transports { udp }"],
     "stray transport": ["add element ip kube-proxy transports { icmp }"],
-    "everything emptied": [
-        f"flush {shape.spec.keyword} ip kube-proxy {name}" for name, shape in Layout(V4).shapes.items()
-    ],
+    "everything emptied": [f"flush {spec.keyword} ip kube-proxy {name}" for name, spec in Layout(V4).sets.items()],
 }
 
 

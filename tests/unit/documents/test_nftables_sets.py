@@ -8,7 +8,7 @@ from support.documents import document
 def test_the_table_of_sets_is_complete() -> None:
     rows = document("docs/nftables.md").table("Sets and maps by name")
     named = {name.strip("`, ") for row in rows for name in row[0].split("`")}
-    assert set(Layout(Family.IPV4).shapes) - {"nodeport-ips"} <= named
+    assert set(Layout(Family.IPV4).sets) - {"nodeport-ips"} <= named
 
 
 def test_the_classes_are_those_that_there_are() -> None:

@@ -110,7 +110,7 @@ def repairs(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[
     """Return the messages that change chains, rules and sets to the desired state; [] if nothing differs. Returns None
     if a set with elements of Services has a wrong declaration, because the whole table must then be replaced."""
     definition = wanted(ruleset, found)
-    of_services = [spec for spec in definition.sets if spec.name in ruleset.layout.shapes]
+    of_services = [spec for spec in definition.sets if spec.name in ruleset.layout.sets]
     forms = {spec.name: found.sets.get(spec.name) or older_form(spec.name, found) for spec in of_services}
     # Tables of earlier versions lack the SESSION_SETS; tables without ranges of ports lack the sets of OF_RANGES.
     added = {*layout.SESSION_SETS, *layout.OF_RANGES}

@@ -266,7 +266,7 @@ class NftablesBackend:
             yield from self._synced(wanted.items())
         elif not header.dormant and header.comment.startswith(COMMENT) and self._repaired(since):
             self._transact(audit.catch_all_removals(self._table))
-            elements = found.FoundElements(self._table, self._ruleset.layout.shapes)
+            elements = found.FoundElements(self._table, self._ruleset.layout.sets)
             if self._gone is not None:
                 self._gone.found(self._table.elements(GONE), self._in_use, time.monotonic())
                 self._spare_taken()
@@ -441,14 +441,14 @@ class NftablesBackend:
         return ForeignChange(f"{seen.what}: {', '.join(sorted(changes.by))}") if announced else seen
 
     def _changed_elements(self) -> str:
-        if missing := self._ruleset.layout.shapes.keys() - self._table.sets():
+        if missing := self._ruleset.layout.sets.keys() - self._table.sets():
             return min(missing)
         if catch_alls := audit.catch_alls(self._table):
             return catch_alls[0]
         node = audit.node_sets(self._table)
         if differing := [name for name in node if node[name] != self._node.get(name)]:
             return differing[0]
-        elements = found.FoundElements(self._table, self._ruleset.layout.shapes)
+        elements = found.FoundElements(self._table, self._ruleset.layout.sets)
         del elements.left[SetId.NODEPORT_IPS]
         return elements.first_difference(self._placed, self._users)
 

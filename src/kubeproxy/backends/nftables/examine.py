@@ -14,12 +14,20 @@ from kubeproxy.backends.nftables import audit, layout
 from kubeproxy.backends.nftables.affinity import client_number
 from kubeproxy.backends.nftables.found import numbers, overlapping, recall
 from kubeproxy.backends.nftables.gone import GONE, endpoint_key
-from kubeproxy.backends.nftables.layout import POOL_MAPS, SERVICE_CIDRS, TRANSPORTS, Layout, SetId, slot_keys
+from kubeproxy.backends.nftables.layout import (
+    OF_NUMBERS,
+    POOL_MAPS,
+    SERVICE_CIDRS,
+    TRANSPORTS,
+    Layout,
+    SetId,
+    slot_keys,
+)
 from kubeproxy.backends.nftables.localhost import LOOPBACK, relay_targets
 from kubeproxy.backends.nftables.port_ranges import needed_sets
 from kubeproxy.backends.nftables.render import Numbers, Parts, place_all
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
-from kubeproxy.backends.nftables.wording import OF_NUMBERS, SOCKETS, ElementWords
+from kubeproxy.backends.nftables.wording import SOCKETS, ElementWords
 from kubeproxy.backends.state import Elements, Examiner, Finding, Kind, Plans, findings, of_family
 from kubeproxy.backends.table_view import CHAINS, TableView, complete
 from kubeproxy.features import RESETS
@@ -42,12 +50,7 @@ class NftablesView(TableView):
     """Examines our table in the network namespace of a socket."""
 
     def __init__(self, family: Family, link: Netlink) -> None:
-        ranges = {
-            name
-            for name, shape in Layout(family, layout.OF_RANGES).shapes.items()
-            if shape.kind is layout.Packing.INTERVAL
-        }
-        super().__init__(family, layout.TABLE, ranges, link)
+        super().__init__(family, layout.TABLE, (*layout.INTERVALS, SetId.FIREWALL_ALLOW), link)
 
 
 class NftablesExaminer(Examiner):
@@ -81,7 +84,7 @@ class NftablesExaminer(Examiner):
         if (harm := self._harm()) is not None:
             yield harm
             return
-        found: Elements = {name: dict(self._view.elements(name)) for name in self._layout.shapes}
+        found: Elements = {name: dict(self._view.elements(name)) for name in self._layout.sets}
         yield from self._compared(ours, self._placed(ours, found), found, *self._of_node())
 
     def _placed(self, plans: Plans, found: Elements, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
@@ -103,7 +106,7 @@ class NftablesExaminer(Examiner):
         yield from {destination[: -len(_PAD)] for destination in there.values()}
 
     def _fitting(self, name: str, fronts: Iterable[bytes]) -> list[bytes]:
-        size = self._layout.shapes[name].key_size(self.family)
+        size = SetId(name).key_size(self.family)
         return [key for key in fronts if len(key) == size]
 
     # -- found state ----------------------------------------------------------------------------------------------
@@ -116,17 +119,17 @@ class NftablesExaminer(Examiner):
             for (set_id, key), pool in part.pools.items():
                 keys[set_id].update(slot_keys(key, _most_slots(len(pool))))
         fronts = list(_fronts(chain.from_iterable(plans.values())))
-        for name, shape in self._layout.shapes.items():
-            if name not in (*layout.ENDPOINT_MAPS, SetId.SESSION_OWN, *layout.INTERVALS) and shape.fields[-1] == "port":
-                keys[name].update(self._fitting(name, fronts))
+        for each in SetId:
+            if each not in (SetId.SESSION_OWN, *layout.INTERVALS) and each.fields[-1] == "port":
+                keys[each].update(self._fitting(each, fronts))
         restricted = keys.pop(SetId.FIREWALL_ALLOW, None) is not None
         # The elements of these sets are read below: their keys contain numbers or ranges that may differ in the kernel.
         for name in (*layout.SESSION_SETS, *layout.OF_RANGES):
             keys.pop(name, None)
-        found: Elements = {name: {} for name in self._layout.shapes}
+        found: Elements = {name: {} for name in self._layout.sets}
         found |= {name: dict(self._view.lookup(name, asked)) for name, asked in keys.items()}
-        for name in found.keys() & layout.INTERVALS:
-            found[name] = self._ranges_of(name, plans)
+        for of_ranges in found.keys() & layout.INTERVALS:
+            found[of_ranges] = self._ranges_of(of_ranges, plans)
         self._read_pools(found)
         lists = {*found[SetId.FIREWALL_LISTS].values(), *found.get(SetId.FIREWALL_RANGES, {}).values()}
         if restricted or lists:
@@ -159,7 +162,7 @@ class NftablesExaminer(Examiner):
         all_plans = [plan for its in plans.values() for plan in its]
         if any(plan.numbered or plan.source_ranges is not None for plan in all_plans):
             own = {*_fronts(all_plans), *self._range_keys(plans)}
-            for set_id in (*layout.NUMBER_MAPS, *(self._layout.shapes.keys() & layout.RANGE_MAPS)):
+            for set_id in (*layout.NUMBER_MAPS, *(self._layout.sets.keys() & layout.RANGE_MAPS)):
                 others = (number for key, number in self._view.elements(set_id).items() if key not in own)
                 yield from map(layout.service_port_number, others)
 
@@ -196,7 +199,7 @@ class NftablesExaminer(Examiner):
         if not header.comment.startswith(COMMENT):
             what = "the table is another program's"
             return Finding(None, Kind.DIFFERENT, what, where, COMMENT, header.comment or "no comment")
-        if missing := self._layout.shapes.keys() - self._view.sets():
+        if missing := self._layout.sets.keys() - self._view.sets():
             return Finding(None, Kind.MISSING, f"sets of the table: {', '.join(sorted(missing))}", where)
         return None
 

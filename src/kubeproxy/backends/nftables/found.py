@@ -29,17 +29,16 @@ SERVICES: Final = 256
 """Number of Services read together."""
 
 
-_FRONTENDS: Final[Mapping[str, tuple[SetId, ...]]] = {
-    SetId.ENDPOINTS: (
-        SetId.CLUSTER_SERVICES,
-        SetId.EXTERNAL_SERVICES,
-        SetId.POLICY_LOCAL_SERVICES,
-        SetId.AFFINITY_SERVICES,
-    ),
-    SetId.LOCAL_ENDPOINTS: (SetId.LOCAL_SERVICES, SetId.LOCAL_AFFINITY_SERVICES),
-    SetId.NODEPORT_ENDPOINTS: (SetId.EXTERNAL_NODEPORTS, SetId.POLICY_LOCAL_NODEPORTS, SetId.AFFINITY_NODEPORTS),
-    SetId.LOCAL_NODEPORT_ENDPOINTS: (SetId.LOCAL_NODEPORTS, SetId.LOCAL_AFFINITY_NODEPORTS),
+def _kind(name: SetId) -> tuple[bool, bool]:
+    return name.startswith("local-"), "nodeport" in name
+
+
+_FRONTENDS: Final[dict[str, tuple[SetId, ...]]] = {
     SetId.SESSION_SLOTS: (SetId.SESSION_CLASSES,),
+    **{
+        endpoints: tuple(name for name in (*layout.CLASS_MAPS, *layout.VERDICT_MAPS) if _kind(name) == _kind(endpoints))
+        for endpoints in layout.ENDPOINT_MAPS
+    },
 }
 """For each map with keys that end with a slot: the maps of the frontends or pools that use these slots."""
 

@@ -11,7 +11,7 @@ from enum import IntEnum, StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil, gcd, log
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends import nftables
 from kubeproxy.kernel.nftables.tables import INTERVAL, VERDICT, SetSpec
@@ -47,91 +47,109 @@ class, so this is also the largest error of an endpoint's share."""
 _SLOTS: list[bytes] = [slot.to_bytes(4, "little") for slot in range(1024)]
 
 
+class Packing(IntEnum):
+    """The way in which the elements of a set are packed."""
+
+    PLAIN = 0
+    DESTINATION = 1  # address and port, in whole registers
+    VERDICT = 2
+    INTERVAL = 3  # a range of keys; the data, if any, is a number
+    NUMBER = 4  # an identifying number, in the size of an address
+    CLASS = 5  # a class, in the size of a port
+
+
+_NODEPORT: Final = "protocol port"
+_FRONT: Final = f"address {_NODEPORT}"
+
+
 class SetId(StrEnum):
-    """Names of our sets and maps in the kernel. No map of the Go kube-proxy has one of these names, because the Go
-    kube-proxy takes over our table after a rollback. No name begins with `affinity-`, because the Go kube-proxy deletes
-    such sets, and the kernel refuses the deletion while our chains use them."""
+    """Names of our sets and maps in the kernel, with the fields of a key, the packing of an element, and the stage in
+    the order of a packet's lookups: an element leads a packet only to elements of later stages. The field `number` has
+    the size of an address. No map of the Go kube-proxy has one of these names, because the Go kube-proxy takes over our
+    table after a rollback. No name begins with `affinity-`, because the Go kube-proxy deletes such sets, and the kernel
+    refuses the deletion while our chains use them."""
 
-    # address . protocol . port . slot : destination
-    ENDPOINTS = "endpoints"
-    LOCAL_ENDPOINTS = "local-endpoints"
-    NODEPORT_ENDPOINTS = "nodeport-endpoints"
-    LOCAL_NODEPORT_ENDPOINTS = "local-nodeport-endpoints"
-    # frontend : class of its pool, one map for each treatment
-    CLUSTER_SERVICES = "cluster-services"
-    EXTERNAL_SERVICES = "external-services"
-    POLICY_LOCAL_SERVICES = "policy-local-services"
-    EXTERNAL_NODEPORTS = "external-nodeports"
-    POLICY_LOCAL_NODEPORTS = "policy-local-nodeports"
-    # frontend of policy-local-* : class of its local pool
-    LOCAL_SERVICES = "local-services"
-    LOCAL_NODEPORTS = "local-nodeports"
-    # frontend with session affinity or consistent hashing : goto its chain
-    AFFINITY_SERVICES = "session-chains"
-    LOCAL_AFFINITY_SERVICES = "local-session-chains"
-    AFFINITY_NODEPORTS = "nodeport-session-chains"
-    LOCAL_AFFINITY_NODEPORTS = "local-nodeport-session-chains"
-    STICKY_NODEPORTS = "sticky-nodeports"  # the keys of nodeport-session-chains as a set
-    # frontend with session affinity : its pool's number
-    AFFINITY_POOLS = "session-pools"
-    LOCAL_AFFINITY_POOLS = "local-session-pools"
-    NODEPORT_AFFINITY_POOLS = "nodeport-session-pools"
-    LOCAL_NODEPORT_AFFINITY_POOLS = "local-nodeport-session-pools"
+    fields: tuple[str, ...]
+    packing: Packing
+    stage: int
+
+    def __new__(cls, name: str, fields: str = "", packing: Packing = Packing.PLAIN, stage: int = 0) -> Self:
+        """Create a name with its properties."""
+        made = str.__new__(cls, name)
+        made._value_, made.fields, made.packing, made.stage = name, tuple(fields.split()), packing, stage
+        return made
+
+    ENDPOINTS = "endpoints", f"{_FRONT} slot", Packing.DESTINATION, 4
+    LOCAL_ENDPOINTS = "local-endpoints", f"{_FRONT} slot", Packing.DESTINATION, 4
+    NODEPORT_ENDPOINTS = "nodeport-endpoints", f"{_NODEPORT} slot", Packing.DESTINATION, 4
+    LOCAL_NODEPORT_ENDPOINTS = "local-nodeport-endpoints", f"{_NODEPORT} slot", Packing.DESTINATION, 4
+    # the class of a frontend's pool, one map for each treatment
+    CLUSTER_SERVICES = "cluster-services", _FRONT, Packing.CLASS
+    EXTERNAL_SERVICES = "external-services", _FRONT, Packing.CLASS
+    POLICY_LOCAL_SERVICES = "policy-local-services", _FRONT, Packing.CLASS
+    EXTERNAL_NODEPORTS = "external-nodeports", _NODEPORT, Packing.CLASS
+    POLICY_LOCAL_NODEPORTS = "policy-local-nodeports", _NODEPORT, Packing.CLASS
+    # the class of the local pool of a frontend of policy-local-*
+    LOCAL_SERVICES = "local-services", _FRONT, Packing.CLASS, 1
+    LOCAL_NODEPORTS = "local-nodeports", _NODEPORT, Packing.CLASS, 1
+    # goto the chain of a frontend with session affinity or consistent hashing
+    AFFINITY_SERVICES = "session-chains", _FRONT, Packing.VERDICT
+    LOCAL_AFFINITY_SERVICES = "local-session-chains", _FRONT, Packing.VERDICT, 1
+    AFFINITY_NODEPORTS = "nodeport-session-chains", _NODEPORT, Packing.VERDICT
+    LOCAL_AFFINITY_NODEPORTS = "local-nodeport-session-chains", _NODEPORT, Packing.VERDICT, 1
+    STICKY_NODEPORTS = "sticky-nodeports", _NODEPORT  # the keys of nodeport-session-chains as a set
+    # the number of the pool of a frontend with session affinity
+    AFFINITY_POOLS = "session-pools", _FRONT, Packing.NUMBER, 2
+    LOCAL_AFFINITY_POOLS = "local-session-pools", _FRONT, Packing.NUMBER, 2
+    NODEPORT_AFFINITY_POOLS = "nodeport-session-pools", _NODEPORT, Packing.NUMBER, 2
+    LOCAL_NODEPORT_AFFINITY_POOLS = "local-nodeport-session-pools", _NODEPORT, Packing.NUMBER, 2
     # pools with session affinity, by their numbers
-    SESSION_CLASSES = "session-classes"  # pool : class
-    SESSION_SLOTS = "session-slots"  # pool . slot : the endpoint's number
-    SESSION_ENDPOINTS = "session-endpoints"  # the endpoint's number . protocol : destination
-    SESSION_OWN = "session-own"  # an endpoint's number . address . port, if the endpoint is also a frontend
-    CLUSTER_IPS = "cluster-ips"
-    HAIRPIN = "hairpin-endpoints"
-    NO_ENDPOINT_SERVICES = "unserved-services"
-    NO_LOCAL_ENDPOINT_SERVICES = "no-local-endpoint-services"
-    NO_ENDPOINT_NODEPORTS = "unserved-nodeports"
-    NO_LOCAL_ENDPOINT_NODEPORTS = "no-local-endpoint-nodeports"
-    FIREWALL_IPS = "firewalled-services"
-    FIREWALL_LISTS = "firewall-lists"  # frontend with source ranges : number of its Service's list of ranges
-    FIREWALL_ALLOW = "firewall-allow"
-    NODEPORT_IPS = "nodeport-ips"
-    # address . protocol . range of ports : its pool's number
-    CLUSTER_RANGES = "cluster-ranges"
-    EXTERNAL_RANGES = "external-ranges"
-    POLICY_LOCAL_RANGES = "policy-local-ranges"
-    LOCAL_RANGES = "local-ranges"
-    # address . protocol . range of ports : number that identifies the Service's list of source ranges
-    FIREWALL_RANGES = "firewall-ranges"
-    NO_ENDPOINT_RANGES = "unserved-ranges"
-    NO_LOCAL_ENDPOINT_RANGES = "no-local-endpoint-ranges"
-    RANGE_ENDPOINTS = "range-endpoints"  # an endpoint's number : its address
-    RANGE_CHAINS = "range-session-chains"  # number that identifies a pool with session affinity : goto its chain
+    SESSION_CLASSES = "session-classes", "number", Packing.CLASS, 3
+    SESSION_SLOTS = "session-slots", "number slot", Packing.NUMBER, 4  # the endpoint's number
+    SESSION_ENDPOINTS = "session-endpoints", "number protocol", Packing.DESTINATION, 5  # by the endpoint's number
+    SESSION_OWN = "session-own", "number address port", Packing.PLAIN, 5  # an endpoint that is also a frontend
+    CLUSTER_IPS = "cluster-ips", "address"
+    HAIRPIN = "hairpin-endpoints", "source address"
+    NO_ENDPOINT_SERVICES = "unserved-services", _FRONT
+    NO_LOCAL_ENDPOINT_SERVICES = "no-local-endpoint-services", _FRONT
+    NO_ENDPOINT_NODEPORTS = "unserved-nodeports", _NODEPORT
+    NO_LOCAL_ENDPOINT_NODEPORTS = "no-local-endpoint-nodeports", _NODEPORT
+    FIREWALL_IPS = "firewalled-services", _FRONT
+    FIREWALL_LISTS = "firewall-lists", _FRONT, Packing.NUMBER, 1  # the number of the Service's list of source ranges
+    FIREWALL_ALLOW = "firewall-allow", "address source", Packing.INTERVAL, 2  # the address is the list's number
+    NODEPORT_IPS = "nodeport-ips", "address"
+    # the number of the pool of a range of ports
+    CLUSTER_RANGES = "cluster-ranges", _FRONT, Packing.INTERVAL
+    EXTERNAL_RANGES = "external-ranges", _FRONT, Packing.INTERVAL
+    POLICY_LOCAL_RANGES = "policy-local-ranges", _FRONT, Packing.INTERVAL
+    LOCAL_RANGES = "local-ranges", _FRONT, Packing.INTERVAL, 1
+    FIREWALL_RANGES = "firewall-ranges", _FRONT, Packing.INTERVAL, 1  # the number of the list of source ranges
+    NO_ENDPOINT_RANGES = "unserved-ranges", _FRONT, Packing.INTERVAL
+    NO_LOCAL_ENDPOINT_RANGES = "no-local-endpoint-ranges", _FRONT, Packing.INTERVAL
+    RANGE_ENDPOINTS = "range-endpoints", "number", Packing.NUMBER, 5  # the address of an endpoint, by its number
+    RANGE_CHAINS = "range-session-chains", "number", Packing.VERDICT, 2  # goto the chain of a pool with affinity
+
+    def key_size(self, family: Family) -> int:
+        """Return the size of a key in bytes; each field fills whole 4-byte registers."""
+        return sum(4 if field in {"protocol", "port", "slot"} else family.address_size for field in self.fields)
+
+    def data_size(self, family: Family) -> int:
+        """Return the size of an element's data in bytes; 0 for plain sets, verdicts and intervals."""
+        sizes = {Packing.DESTINATION: family.address_size + 4, Packing.NUMBER: family.address_size, Packing.CLASS: 2}
+        return sizes.get(self.packing, 0)
 
 
-ENDPOINT_MAPS: Final = (
-    SetId.ENDPOINTS,
-    SetId.LOCAL_ENDPOINTS,
-    SetId.NODEPORT_ENDPOINTS,
-    SetId.LOCAL_NODEPORT_ENDPOINTS,
-)
-CLASS_MAPS: Final = (
-    SetId.CLUSTER_SERVICES,
-    SetId.EXTERNAL_SERVICES,
-    SetId.POLICY_LOCAL_SERVICES,
-    SetId.EXTERNAL_NODEPORTS,
-    SetId.POLICY_LOCAL_NODEPORTS,
-    SetId.LOCAL_SERVICES,
-    SetId.LOCAL_NODEPORTS,
-)
-VERDICT_MAPS: Final = (
-    SetId.AFFINITY_SERVICES,
-    SetId.LOCAL_AFFINITY_SERVICES,
-    SetId.AFFINITY_NODEPORTS,
-    SetId.LOCAL_AFFINITY_NODEPORTS,
-)
-POOL_MAPS: Final = (
-    SetId.AFFINITY_POOLS,
-    SetId.LOCAL_AFFINITY_POOLS,
-    SetId.NODEPORT_AFFINITY_POOLS,
-    SetId.LOCAL_NODEPORT_AFFINITY_POOLS,
-)
+def _sets(field: str, packing: Packing | None = None) -> tuple[SetId, ...]:
+    """Return the sets with this field in their keys, and with this packing."""
+    return tuple(name for name in SetId if field in name.fields and packing in {None, name.packing})
+
+
+ENDPOINT_MAPS: Final = _sets("slot", Packing.DESTINATION)
+CLASS_MAPS: Final = _sets("port", Packing.CLASS)
+VERDICT_MAPS: Final = _sets("port", Packing.VERDICT)
+NUMBER_MAPS: Final = _sets("port", Packing.NUMBER)
+"""Maps from frontends to numbers."""
+POOL_MAPS: Final = tuple(name for name in NUMBER_MAPS if name != SetId.FIREWALL_LISTS)
 """Maps with pool numbers as data. VERDICT_MAPS and POOL_MAPS have the order of ENDPOINT_MAPS."""
 POOLS_OF: Final = dict(zip(ENDPOINT_MAPS, POOL_MAPS, strict=True))
 
@@ -140,16 +158,15 @@ COUNTED_MAPS: Final = (*ENDPOINT_MAPS, SetId.SESSION_ENDPOINTS, SetId.RANGE_ENDP
 
 RANGE_POOLS: Final = (SetId.CLUSTER_RANGES, SetId.EXTERNAL_RANGES, SetId.POLICY_LOCAL_RANGES, SetId.LOCAL_RANGES)
 RANGE_MAPS: Final = (*RANGE_POOLS, SetId.FIREWALL_RANGES)
-INTERVALS: Final = (*RANGE_MAPS, SetId.NO_ENDPOINT_RANGES, SetId.NO_LOCAL_ENDPOINT_RANGES)
+INTERVALS: Final = _sets("port", Packing.INTERVAL)
 """Sets and maps with one element for each range of ports at an address."""
 OF_RANGES: Final = (*INTERVALS, SetId.RANGE_ENDPOINTS, SetId.RANGE_CHAINS)
 """Sets and maps that a table has only if a Service has ranges of ports."""
 
-NUMBER_MAPS: Final = (*POOL_MAPS, SetId.FIREWALL_LISTS)
-"""Maps from frontends to numbers, which have the type of addresses."""
-
 SESSION_SETS: Final = (SetId.SESSION_CLASSES, SetId.SESSION_SLOTS, SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN)
-"""Sets and maps of pools with session affinity. The keys begin with a pool's or an endpoint's number."""
+"""Sets and maps of pools with session affinity."""
+OF_NUMBERS: Final = _sets("number")
+"""Sets and maps with keys that begin with a pool's or an endpoint's number."""
 
 LARGEST_NUMBER: Final = (1 << 30) - 1
 """The largest number that identifies a service port, list or endpoint. With one more bit for the pool, a number fits
@@ -161,24 +178,8 @@ FIRST_ENDPOINT: Final = 3 << 30
 SHARED: Final = (SetId.CLUSTER_IPS, SetId.HAIRPIN)
 """Sets with elements that several service ports share: an element is removed when no service port uses it."""
 
-_REACHED: Final = (
-    (
-        SetId.LOCAL_SERVICES,
-        SetId.LOCAL_NODEPORTS,
-        SetId.LOCAL_AFFINITY_SERVICES,
-        SetId.LOCAL_AFFINITY_NODEPORTS,
-        SetId.FIREWALL_LISTS,
-        SetId.LOCAL_RANGES,
-        SetId.FIREWALL_RANGES,
-    ),
-    (*POOL_MAPS, SetId.FIREWALL_ALLOW, SetId.RANGE_CHAINS),
-    (SetId.SESSION_CLASSES,),
-    (*ENDPOINT_MAPS, SetId.SESSION_SLOTS),
-    (SetId.SESSION_ENDPOINTS, SetId.SESSION_OWN, SetId.RANGE_ENDPOINTS),
-)
-LOOKUPS: Final = (tuple([name for name in SetId if not any(name in sets for sets in _REACHED)]), *_REACHED)
-"""All sets and maps in the order of a packet's lookups: an element leads a packet only to elements of later groups."""
-
+LOOKUPS: Final = tuple(tuple(name for name in SetId if name.stage == stage) for stage in range(6))
+"""All sets and maps in the order of a packet's lookups."""
 
 SERVICE_CIDRS: Final = "service-cidrs"
 """Name of the set with the ranges of cluster IPs."""
@@ -258,90 +259,33 @@ def _error(kinds: tuple[int, ...], counts: tuple[int, ...], slots: tuple[int, ..
     return max(1 - min(ratios) * (1 - missed), max(ratios) * (1 + more) - 1)
 
 
-class Packing(IntEnum):
-    """The way in which the elements of a set are packed."""
-
-    PLAIN = 0
-    DESTINATION = 1  # address and port, in whole registers
-    VERDICT = 2
-    INTERVAL = 3  # a range of keys; the data, if any, is a number
-    NUMBER = 4  # an identifying number, in the size of an address
-    CLASS = 5  # a class, in the size of a port
-
-
-class SetShape(NamedTuple):
-    """A set's declaration, the fields of its key, and the packing of its elements."""
-
-    spec: SetSpec
-    fields: tuple[str, ...]  # number (as an address), address, protocol, port, slot
-    kind: Packing
-
-    def key_size(self, family: Family) -> int:
-        """Return the size of a key in bytes; each field fills whole 4-byte registers."""
-        return sum(family.address_size if f in {"address", "number"} else 4 for f in self.fields)
-
-    def data_size(self, family: Family) -> int:
-        """Return the size of an element's data in bytes; 0 for plain sets and verdicts."""
-        sizes = {Packing.DESTINATION: family.address_size + 4, Packing.NUMBER: family.address_size, Packing.CLASS: 2}
-        return sizes.get(self.kind, 0)
-
-
-_OTHER_KEYS: dict[str, tuple[str, ...]] = {
-    SetId.CLUSTER_IPS: ("address",),
-    SetId.NODEPORT_IPS: ("address",),
-    SetId.HAIRPIN: ("source", "address"),
-    SetId.FIREWALL_ALLOW: ("address", "source"),
-    SetId.SESSION_CLASSES: ("number",),
-    SetId.SESSION_SLOTS: ("number", "slot"),
-    SetId.SESSION_ENDPOINTS: ("number", "protocol"),
-    SetId.SESSION_OWN: ("number", "address", "port"),
-    SetId.RANGE_ENDPOINTS: ("number",),
-    SetId.RANGE_CHAINS: ("number",),
-}
-
-
-def _key_fields(name: str) -> tuple[str, ...]:
-    if name in _OTHER_KEYS:
-        return _OTHER_KEYS[name]
-    fields = ("protocol", "port") if "nodeport" in name else ("address", "protocol", "port")
-    return (*fields, "slot") if name in ENDPOINT_MAPS else fields
-
-
 class Layout:
     """The sets of one family, in the order of their creation; of the sets in OF_RANGES, only those in `extra`."""
 
     def __init__(self, family: Family, extra: Collection[SetId] = ()) -> None:
         self.family = family
         self.ip = "ip" if family is Family.IPV4 else "ip6"
-        names = [name for name in SetId if name not in OF_RANGES or name in extra]
-        self.shapes: dict[str, SetShape] = {str(name): self._shape(str(name)) for name in names}
+        self.sets = {str(name): self._spec(name) for name in SetId if name not in OF_RANGES or name in extra}
 
-    def _shape(self, name: str) -> SetShape:
-        fields = _key_fields(name)
+    def _spec(self, name: SetId) -> SetSpec:
+        address, port = f"{self.ip} daddr", "th dport"
         words = {
-            "address": f"{self.ip} daddr",
-            "number": f"{self.ip} daddr",
+            "address": address,
+            "number": address,
             "source": f"{self.ip} saddr",
             "protocol": "meta l4proto",
-            "port": "th dport",
+            "port": port,
             "slot": "numgen random mod 2",
         }
-        kind, flags = Packing.PLAIN, 0
-        data: tuple[str, ...] = ()
-        if name in ENDPOINT_MAPS or name == SetId.SESSION_ENDPOINTS:
-            kind, data = Packing.DESTINATION, (f"{self.ip} daddr", "th dport")
-        elif name in VERDICT_MAPS or name == SetId.RANGE_CHAINS:
-            kind, data = Packing.VERDICT, VERDICT
-        elif name in NUMBER_MAPS or name in {SetId.SESSION_SLOTS, SetId.RANGE_ENDPOINTS}:
-            kind, data = Packing.NUMBER, (f"{self.ip} daddr",)
-        elif name in CLASS_MAPS or name == SetId.SESSION_CLASSES:
-            kind, data = Packing.CLASS, ("th dport",)
-        elif name == SetId.FIREWALL_ALLOW:
-            kind, flags = Packing.INTERVAL, INTERVAL
-        elif name in INTERVALS:
-            kind, flags, data = Packing.INTERVAL, INTERVAL, (f"{self.ip} daddr",) if name in RANGE_MAPS else ()
-        spec = SetSpec(name, tuple([words[f] for f in fields]), data, flags)
-        return SetShape(spec, tuple(["address" if f == "source" else f for f in fields]), kind)
+        data = {
+            Packing.DESTINATION: (address, port),
+            Packing.VERDICT: VERDICT,
+            Packing.INTERVAL: (address,) if name in RANGE_MAPS else (),
+            Packing.NUMBER: (address,),
+            Packing.CLASS: (port,),
+        }
+        flags = INTERVAL if name.packing is Packing.INTERVAL else 0
+        return SetSpec(str(name), tuple([words[field] for field in name.fields]), data.get(name.packing, ()), flags)
 
 
 CLIENTS: Final = "session-clients"

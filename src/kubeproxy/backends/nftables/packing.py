@@ -116,11 +116,10 @@ class Packers:
 
     def __init__(self, layout: Layout) -> None:
         self.family = layout.family
-        self.kinds = {set_id: shape.kind for set_id, shape in layout.shapes.items()}
-        sizes = self._key_sizes = {set_id: s.key_size(layout.family) for set_id, s in layout.shapes.items()}
-        self.new = {
-            set_id: Packer.of(sizes[set_id], shape.data_size(layout.family)) for set_id, shape in layout.shapes.items()
-        }
+        names = [SetId(name) for name in layout.sets]
+        self.kinds = {str(name): name.packing for name in names}
+        sizes = self._key_sizes = {str(name): name.key_size(layout.family) for name in names}
+        self.new = {str(name): Packer.of(sizes[name], name.data_size(layout.family)) for name in names}
         plain = [set_id for set_id, kind in self.kinds.items() if kind is Packing.PLAIN]
         self.before_plain = {set_id: self.new[set_id].before_key for set_id in plain}
         self.old = {set_id: Packer.of(size, 0) for set_id, size in sizes.items()}

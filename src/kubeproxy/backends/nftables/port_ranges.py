@@ -5,8 +5,7 @@ interval, and its data is the number of a pool. Endpoints are picked by numbers,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.nftables.layout import OF_RANGES, ChainName, Layout, SetId
@@ -92,18 +91,6 @@ def client_rules(ip: str, name: ChainName, known: str, forget: str, onwards: lis
     return [_translated(ip), f"{ip} daddr set {ip} saddr", forget, *onwards]
 
 
-INTERVAL_OF: Final[Mapping[str, SetId]] = {
-    SetId.CLUSTER_SERVICES: SetId.CLUSTER_RANGES,
-    SetId.EXTERNAL_SERVICES: SetId.EXTERNAL_RANGES,
-    SetId.POLICY_LOCAL_SERVICES: SetId.POLICY_LOCAL_RANGES,
-    SetId.LOCAL_SERVICES: SetId.LOCAL_RANGES,
-    SetId.NO_ENDPOINT_SERVICES: SetId.NO_ENDPOINT_RANGES,
-    SetId.NO_LOCAL_ENDPOINT_SERVICES: SetId.NO_LOCAL_ENDPOINT_RANGES,
-}
-"""Key: a set of service ports; value: the set of ranges of ports that get the same treatment."""
-
-
-@lru_cache(maxsize=256)
-def chain_of(affinity: int) -> bytes:
-    """Return the packed name of the chain for a pool with session affinity."""
-    return str(ChainName(False, "range-pick", affinity=affinity)).encode()
+def of_ranges(set_id: SetId) -> SetId:
+    """Return the set of the ranges of ports that get the same treatment as the service ports in a set."""
+    return SetId(set_id.replace("services", "ranges"))

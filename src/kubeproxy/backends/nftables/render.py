@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from kubeproxy.backends.nftables import layout
 from kubeproxy.backends.nftables.layout import LARGEST_NUMBER, ChainName, SetId, packed_class, pool_number, service_key
-from kubeproxy.backends.nftables.port_ranges import INTERVAL_OF, chain_of
+from kubeproxy.backends.nftables.port_ranges import of_ranges
 from kubeproxy.backends.state import Elements
 from kubeproxy.model import maglev
 from kubeproxy.model.addresses import Family, Range, merge_ranges
@@ -20,7 +20,6 @@ from kubeproxy.model.plan import (
     Action,
     Frontend,
     FrontendKind,
-    Hashing,
     Policy,
     Pool,
     PortRange,
@@ -33,6 +32,7 @@ from kubeproxy.model.plan import (
 # Local names for speed, as in model.compile.
 _CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CLUSTER_IPS
 _PAD = b"\0\0"  # padding of a two-byte port to a whole register
+_PLACES = ("services", "nodeports")  # ends of the names of sets, by whether a frontend is a NodePort
 
 
 def list_key(key: ServicePortKey) -> ServicePortKey:
@@ -328,7 +328,7 @@ def _range_pool(number: bytes, numbers: Mapping[bytes, bytes], affinity: int, re
     for destination, packed in numbers.items():
         recipient.entry(SetId.RANGE_ENDPOINTS, packed, destination[:-2])
     if affinity:
-        recipient.entry(SetId.RANGE_CHAINS, number, chain_of(affinity))
+        recipient.entry(SetId.RANGE_CHAINS, number, chain_of(False, "range-pick", affinity=affinity))
 
 
 def _range(item: Placed, span: PortRange, recipient: Recipient) -> None:
@@ -337,29 +337,26 @@ def _range(item: Placed, span: PortRange, recipient: Recipient) -> None:
         recipient.entry(SetId.FIREWALL_RANGES, key, layout.list_number(item.ranges, family))
     way = way_of(span.kind, plan.traffic(span))
     for _, class_map, _, policy in way.picked:
-        recipient.entry(INTERVAL_OF[class_map], key, pool_number(item.number, policy, family))
+        recipient.entry(of_ranges(class_map), key, pool_number(item.number, policy, family))
     if way.unserved is not None:
-        recipient.entry(INTERVAL_OF[way.unserved], key, b"")
+        recipient.entry(of_ranges(way.unserved), key, b"")
 
 
 def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
-    plan, picked, nodeport = item.plan, way.picked, way.nodeport
+    plan, nodeport = item.plan, way.nodeport
     affinity = plan.affinity
     hashing = plan.balance.hashing if plan.balance is not None else None
-    if hashing is not None:
-        if nodeport:
-            recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
-        for endpoint_map, _, treatment, policy in picked:
-            recipient.pool(endpoint_map, key, item.pool(policy))
-            recipient.entry(_AFFINITY_MAPS[endpoint_map], key, hashed_chain(nodeport, treatment, hashing))
-        return
-    if affinity and nodeport:
+    if nodeport and (affinity or hashing is not None):
         recipient.entry(SetId.STICKY_NODEPORTS, key, b"")
-    for endpoint_map, class_map, treatment, policy in picked:
+    for endpoint_map, class_map, treatment, policy in way.picked:
         members = item.local if policy is _LOCAL else item.cluster
-        if affinity:
+        if hashing is not None:
+            recipient.pool(endpoint_map, key, members)
+            hashed = f"{treatment.removesuffix('-pick')}-{layout.HASHED[hashing.key]}"
+            recipient.entry(_AFFINITY_MAPS[endpoint_map], key, chain_of(nodeport, hashed, hashing.size))
+        elif affinity:
             recipient.entry(layout.POOLS_OF[endpoint_map], key, pool_number(item.number, policy, plan.key.family))
-            recipient.entry(_AFFINITY_MAPS[endpoint_map], key, affinity_chain(nodeport, treatment, affinity))
+            recipient.entry(_AFFINITY_MAPS[endpoint_map], key, chain_of(nodeport, treatment, affinity=affinity))
             for own in own_frontend(item.endpoints[policy], key):
                 recipient.entry(SetId.SESSION_OWN, own, b"")
         else:
@@ -415,9 +412,9 @@ def way_of(kind: FrontendKind, traffic: Traffic) -> Way:
     nodeport = kind is FrontendKind.NODEPORT
     unserved = None
     if traffic.outside is Action.REJECT:
-        unserved = SetId.NO_ENDPOINT_NODEPORTS if nodeport else SetId.NO_ENDPOINT_SERVICES
+        unserved = SetId(f"unserved-{_PLACES[nodeport]}")
     elif traffic.outside is Action.DROP:
-        unserved = SetId.NO_LOCAL_ENDPOINT_NODEPORTS if nodeport else SetId.NO_LOCAL_ENDPOINT_SERVICES
+        unserved = SetId(f"no-local-endpoint-{_PLACES[nodeport]}")
     return Way(nodeport, _picked(kind, traffic) if traffic.node.forwards else (), unserved)
 
 
@@ -431,32 +428,17 @@ def _picked(kind: FrontendKind, traffic: Traffic) -> list[tuple[SetId, SetId, st
     elif traffic.outside is Action.CLUSTER_MASQUERADE:
         treatment = "external"
     wide = SetId.NODEPORT_ENDPOINTS if nodeport else SetId.ENDPOINTS
-    found = [(wide, _CLASS_MAPS[nodeport, treatment], treatment, policy)]
+    found = [(wide, SetId(f"{treatment}-{_PLACES[nodeport]}"), treatment, policy)]
     if treatment == "policy-local" and traffic.outside is Action.LOCAL:
         near = SetId.LOCAL_NODEPORT_ENDPOINTS if nodeport else SetId.LOCAL_ENDPOINTS
-        found.append((near, SetId.LOCAL_NODEPORTS if nodeport else SetId.LOCAL_SERVICES, "local-pick", Policy.LOCAL))
+        found.append((near, SetId(f"local-{_PLACES[nodeport]}"), "local-pick", Policy.LOCAL))
     return found
 
 
-_CLASS_MAPS: dict[tuple[bool, str], SetId] = {
-    (False, "cluster"): SetId.CLUSTER_SERVICES,
-    (False, "external"): SetId.EXTERNAL_SERVICES,
-    (False, "policy-local"): SetId.POLICY_LOCAL_SERVICES,
-    (True, "external"): SetId.EXTERNAL_NODEPORTS,
-    (True, "policy-local"): SetId.POLICY_LOCAL_NODEPORTS,
-}
 _AFFINITY_MAPS = dict(zip(layout.ENDPOINT_MAPS, layout.VERDICT_MAPS, strict=True))
 
 
-@lru_cache(maxsize=256)
-def hashed_chain(nodeport: bool, treatment: str, hashing: Hashing) -> bytes:
-    """Return the packed name of the chain for a frontend with Maglev."""
-    suffix = layout.HASHED[hashing.key]
-    treatment = f"local-{suffix}" if treatment == "local-pick" else f"{treatment}-{suffix}"
-    return str(ChainName(nodeport, treatment, hashing.size)).encode()
-
-
-@lru_cache(maxsize=256)
-def affinity_chain(nodeport: bool, treatment: str, affinity: int) -> bytes:
-    """Return the packed name of the chain for a frontend with session affinity."""
-    return str(ChainName(nodeport, treatment, affinity=affinity)).encode()
+@lru_cache(maxsize=512)
+def chain_of(nodeport: bool, treatment: str, size: int = 0, affinity: int = 0) -> bytes:
+    """Return the packed name of the chain for a frontend or pool with session affinity or Maglev: see ChainName."""
+    return str(ChainName(nodeport, treatment, size, affinity)).encode()

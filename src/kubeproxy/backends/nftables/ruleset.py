@@ -107,10 +107,8 @@ class Ruleset:
         """Return the declarations of the table's sets and maps."""
         counted = CONNECTION_COUNTERS.value(self._world)
         found = [
-            shape.spec._replace(flags=tables.COUNTED)
-            if counted and shape.spec.name in layout.COUNTED_MAPS
-            else shape.spec
-            for shape in self.layout.shapes.values()
+            spec._replace(flags=tables.COUNTED) if counted and name in layout.COUNTED_MAPS else spec
+            for name, spec in self.layout.sets.items()
         ]
         if self._resets:
             found.append(gone.declaration(self.layout))

@@ -7,7 +7,15 @@ from typing import Any, Final
 
 from kubeproxy.backends.nftables import layout
 from kubeproxy.backends.nftables.gone import GONE
-from kubeproxy.backends.nftables.layout import ENDPOINT_MAPS, INTERVALS, POOL_MAPS, RANGE_POOLS, Layout, SetId
+from kubeproxy.backends.nftables.layout import (
+    ENDPOINT_MAPS,
+    INTERVALS,
+    OF_NUMBERS,
+    POOL_MAPS,
+    RANGE_POOLS,
+    Layout,
+    SetId,
+)
 from kubeproxy.backends.nftables.render import MaglevTable
 from kubeproxy.backends.state import Wording, front_text, meanings
 from kubeproxy.backends.table_view import CHAINS, TableWords
@@ -39,9 +47,6 @@ _MEANINGS: Final[dict[str, str]] = {
     SetId.SESSION_CLASSES: "with session affinity",
     SetId.SESSION_OWN: "is both endpoint and frontend, and is not translated",
 }
-
-OF_NUMBERS: Final = (*layout.SESSION_SETS, SetId.RANGE_ENDPOINTS, SetId.RANGE_CHAINS)
-"""Sets with keys that begin with a pool's or an endpoint's number."""
 
 _NUMBERED: Final[dict[str, str]] = {
     **dict.fromkeys(POOL_MAPS, "session affinity uses the pool number"),
@@ -93,8 +98,8 @@ class ElementWords(TableWords):
         """See state.StateWords."""
         if place == SOCKETS:
             return Wording(f"NodePort {key[1]}/tcp on {key[0]}", "the proxy's own sockets")
-        shape = self._layout.shapes.get(place)
-        where = f"{shape.spec.keyword if shape is not None else 'set'} {place} of {self._where}"
+        spec = self._layout.sets.get(place)
+        where = f"{spec.keyword if spec is not None else 'set'} {place} of {self._where}"
         if place in {layout.SERVICE_CIDRS, layout.TRANSPORTS}:
             return Wording(key, where, wanted, present)
         if place == GONE:
@@ -129,10 +134,10 @@ class ElementWords(TableWords):
     def _front_size(self, place: str) -> int:
         """Return the size in bytes of the frontend in an endpoint map's key; the 4 bytes after it are the slot's
         number."""
-        return self._layout.shapes[place].key_size(self._layout.family) - 4
+        return SetId(place).key_size(self._layout.family) - 4
 
     def _front(self, set_id: str, key: bytes) -> str:
-        fields = self._layout.shapes[set_id].fields
+        fields = SetId(set_id).fields
         size = self._layout.family.address_size if "address" in fields else 0
         if set_id == SetId.FIREWALL_ALLOW:
             return f"source ranges number {unpack(key[:size])}"

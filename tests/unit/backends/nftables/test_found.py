@@ -29,7 +29,7 @@ from support.random_plans import histories
 
 WHOLE = [(b"a", b"1"), (b"b", b"2")]
 TORN = [WHOLE[0], WHOLE[0]]  # as during the resize of a hash table: one element twice, another one not at all
-NAMES = tuple(Layout(V4).shapes)
+NAMES = tuple(Layout(V4).sets)
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +220,7 @@ def test_all_elements_are_read(history):
 
 def everything(placed):
     found = render(placed)
-    return {name: found.get(name, {}) for name in Layout(V4, OF_RANGES).shapes}
+    return {name: found.get(name, {}) for name in Layout(V4, OF_RANGES).sets}
 
 
 @given(histories(max_size=1), st.randoms(use_true_random=False))

@@ -16,7 +16,7 @@ from kubeproxy.model.addresses import Family
 from support.nftables_plans import placed
 from support.random_plans import histories
 
-NAMES = {name.encode() + b"\0": name for name in Layout(Family.IPV4, OF_RANGES).shapes}
+NAMES = {name.encode() + b"\0": name for name in Layout(Family.IPV4, OF_RANGES).sets}
 
 
 def read(parts):

@@ -14,7 +14,6 @@ from kubeproxy.backends.nftables.layout import (
     TREATMENTS,
     VERDICT_MAPS,
     ChainName,
-    Layout,
     Packing,
     SetId,
     class_of,
@@ -229,15 +228,14 @@ def test_service_keys_fill_registers():
 @pytest.mark.parametrize("family", [V4, V6])
 def test_key_sizes(family):
     size = family.address_size
-    shapes = Layout(family).shapes
-    assert shapes[SetId.ENDPOINTS].key_size(family) == size + 12
-    assert shapes[SetId.CLUSTER_SERVICES].key_size(family) == size + 8
-    assert shapes[SetId.AFFINITY_SERVICES].key_size(family) == size + 8
-    assert shapes[SetId.EXTERNAL_NODEPORTS].key_size(family) == 8
-    assert shapes[SetId.AFFINITY_NODEPORTS].key_size(family) == 8
-    assert shapes[SetId.NODEPORT_ENDPOINTS].key_size(family) == 12
+    assert SetId.ENDPOINTS.key_size(family) == size + 12
+    assert SetId.CLUSTER_SERVICES.key_size(family) == size + 8
+    assert SetId.AFFINITY_SERVICES.key_size(family) == size + 8
+    assert SetId.EXTERNAL_NODEPORTS.key_size(family) == 8
+    assert SetId.AFFINITY_NODEPORTS.key_size(family) == 8
+    assert SetId.NODEPORT_ENDPOINTS.key_size(family) == 12
     for class_map in CLASS_MAPS:
-        assert shapes[class_map].kind is Packing.CLASS
-        assert shapes[class_map].data_size(family) == 2
-    assert shapes[SetId.HAIRPIN].key_size(family) == 2 * size
-    assert shapes[SetId.FIREWALL_ALLOW].key_size(family) == 2 * size
+        assert class_map.packing is Packing.CLASS
+        assert class_map.data_size(family) == 2
+    assert SetId.HAIRPIN.key_size(family) == 2 * size
+    assert SetId.FIREWALL_ALLOW.key_size(family) == 2 * size
