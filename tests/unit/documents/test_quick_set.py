@@ -9,6 +9,8 @@ import pytest
 
 from support.places import ROOT
 
+pytestmark = pytest.mark.timeout(600)  # ends a collection that hangs; on a busy machine a collection takes minutes
+
 SCENARIOS = 10
 """Minimum number of a mode's scenarios in the quick set; those of ipvs run in guests and are counted separately."""
 
@@ -20,7 +22,7 @@ def quick() -> list[str]:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "not slow", "--color=no"]
     command += [*(f"-pno:{name}" for name in plugins), "tests/scenarios", "tests/guest"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     return re.findall(r"^tests/.*::.*$", done.stdout, re.MULTILINE)
 
 

@@ -47,6 +47,13 @@ def test_processes_that_are_no_proxy(proc):
     assert [processes.is_elsewhere(pid, proc.root) for pid in (20, 21, 25, 26)] == [False, True, False, False]
 
 
+def test_a_process_of_another_network_namespace_has_no_counted_name(proc):
+    (proc(30, "k3s", net="elsewhere") / "comm").write_text("k3s-server\n")
+    assert not processes.named(("k3s",), proc.root)
+    (proc(31, "k3s") / "comm").write_text("k3s-server\n")
+    assert processes.named(("k3s",), proc.root)
+
+
 @pytest.mark.parametrize(
     ("arguments", "value"),
     [

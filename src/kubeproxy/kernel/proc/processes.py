@@ -165,8 +165,9 @@ def _processes(proc: Path) -> Iterator[Process]:
 
 
 def named(beginnings: tuple[str, ...], proc: Path = PROC) -> bool:
-    """Return whether the name of a visible process starts with one of these texts."""
-    return any(process.command.startswith(beginnings) for process in _processes(proc))
+    """Return whether the name of a visible process starts with one of these texts. A process that certainly is in
+    another network namespace does not count."""
+    return any(one.command.startswith(beginnings) and not is_elsewhere(one.pid, proc) for one in _processes(proc))
 
 
 def _holds(process: Path, links: set[str]) -> bool:
