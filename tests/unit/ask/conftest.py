@@ -13,7 +13,7 @@ from kubeproxy.meaning import found
 @pytest.fixture(autouse=True)
 def _without_programs_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(found, "legacy_tables", lambda _: [])
-    monkeypatch.setattr(chains, "chains", list)
+    monkeypatch.setattr(chains, "chains", lambda *_: [])
     monkeypatch.setattr(chains, "iptables_chains", lambda _: [])
     monkeypatch.setattr(processes, "proxies", list)
     monkeypatch.setitem(BY_NAME, "control-socket", BY_NAME["control-socket"]._replace(default="/nowhere/control.sock"))
