@@ -48,9 +48,7 @@ class IptablesBackend:
         self.family: Family = commands.family
         self._commands = commands
         self._writer = writer
-        self._options = options
         self._metrics = metrics
-        self._world = world
         self._settings = skeleton.RuleSettings.of(self.family, world, options)
         self._contents = Contents(self._settings)
         self._watch = watching
@@ -72,8 +70,8 @@ class IptablesBackend:
 
     def set_world(self, world: Globals) -> bool:
         """Set the globals; return whether a resync is needed because rules of all Services change."""
-        before, self._world = self._settings, world
-        self._settings = skeleton.RuleSettings.of(self.family, world, self._options)
+        before = self._settings
+        self._settings = skeleton.RuleSettings.of(self.family, world, before.options)
         return not self._settings.is_like(before)
 
     # -- changes --------------------------------------------------------------------------------------------------
@@ -118,12 +116,12 @@ class IptablesBackend:
 
     def resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
         """Write the rules of exactly these plans; after each restore, yield the number of lines. Raises ApplyError."""
-        if self._options.counters is None:
+        if self._settings.options.counters is None:
             self._use_counters(make_counters(self._metrics))
         try:
             yield from self._write_all(wanted)
         except RestoreError as error:
-            if not self._options.counters or "nfacct" not in error.stderr:
+            if not self._settings.options.counters or "nfacct" not in error.stderr:
                 raise
             # A kernel may support nfacct counters, but lack the iptables match nfacct
             # (CONFIG_NETFILTER_XT_MATCH_NFACCT).
@@ -132,8 +130,7 @@ class IptablesBackend:
             yield from self._write_all(wanted)
 
     def _use_counters(self, counters: bool | None) -> None:
-        self._options = self._options._replace(counters=counters)
-        self._settings = skeleton.RuleSettings.of(self.family, self._world, self._options)
+        self._settings = self._settings._replace(options=self._settings.options._replace(counters=counters))
 
     def _write_all(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
         with self._watch.reading():

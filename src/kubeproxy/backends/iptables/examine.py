@@ -42,11 +42,11 @@ _ROLES: Final = {
 class IptablesExaminer(Examiner):
     """See backends.state.Examiner."""
 
-    def __init__(self, commands: Commands, settings: skeleton.RuleSettings, printed: Printer) -> None:
+    def __init__(self, commands: Commands, settings: skeleton.RuleSettings, printer: Printer) -> None:
         super().__init__(commands.family)
         self._commands = commands
         self._settings = settings
-        self._printed = printed
+        self._printer = printer
 
     def some(self, plans: Plans) -> Iterator[Finding]:
         """See Examiner. iptables-legacy lists whole tables, because its other commands take the iptables lock."""
@@ -144,7 +144,9 @@ class IptablesExaminer(Examiner):
         last = [rule for rule in present if rule.endswith(" -j KUBE-NODEPORTS\n")]
         at_the_end = present[len(rules) :] == last
         printed = as_saved(wanted, self.family).splitlines(keepends=True)
-        suspect = Suspect(skeleton.NAT_SERVICES, None, wanted, last if at_the_end else present)
+        suspect = Suspect(skeleton.NAT_SERVICES, None, wanted, last)
+        if not at_the_end:
+            suspect = suspect._replace(wanted="".join(rules) + wanted, present=present)
         return rules, None if at_the_end and sorted(last) == sorted(printed) else suspect
 
     def _confirmed(self, suspects: Sequence[Suspect], contents: Contents, tables: Tables) -> Iterator[Finding]:
@@ -152,7 +154,7 @@ class IptablesExaminer(Examiner):
         for start in range(0, len(suspects), MOST):
             some = suspects[start : start + MOST]
             try:
-                printed = [(suspect, wanted) for suspect, wanted, _ in as_printed(some, self._printed)]
+                printed = [(suspect, wanted) for suspect, wanted, _ in as_printed(some, self._printer)]
             except (Unsupported, ApplyError) as error:
                 self.caveats.append(f"the rules are compared as iptables 1.8.9 prints them ({error})")
                 printed = [(s, as_saved(s.wanted, self.family).splitlines(keepends=True)) for s in some]
@@ -238,22 +240,18 @@ def _outcome(target: str) -> str:
     return {"REJECT": "refused", "DROP": "dropped", "ACCEPT": "let in"}.get(target, "forwarded")
 
 
-def printer(commands: Commands) -> Printer:
-    """Return a Printer that writes the rules in an empty network namespace and reads them back."""
+def printed(commands: Commands, table: str, chains: Mapping[str, str]) -> Chains:
+    """Write rules in an empty network namespace, and read them back; see Printer."""
+    rules = "".join(chains.values())
+    targets = {target_of(line) for line in rules.splitlines()}
+    names = chains.keys() | {target for target in targets if target.startswith("KUBE-")}
+    text = f"*{table}\n{declarations(sorted(names))}{rules}COMMIT\n"
 
-    def printed(table: str, chains: Mapping[str, str]) -> Chains:
-        rules = "".join(chains.values())
-        targets = {target_of(line) for line in rules.splitlines()}
-        names = chains.keys() | {target for target in targets if target.startswith("KUBE-")}
-        text = f"*{table}\n{declarations(sorted(names))}{rules}COMMIT\n"
+    def write() -> Chains:
+        for counter in (skeleton.INVALID_COUNTER, skeleton.LOCALHOST_COUNTER):
+            xtables.ensure_counter(counter)
+        commands.restore([text])
+        return found.read(commands, table, lambda _: True).rules
 
-        def write() -> Chains:
-            for counter in (skeleton.INVALID_COUNTER, skeleton.LOCALHOST_COUNTER):
-                xtables.ensure_counter(counter)
-            commands.restore([text])
-            return found.read(commands, table, lambda _: True).rules
-
-        with nobodys_lock():
-            return in_empty_network(write)
-
-    return printed
+    with nobodys_lock():
+        return in_empty_network(write)

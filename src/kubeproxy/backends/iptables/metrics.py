@@ -45,11 +45,11 @@ class Metrics:
         for family in families:
             self._failures.labels(family.label)
             self._partial_failures.labels(family.label)
-        self._invalid_dropped = registry.counter(
+        self.invalid_dropped = registry.counter(
             "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
             "[ALPHA] packets dropped by iptables to work around conntrack problems",
         )
-        self._localhost_accepted = registry.counter(
+        self.localhost_accepted = registry.counter(
             "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
             "[ALPHA] Number of packets accepted on nodeports of loopback interface",
         )
@@ -74,11 +74,6 @@ class Metrics:
         """Add the seconds that a sync waited for the iptables lock of another program."""
         self._lock_wait.labels(family.label).inc(seconds)
 
-    def follow_packets(self, invalid_dropped: Callable[[], float], localhost_accepted: Callable[[], float]) -> None:
-        """Set the functions that read the kernel's counters; the functions must return quickly and not raise."""
-        self._invalid_dropped.labels().follow(invalid_dropped)
-        self._localhost_accepted.labels().follow(localhost_accepted)
-
 
 def make_counters(metrics: Metrics) -> bool | None:
     """Create the kernel's counters, and register the functions that read them. Return False if the kernel does not
@@ -88,7 +83,8 @@ def make_counters(metrics: Metrics) -> bool | None:
         if there:
             # The socket stays open, because closing it waits for transactions (nft_rcv_nl_event).
             link = Netlink.open()
-            metrics.follow_packets(_reader(INVALID_COUNTER, link), _reader(LOCALHOST_COUNTER, link))
+            metrics.invalid_dropped.labels().follow(_reader(INVALID_COUNTER, link))
+            metrics.localhost_accepted.labels().follow(_reader(LOCALHOST_COUNTER, link))
     except ApplyError as error:
         log.warning("Cannot create packet counters, the next full sync tries again error=%r", str(error))
         return None

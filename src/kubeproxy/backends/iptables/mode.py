@@ -6,12 +6,12 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 
 from kubeproxy.backends import leftovers
 from kubeproxy.backends.iptables.backend import ROUTE_LOCALNET, IptablesBackend
 from kubeproxy.backends.iptables.contents import Contents, rule_count
-from kubeproxy.backends.iptables.examine import IptablesExaminer, printer
+from kubeproxy.backends.iptables.examine import IptablesExaminer, printed
 from kubeproxy.backends.iptables.found import read_some
 from kubeproxy.backends.iptables.metrics import Metrics, make_counters
 from kubeproxy.backends.iptables.skeleton import CANARY, SHARED, RuleSettings, StartOptions
@@ -71,14 +71,10 @@ def _is_there(family: Family, table: str) -> bool:
 
 def _check_names(config: KubeProxyConfiguration) -> None:
     detect = config.detect_local
-    for mode, name in (
-        ("BridgeInterface", detect.bridge_interface),
-        ("InterfaceNamePrefix", detect.interface_name_prefix),
-    ):
-        if config.local_mode == mode and not _INTERFACE.fullmatch(name):
-            raise Unsupported(
-                f"detectLocal: {name!r} cannot be named in an iptables rule; use 1 to 15 plain characters"
-            )
+    names = {"BridgeInterface": detect.bridge_interface, "InterfaceNamePrefix": detect.interface_name_prefix}
+    name = names.get(config.local_mode)
+    if name is not None and not _INTERFACE.fullmatch(name):
+        raise Unsupported(f"detectLocal: {name!r} cannot be named in an iptables rule; use 1 to 15 plain characters")
 
 
 def _check_version(commands: Commands) -> None:
@@ -112,7 +108,7 @@ def _examiner(config: KubeProxyConfiguration, world: Globals, family: Family) ->
     # A kernel can have the counters but not the nfacct match; then the proxy runs without counters.
     forward = "".join(read_some(commands, "filter", {"KUBE-FORWARD"}).rules.get("KUBE-FORWARD", ()))
     options = StartOptions(config.iptables.localhost_node_ports, _is_liberal(), "nfacct" in forward)
-    return IptablesExaminer(commands, RuleSettings.of(family, world, options), printer(commands))
+    return IptablesExaminer(commands, RuleSettings.of(family, world, options), partial(printed, commands))
 
 
 def _is_liberal() -> bool:

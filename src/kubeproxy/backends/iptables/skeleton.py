@@ -134,22 +134,17 @@ class RuleSettings(NamedTuple):
         return self.localhost == other.localhost and self._replace(nodeport_ips=other.nodeport_ips) == other
 
 
-def forward_rules(settings: RuleSettings) -> str:
-    """Return the rules of KUBE-FORWARD."""
+def fixed_chains(settings: RuleSettings) -> dict[Place, SharedChain]:
+    """Return the chains without rules of Services."""
+    mark = f"{settings.mark:#x}"
     counted = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.options.counters else ""
     # Packets in conntrack's state INVALID would reach a client untranslated, and end the connection (issue 74839).
     invalid = "" if settings.options.liberal else f"-A KUBE-FORWARD -m conntrack --ctstate INVALID{counted} -j DROP\n"
-    mark = f"{settings.mark:#x}"
-    return invalid + (
+    forward = invalid + (
         f'-A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark {mark}/{mark} -j ACCEPT\n'
         '-A KUBE-FORWARD -m comment --comment "kubernetes forwarding conntrack rule" '
         "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"
     )
-
-
-def fixed_chains(settings: RuleSettings) -> dict[Place, SharedChain]:
-    """Return the chains without rules of Services."""
-    mark = f"{settings.mark:#x}"
     postrouting = (
         f"-A KUBE-POSTROUTING -m mark ! --mark {mark}/{mark} -j RETURN\n"
         # The rule clears the mark, so that a packet that passes the network stack a second time is not masqueraded
@@ -161,7 +156,7 @@ def fixed_chains(settings: RuleSettings) -> dict[Place, SharedChain]:
     return {
         ("nat", "KUBE-POSTROUTING"): SharedChain([postrouting]),
         ("nat", "KUBE-MARK-MASQ"): SharedChain([f"-A KUBE-MARK-MASQ -j MARK --or-mark {mark}\n"]),
-        ("filter", "KUBE-FORWARD"): SharedChain([forward_rules(settings)]),
+        ("filter", "KUBE-FORWARD"): SharedChain([forward]),
     }
 
 

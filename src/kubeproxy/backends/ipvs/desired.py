@@ -204,7 +204,7 @@ class Desired:
         self._servers_before, self._entries_before, self.touched = {}, {}, 0
         before = {set_id: {entry: True for entry, there in its.items() if there} for set_id, its in noted.items()}
         after = {
-            set_id: dict.fromkeys(its.keys() & self._entries[set_id].keys(), True) for set_id, its in noted.items()
+            set_id: {entry: True for entry in its if entry in self._entries[set_id]} for set_id, its in noted.items()
         }
         return servers, diff(before, after)
 

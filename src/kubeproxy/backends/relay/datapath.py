@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container
 from fcntl import F_SETPIPE_SZ, fcntl
@@ -43,6 +43,7 @@ _TIMEOUT: Final = 30.0
 class Watched(Protocol):
     """Receives the events of a socket. Called on the loop's thread."""
 
+    @abstractmethod
     def ready(self, fd: int, events: int) -> None:
         """Handle the events of a socket: a mask of EPOLLIN and other flags."""
 
@@ -300,7 +301,7 @@ class Balancer:
         return None
 
 
-class RelayListener(ABC):
+class RelayListener(Watched):
     """A listening socket of one service port for one pool; `kind` is the kind of its descriptors."""
 
     kind: ClassVar[str]
@@ -325,7 +326,3 @@ class RelayListener(ABC):
         """Stop receiving."""
         self.path.descriptors.unlisten(self.kind)
         self.path.release(self.sock)
-
-    @abstractmethod
-    def ready(self, fd: int, events: int) -> None:
-        """See Watched."""

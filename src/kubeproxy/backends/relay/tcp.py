@@ -28,8 +28,8 @@ _PAUSE: Final = 0.2  # seconds without accepting after the system had no descrip
 _RESET: Final = struct.pack("ii", 1, 0)
 _NO_RESET: Final = struct.pack("ii", 0, 0)
 _NOTHING: Final = EPOLLET  # epoll then reports only errors, each once
-_EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
-"""ENOSPC is epoll's error at the limit fs.epoll.max_user_watches."""
+EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
+"""The errors for lack of descriptors or memory; ENOSPC is epoll's error at the limit fs.epoll.max_user_watches."""
 _NO_DESCRIPTOR: Final = (
     "%s: a connection was refused, as the limit of open files leaves room for %d connections: raise it "
     "(LimitNOFILE= of the unit, ulimit -n), or take another mode for this many connections"
@@ -60,7 +60,7 @@ class TcpListener(RelayListener):
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _EXHAUSTED:
+                if error.errno in EXHAUSTED:
                     self._pause(error)
                     return
                 continue  # this client has closed its connection
@@ -120,7 +120,7 @@ class Connection(Struct, eq=False):
                 sock = self._connect(endpoint)
             except OSError as error:
                 self._note_failure(str(error))
-                if error.errno in _EXHAUSTED:
+                if error.errno in EXHAUSTED:
                     break
                 continue
             self._server = _Side(sock, sock.fileno(), watching=EPOLLOUT)

@@ -25,8 +25,6 @@ KINDS: Final[dict[int, socket.SocketKind]] = {
 _FORMER: Final = 1024
 """Maximum number of recorded ports of closed UDP listeners; beyond this number the oldest are removed."""
 
-_EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-
 _ANY: Final = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 - the input chain admits only redirected traffic
 
 
@@ -149,7 +147,7 @@ class Listeners:
             sock = self._bound(name)
         except OSError as error:
             ports, hint = self._ports, "raise the limit of open files"
-            if error.errno in _EXHAUSTED:
+            if error.errno in tcp.EXHAUSTED:
                 self.exhausted = True
             elif ports:
                 hint = f"make portRange {ports[0]}-{ports[-1]} wider"
