@@ -21,6 +21,8 @@ def answers(monkeypatch):
     made: list[int] = []
 
     class Link:
+        refusal = NetlinkError
+
         def __enter__(self):
             return self
 
