@@ -229,14 +229,15 @@ def _long(line: CommandLine, argument: str, rest: list[str]) -> None:
     flag = BY_NAME.get(name.replace("_", "-"))
     if flag is None:
         raise ConfigError(f"unknown flag: --{name}" + _hint(name))
-    if not equals:
-        if flag.kind in _WITHOUT_VALUE:
-            value = "true"
-        elif rest:
-            value = rest.pop()
-        else:
-            raise ConfigError(f"flag needs an argument: --{name}")
-    _set(line, flag, value)
+    _set(line, flag, value if equals else _next_value(flag, rest, f"--{name}"))
+
+
+def _next_value(flag: Flag, rest: list[str], shown: str) -> str:
+    if flag.kind in _WITHOUT_VALUE:
+        return "true"
+    if not rest:
+        raise ConfigError(f"flag needs an argument: {shown}")
+    return rest.pop()
 
 
 def _hint(name: str) -> str:
@@ -260,14 +261,10 @@ def _short(line: CommandLine, argument: str, rest: list[str]) -> None:
         flag = BY_NAME[SHORTHANDS[letter]]
         if letters.startswith("="):
             value, letters = letters[1:], ""
-        elif flag.kind in _WITHOUT_VALUE:
-            value = "true"
-        elif letters:
+        elif letters and flag.kind not in _WITHOUT_VALUE:
             value, letters = letters, ""
-        elif rest:
-            value = rest.pop()
         else:
-            raise ConfigError(f"flag needs an argument: '{letter}' in {argument}")
+            value = _next_value(flag, rest, f"'{letter}' in {argument}")
         _set(line, flag, value)
 
 

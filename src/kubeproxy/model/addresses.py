@@ -55,6 +55,7 @@ _LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
 
 
 def _without_zeros(text: str) -> bytes:
+    """Return the packed form of an address that may have leading zeros; b'' for an invalid address."""
     try:
         return inet_pton(_INET6 if ":" in text else _INET, _LEADING_ZEROS.sub("", text))
     except (OSError, ValueError):
@@ -124,16 +125,7 @@ def _port_text(port: bytes) -> str:
 
 def destination_texts(destinations: Iterable[bytes]) -> dict[str, str]:
     """Return the address of each packed destination (all of one family) as text; the key is its `destination_text`."""
-    texts: dict[str, str] = {}
-    for destination in destinations:
-        address, port = destination[:-2], _port_text(destination[-2:])
-        if len(address) == 4:
-            address_text = inet_ntop(_INET, address)
-            texts[f"{address_text}:{port}"] = address_text
-        else:
-            address_text = inet_ntop(_INET6, address)
-            texts[f"[{address_text}]:{port}"] = address_text
-    return texts
+    return {host_port(address := unpack(each[:-2]), _port_text(each[-2:])): address for each in destinations}
 
 
 Range = tuple[bytes, bytes]  # the first and the last packed address of a range
@@ -148,10 +140,7 @@ def parse_network(text: str) -> Range | None:
     bits = (length.lstrip("0") or "0") if length.isascii() and length.isdigit() else ""
     if not slash or not bits or len(bits) > 3:
         return None
-    try:
-        packed = inet_pton(_INET6 if ":" in address else _INET, address)
-    except (OSError, ValueError):
-        packed = _without_zeros(address)
+    packed = _without_zeros(address)
     free = 8 * len(packed) - int(bits)
     if not packed or free < 0:
         return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -15,6 +15,7 @@ from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, PROTOCOLS
 from kubeproxy.model.endpoints import annotation_field
 from kubeproxy.model.objects import Annotations
 from kubeproxy.model.plan import Frontend, Globals, PortRange, Problem, ServicePlan
+from kubeproxy.model.spec import SpecPort
 
 FIELD: Final = annotation_field("port-ranges")
 _ENTRY: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?/([A-Za-z]{1,5})")
@@ -41,15 +42,8 @@ class ProtocolRange(NamedTuple):
         return self.protocol == other.protocol and self.first <= other.last and other.first <= self.last
 
 
-class _ServicePort(Protocol):
-    @property
-    def protocol(self) -> int: ...
-    @property
-    def port(self) -> int: ...
-
-
 def requested_ranges(
-    annotations: Annotations, ports: Iterable[_ServicePort], world: Globals, problems: list[Problem]
+    annotations: Annotations, ports: Iterable[SpecPort], world: Globals, problems: list[Problem]
 ) -> Sequence[ProtocolRange]:
     """Return the valid ranges of a Service's annotation, given its ports; each invalid range is a problem."""
     text = annotations.port_ranges

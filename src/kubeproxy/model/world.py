@@ -89,24 +89,23 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
     """Return the node's own address: the configured address, else an InternalIP, else an ExternalIP, else loopback."""
     if settings.bind_address and family_of(settings.bind_address) is family:
         return (settings.bind_address,)
-    listed = listed_addresses(node)
-    for kind in _KINDS:
-        for entry, address in listed:
-            if entry.type == kind and family_of(address) is family:
-                return (address,)
-    return (LOOPBACK[family],)
+    return (next((address for address in _by_kind(node) if family_of(address) is family), LOOPBACK[family]),)
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
     """Return the family of bindAddress, else the family of the Node's first address; None without both."""
     if settings.bind_address:
         return family_of(settings.bind_address)
-    listed = listed_addresses(node)
-    return next((family_of(address) for kind in _KINDS for entry, address in listed if entry.type == kind), None)
+    return next(map(family_of, _by_kind(node)), None)
 
 
 _KINDS = ("InternalIP", "ExternalIP")
 LOOPBACK = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: b"\0" * 15 + b"\1"}
+
+
+def _by_kind(node: Node | None) -> Iterator[bytes]:
+    listed = listed_addresses(node)
+    return (address for kind in _KINDS for entry, address in listed if entry.type == kind)
 
 
 def listed_addresses(node: Node | None) -> list[tuple[NodeAddress, bytes]]:
