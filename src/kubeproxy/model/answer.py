@@ -130,12 +130,9 @@ def answer(
     """Return the outcome of a packet on the node with the packed addresses `local`, in a mode with these habits. An
     `index` of the planner makes many calls faster."""
     question = _Question(planner, packet, local, habits or Habits(), index or Index(planner))
-    owned = question.owner()
-    if owned is None and (made := question.on_loopback()) is not None:
-        return made
-    if owned is not None:
+    if (owned := question.owner()) is not None:
         return question.served(*owned)
-    return question.health() or question.closed() or question.unowned()
+    return question.on_loopback() or question.health() or question.closed() or question.unowned()
 
 
 def refuses_node(habits: Habits, frontend: Frontend, local: Collection[bytes]) -> bool:
@@ -248,22 +245,16 @@ class _Question:
     def unowned(self) -> Answer:
         """Return the answer for an address and port that belong to no Service."""
         address = self._packet.destination
-        here = list(self._index.by_address.get(address, ()))
         where = self._where()
-        if here:
-            compiled = [self._planner.compiled[name] for name in here]
-            plans = [plan for entry in compiled for plan in entry.plans if plan.key.family is self._family]
-            owned: dict[str, set[str]] = {}
-            for name, entry in zip(here, compiled, strict=True):
-                fronts = (f for plan in entry.plans if plan.key.family is self._family for f in plan.all_frontends)
-                owned["/".join(name)] = {f.port_text for f in fronts if f.address == address}
-            ports = [f"{name} has {', '.join(sorted(found))} there" for name, found in owned.items() if found]
+        if here := self._index.by_address.get(address):
+            texts = {"/".join(name): {each.port_text for each in found} for name, found in here.items()}
+            ports = [f"{name} has {', '.join(sorted(found))} there" for name, found in texts.items()]
             lost = self._planner.range_owner(self._family, address + self._tail)
             reason = f"in a range of {'/'.join(lost)} that overlaps another Service's ports" if lost else "no such port"
             no_port = AnswerStep(False, f"{where}: {reason}; {', '.join(ports)}", FIELD if lost else "spec.ports")
             of_node = address in self._local or self._health_check()
             steps = ((self._other_address() if of_node else None) or no_port,)
-            if any(f.kind in self._habits.refuses_ports and f.address == address for p in plans for f in p.frontends):
+            if any(each.kind in self._habits.refuses_ports for found in here.values() for each in found):
                 return Answer(Outcome.REFUSED, steps, self._refusal())
             return Answer(Outcome.NOT_OURS, steps, Notice.UNKNOWN)
         if within(self._packet.destination, self._ours.service_cidrs):

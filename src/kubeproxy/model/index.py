@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.plan import Frontend, ServiceName
 from kubeproxy.model.planner import Planner
 
 
@@ -17,13 +17,13 @@ class Index:
         self._compiled = planner.compiled
 
     @cached_property
-    def by_address(self) -> Mapping[bytes, Collection[ServiceName]]:
-        """The Services with a frontend at each packed address; b'' stands for NodePorts."""
-        found: dict[bytes, dict[ServiceName, None]] = {}
+    def by_address(self) -> Mapping[bytes, Mapping[ServiceName, Sequence[Frontend]]]:
+        """The frontends and ranges of ports at each packed address, by Service; b'' stands for NodePorts."""
+        found: dict[bytes, dict[ServiceName, list[Frontend]]] = {}
         for name, compiled in self._compiled.items():
             for plan in compiled.plans:
-                for frontend in plan.frontends:
-                    found.setdefault(frontend.address, {})[name] = None
+                for frontend in plan.all_frontends:
+                    found.setdefault(frontend.address, {}).setdefault(name, []).append(frontend)
         return found
 
     @cached_property
