@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from kubeproxy.ask.finding import End
 from kubeproxy.kernel.route import source_for, way_out
 from kubeproxy.kernel.routing_policy import RoutedPacket
 from kubeproxy.meaning.firewall import PassingPacket
@@ -35,9 +36,7 @@ class CheckedConnection(Struct, frozen=True, dict=True):
     local: Collection[bytes]  # this node's addresses
     taken_in: bool = False  # a packet passes the hook input before it is sent to an endpoint (ipvs)
     arrival: str = ""  # the interface of incoming packets; '' for the interface of the route to the client
-    mark: int = (
-        0  # the mark of packets that are masqueraded; 0 if the proxy's rules do not mark this connection's packets
-    )
+    mark: int = 0  # the mark of packets that are masqueraded; 0 if the proxy's rules mark no packet of the connection
     direct: bool = False  # the destination is the endpoint's own address, and no rule translates the packets
     bridge: str = ""  # the bridge that delivers packets from pod to pod without routing
 
@@ -79,7 +78,7 @@ def early(connection: CheckedConnection) -> Iterator[PassingPacket]:
     """Yield the first packet before translation. Raises NetlinkError."""
     packet, entrance = connection.packet, connection.interface
     hook, ways = ("output", connection.first_way) if connection.is_local else ("prerouting", (entrance, _NONE))
-    made = _Made(packet, ways)
+    made = _untranslated(packet, ways)
     if connection.taken_in:
         yield made.request(hook, _FIRST, _LAST)
         yield made.request("input", _FIRST, _SERVERS)
@@ -87,7 +86,7 @@ def early(connection: CheckedConnection) -> Iterator[PassingPacket]:
         yield made.request(hook, _FIRST, _DESTINATION)._replace(tracked=not connection.direct)
 
 
-def translated(connection: CheckedConnection, end: tuple[bytes, int], *, masqueraded: bool) -> Iterator[PassingPacket]:
+def translated(connection: CheckedConnection, end: End, *, masqueraded: bool) -> Iterator[PassingPacket]:
     """Yield the packets of a connection to one endpoint, and the endpoint's answers. Raises NetlinkError."""
     packet, entrance, destination = connection.packet, connection.interface, end[0]
     exit_ = _LOOPBACK if destination in connection.local else connection.bridge or interface_to(destination)
@@ -137,7 +136,7 @@ def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]
 
 
 def masqueraded_answers(
-    passing: Iterable[PassingPacket], masqueraded: Collection[tuple[bytes, int]], local: Collection[bytes]
+    passing: Iterable[PassingPacket], masqueraded: Collection[End], local: Collection[bytes]
 ) -> Iterator[PassingPacket]:
     """Yield the possible answers of these endpoints before they are translated back; masquerading may pick any address
     of this node."""
@@ -151,7 +150,7 @@ def own_packets(packet: Packet, local: Collection[bytes]) -> Iterator[PassingPac
     if packet.destination in local:
         return
     exit_, client = interface_to(packet.destination), source_for(packet.destination)
-    made = _Made(packet, (_NONE, exit_), (packet.destination, packet.port), False)
+    made = _untranslated(packet, (_NONE, exit_))
     yield made.request("output", _FIRST, _LAST, (_NONE, exit_))
     yield made.request("postrouting", _FIRST, _SOURCE, (None, exit_))
     if client is not None:
@@ -163,7 +162,7 @@ def to_node(connection: CheckedConnection) -> Iterator[PassingPacket]:
     """Yield the packets of an untranslated connection to this node's own address. Raises NetlinkError."""
     packet, here = connection.packet, connection.is_local
     entrance, back = (_LOOPBACK, _LOOPBACK) if here else (connection.interface, connection.way_back)
-    made = _Made(packet, (entrance, _NONE), (packet.destination, packet.port), False)
+    made = _untranslated(packet, (entrance, _NONE))
     if here:
         yield made.request("output", _FIRST, _LAST, (_NONE, _LOOPBACK))
         yield made.request("postrouting", _FIRST, _SOURCE, (None, _LOOPBACK))
@@ -183,7 +182,7 @@ def rejected(connection: CheckedConnection) -> Iterator[PassingPacket]:
     NetlinkError."""
     packet, here = connection.packet, connection.packet.destination in connection.local
     exit_ = _NONE if here else interface_to(packet.destination)
-    made = _Made(packet, (connection.interface, exit_), (packet.destination, packet.port), False)
+    made = _untranslated(packet, (connection.interface, exit_))
     yield made.request("prerouting", _FIRST, _LAST, (connection.interface, _NONE))
     yield made.request("input" if here else "forward", _FIRST, FILTER + 1)
 
@@ -194,7 +193,7 @@ def _answers(
     exit_, back = made.interfaces[1], connection.way_back
     out = None if masqueraded else back
     hook, ways = ("output", (_NONE, out)) if exit_ == _LOOPBACK else ("prerouting", (exit_, _NONE))
-    seen = source_for(made.end[0]) if masqueraded and made.end is not None else client
+    seen = source_for(made.end[0]) if masqueraded else client
     if seen is not None:
         yield made.answer(hook, _FIRST, _DESTINATION, seen, ways)._replace(tracked=made.by_rules)
     yield made.answer(hook, _DESTINATION, _LAST, client, ways)
@@ -209,36 +208,30 @@ def _answers(
 
 
 class _Made(NamedTuple):
+    """A connection's packets to and from `end`. `interfaces` are the incoming and the outgoing interface of the whole
+    path. `by_rules` means that rules translate the packets."""
+
     packet: Packet
-    interfaces: tuple[str | None, str | None]
-    end: tuple[bytes, int] | None = None
-    by_rules: bool = True
+    interfaces: _Ways
+    end: End
+    by_rules: bool = False
     marks: tuple[int, int] = (0, 0)
 
-    def request(
-        self, hook: str, after: float, before: float, interfaces: tuple[str | None, str | None] | None = None
-    ) -> PassingPacket:
+    def request(self, hook: str, after: float, before: float, interfaces: _Ways | None = None) -> PassingPacket:
         """Return the first packet at a hook. The default of `interfaces` is the incoming and the outgoing interface of
         the whole path."""
-        end = self.end or (self.packet.destination, self.packet.port)
-        changed = self.by_rules and self.end is not None
-        return self._passing((hook, after, before), self.packet.source, end, interfaces or self.interfaces, changed)
+        source, destination, protocol, port, *_ = self.packet
+        ends = source, self.end[0], protocol, self.end[1], (destination, port)
+        return PassingPacket(hook, after, before, *ends, interfaces or self.interfaces, self.by_rules, marks=self.marks)
 
-    def answer(
-        self, hook: str, after: float, before: float, client: bytes, interfaces: tuple[str | None, str | None]
-    ) -> PassingPacket:
-        source, port = self.end or (self.packet.destination, self.packet.port)
-        made = self._passing((hook, after, before), source, (client, port), interfaces, self.by_rules)
-        return made._replace(purpose=CompiledFor.ANSWER)
+    def answer(self, hook: str, after: float, before: float, client: bytes, interfaces: _Ways) -> PassingPacket:
+        made = self.request(hook, after, before, interfaces)
+        return made._replace(source=self.end[0], destination=client, purpose=CompiledFor.ANSWER)
 
-    def _passing(
-        self,
-        where: tuple[str, float, float],
-        source: bytes | None,
-        end: tuple[bytes, int],
-        interfaces: tuple[str | None, str | None],
-        changed: bool,
-    ) -> PassingPacket:
-        original = self.packet.destination, self.packet.port
-        protocol = self.packet.protocol
-        return PassingPacket(*where, source, end[0], protocol, end[1], original, interfaces, changed, marks=self.marks)
+
+_Ways = tuple[str | None, str | None]
+"""The incoming and the outgoing interface: None if unknown, '' if there is none."""
+
+
+def _untranslated(packet: Packet, interfaces: _Ways) -> _Made:
+    return _Made(packet, interfaces, (packet.destination, packet.port))
