@@ -385,12 +385,7 @@ class _Rule:
             names = tuple(sorted(interface(term, first) for first, _, _ in elements))
             self._done.append((Op.INTERFACE, names, inverted, field is Property.OUTPUT))
             return True
-        order = sys.byteorder if field in _HOST_ORDER else "big"
-        pairs = [
-            (int.from_bytes(first[: term.size], order), int.from_bytes(last[: term.size], order))
-            for first, last, _ in elements
-        ]
-        return self._inside(term, pairs, term.size, inverted)
+        return self._inside(term, [each.ranges[0] for each in self._entries(elements, [term])], term.size, inverted)
 
     def _filled(
         self,

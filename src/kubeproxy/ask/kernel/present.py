@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -405,6 +406,7 @@ def _attempt(protocol: int, address: str) -> Probe:
     not answer."""
     began, family = time.monotonic(), socket.AF_INET6 if address.startswith("[") else socket.AF_INET
     kind, timeout = (socket.SOCK_DGRAM, _UDP_TIMEOUT) if protocol == _UDP else (socket.SOCK_STREAM, TIMEOUT)
+    failure = None
     try:
         with socket.socket(family, kind | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(timeout)
@@ -413,12 +415,26 @@ def _attempt(protocol: int, address: str) -> Probe:
                 sock.send(b"")
                 sock.recv(1)
     except OSError as error:
-        if not (protocol == _UDP and isinstance(error, TimeoutError)):
-            return _failed(address, PROTOCOL_NAMES[protocol], began, error)
-        silent, absent = _silent(address)
-        why, seconds = f"no answer, as {silent}" * bool(silent), time.monotonic() - began
-        return Probe(address, PROTOCOL_NAMES[protocol], seconds, why, absent=absent, unanswered=not why)
-    return Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began)
+        failure = error
+    made = Probe(address, PROTOCOL_NAMES[protocol], time.monotonic() - began)
+    return made if failure is None else _failed(made, failure, is_udp=protocol == _UDP)
+
+
+def _failed(made: Probe, error: OSError, *, is_udp: bool) -> Probe:
+    if isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH:
+        silent, absent = "", False
+        with suppress(KubeProxyError):
+            silent, absent = silent_neighbour(end_of(made.address)[0])
+        what = "no answer" if is_udp else f"no answer within {TIMEOUT:.0f} s"
+        what = "no route to host" if error.errno == errno.EHOSTUNREACH else what
+        if is_udp and isinstance(error, TimeoutError) and not silent:
+            return replace(made, absent=absent, unanswered=True)
+        return replace(made, problem=what + f", as {silent}" * bool(silent), absent=absent)
+    if error.errno == errno.ECONNREFUSED:
+        return replace(made, problem="refused", refused=True)
+    if error.errno == errno.EINVAL:  # the kernel's error for a blackhole route
+        return replace(made, problem=_BLACKHOLE)
+    return replace(made, problem=os.strerror(error.errno or errno.EIO).lower())
 
 
 def is_heard(client: bytes) -> bool:
@@ -432,23 +448,3 @@ def is_heard(client: bytes) -> bool:
 
 _DISCARD: Final = 9
 """A port on which normally no program listens."""
-
-
-def _silent(address: str) -> tuple[str, bool]:
-    try:
-        return silent_neighbour(end_of(address)[0])
-    except KubeProxyError:
-        return "", False
-
-
-def _failed(address: str, protocol: str, began: float, error: OSError) -> Probe:
-    seconds = time.monotonic() - began
-    if isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH:
-        what = "no route to host" if error.errno == errno.EHOSTUNREACH else f"no answer within {TIMEOUT:.0f} s"
-        silent, absent = _silent(address)
-        return Probe(address, protocol, seconds, what + f", as {silent}" * bool(silent), absent=absent)
-    if error.errno == errno.ECONNREFUSED:
-        return Probe(address, protocol, seconds, "refused", refused=True)
-    if error.errno == errno.EINVAL:  # the kernel's error for a blackhole route
-        return Probe(address, protocol, seconds, _BLACKHOLE)
-    return Probe(address, protocol, seconds, os.strerror(error.errno or errno.EIO).lower())
