@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from kubeproxy.ask.checks.node import CheckedNode, arrival, bypassed, filtered_paths, number
 from kubeproxy.ask.checks.settings import FORWARDING_OF, Setting, changed_back, few, filtered_ways
+from kubeproxy.ask.checks.strangers import of_chain
 from kubeproxy.ask.finding import NOTHING, PICKED_AGAIN, STOPS, Diagnosis, Effect, End, Harm, Severity
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.route import default_gateway, local_addresses, silent_neighbour, way_out
@@ -175,16 +176,12 @@ def _moved_sources(node: CheckedNode) -> Iterator[_End]:
         if is_own and (one.packet.source is None or is_masqueraded):
             continue
         known = [unpack(address) if address else "of this node" for address in one.sources if address is not None]
-        finding = Diagnosis(
-            severity=Severity.NOTE if is_own else Severity.UNKNOWN,
-            about="source",
-            what=f"{one.where}, chain {one.chain}: {'gives' if one.sure else 'may give'} packets to",
-            why="the endpoint, and network policies, see this address as the client"
-            if is_own
-            else "it is no address of this node: the connection passes only if answers to it arrive on this node",
-            fix=f"have {one.where} {one.chain} use an address of this node, or leave packets to endpoints out of it",
-            table=one.where,
-        )
+        severity, why = Severity.NOTE, "the endpoint, and network policies, see this address as the client"
+        if not is_own:
+            severity = Severity.UNKNOWN
+            why = "it is no address of this node: the connection passes only if answers to it arrive on this node"
+        fix = f"have {one.where} {one.chain} use an address of this node, or leave packets to endpoints out of it"
+        finding = of_chain(one, severity, "source", f"{'gives' if one.sure else 'may give'} packets to", why, fix)
         source = " or ".join(sorted(known)) or "address of a map or range"
         yield finding, f"the source {source} at the hook postrouting", one.packet
 
@@ -207,34 +204,26 @@ def _remarked(node: CheckedNode) -> Iterator[_End]:
             continue
         kept = (node.targets if end is None else {end}) - node.masqueraded
         if kept and one.packet.source in node.ends and any(mark & bit for mark in one.marks):
-            what = f"{one.where}, chain {one.chain}: {'sets' if one.sure else 'may set'} {packets}"
+            effect = f"{'sets' if one.sure else 'may set'} {packets}"
             why = (
                 "the proxy masquerades them: the endpoint, and network policies, see this node's address as the client"
             )
-            yield Diagnosis(Severity.NOTE, "source", what, why, fix, table=one.where), hook, one.packet
+            yield of_chain(one, Severity.NOTE, "source", effect, why, fix), hook, one.packet
 
 
 def _accepted(one: SourceTranslation) -> Diagnosis:
     """Return the finding for a chain that accepts packets before the proxy's chain could masquerade them."""
-    return _unmasqueraded(
-        one,
-        f"{'accepts' if one.sure else 'may accept'} packets to",
-        f"exclude packets to endpoints from that rule of {one.where} {one.chain}, or move it to a chain after the "
-        "proxy's chain",
-    )
+    fix = f"exclude packets to endpoints from that rule of {one.where} {one.chain}, or move it to a chain after the "
+    return _unmasqueraded(one, f"{'accepts' if one.sure else 'may accept'} packets to", f"{fix}proxy's chain")
 
 
 def _unmasqueraded(one: Marking | SourceTranslation, effect: str, fix: str) -> Diagnosis:
     """Return the finding for a chain of another program that keeps packets from being masqueraded."""
-    return Diagnosis(
-        severity=Severity.UNKNOWN if one.sure else Severity.NOTE,
-        about="source",
-        what=f"{one.where}, chain {one.chain}: {effect}",
-        why="they are not masqueraded: the endpoint sees the client's address, and the connection passes only if "
-        "answers to the client return through this node",
-        fix=fix,
-        table=one.where,
+    why = (
+        "they are not masqueraded: the endpoint sees the client's address, and the connection passes only if answers "
+        "to the client return through this node"
     )
+    return of_chain(one, Severity.UNKNOWN if one.sure else Severity.NOTE, "source", effect, why, fix)
 
 
 def _kept_on_loopback() -> Iterator[Diagnosis]:
@@ -296,16 +285,13 @@ def _is_way_of(routed: RoutedPacket, passing: PassingPacket, node: CheckedNode) 
 def _lost_by_mark(found: Marking, lost: Sequence[RoutedPacket], by: str, node: CheckedNode) -> Diagnosis:
     """Return the finding for packets that a chain marks, and that the kernel does not route with this mark."""
     targets = ", ".join(dict.fromkeys(unpack(one.destination) for one in lost))
-    return Diagnosis(
-        severity=Severity.BROKEN if found.sure else Severity.UNKNOWN,
-        about="routes" if found.sure else "mark",
-        what=f"{found.where}, chain {found.chain}: {'gives' if found.sure else 'may give'} packets to {targets} the "
-        f"mark {min(found.marks):#x}, with which the kernel does not route them: {by or 'no table has a route'}",
-        why="they are dropped or refused",
-        fix=f"leave this connection out of the rules of {found.where} {found.chain}, or add a route for the mark",
-        harm=node.harm(_ends(node, lost)) if found.sure else NOTHING,
-        table=found.where,
-    )
+    effect = f"{'gives' if found.sure else 'may give'} packets to {targets} the mark {min(found.marks):#x}"
+    effect += f", with which the kernel does not route them: {by or 'no table has a route'}"
+    fix = f"leave this connection out of the rules of {found.where} {found.chain}, or add a route for the mark"
+    severity, about, harm = Severity.UNKNOWN, "mark", NOTHING
+    if found.sure:
+        severity, about, harm = Severity.BROKEN, "routes", node.harm(_ends(node, lost))
+    return of_chain(found, severity, about, effect, "they are dropped or refused", fix, harm)
 
 
 def _doubtful(node: CheckedNode) -> Iterator[Diagnosis]:

@@ -16,7 +16,15 @@ from kubeproxy.control.client import Client
 from kubeproxy.kernel.chains import LEGACY, Chain, RuleChain
 from kubeproxy.kernel.nftables.tables import INGRESS
 from kubeproxy.kernel.proc.processes import ProxyProcess
-from kubeproxy.meaning.firewall import ZONES, Drop, Filter, ForeignTranslation, PassingPacket
+from kubeproxy.meaning.firewall import (
+    ZONES,
+    Drop,
+    Filter,
+    ForeignTranslation,
+    Marking,
+    PassingPacket,
+    SourceTranslation,
+)
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import Family, place_text
 
@@ -189,17 +197,26 @@ def dropping(
             why = PICKED_AGAIN
         if unseen:
             why = f"a reset does not reach clients on the bridge {one.packet.interfaces[0]}: {why}"
-        yield Diagnosis(
-            severity=Severity.UNKNOWN if one.unordered else Severity.BROKEN,
-            about="firewall",
-            what=f"{one.where}, chain {one.chain}: {'may drop' if one.unordered else verdict} {packets} at the "
-            f"hook {one.packet.hook}",
-            why=_UNORDERED if one.unordered else why,
-            fix=f"let {one.where} {one.chain} accept it; "
-            + _listing(one.where, one.chain, "`kube-proxy trace` shows the rule, if it is one"),
-            harm=NOTHING if one.unordered else found,
-            table=one.where,
-        )
+        effect = f"{'may drop' if one.unordered else verdict} {packets} at the hook {one.packet.hook}"
+        shown = _listing(one.where, one.chain, "`kube-proxy trace` shows the rule, if it is one")
+        fix = f"let {one.where} {one.chain} accept it; {shown}"
+        if one.unordered:
+            yield of_chain(one, Severity.UNKNOWN, "firewall", effect, _UNORDERED, fix)
+        else:
+            yield of_chain(one, Severity.BROKEN, "firewall", effect, why, fix, found)
+
+
+def of_chain(
+    one: Drop | Filter | ForeignTranslation | Marking | SourceTranslation,
+    severity: Severity,
+    about: str,
+    effect: str,
+    why: str,
+    fix: str = "",
+    harm: Harm = NOTHING,
+) -> Diagnosis:
+    """Return the finding for a chain of another program that has this effect."""
+    return Diagnosis(severity, about, f"{one.where}, chain {one.chain}: {effect}", why, fix, harm, table=one.where)
 
 
 def _listing(where: str, chain: str, traced: str) -> str:
@@ -222,25 +239,26 @@ def untracking(
     """Report chains of other programs that surely exclude a connection, or its answers, from connection tracking.
     `is_answered` means that a program on this node listens on the destination, and receives untranslated packets."""
     for several, packets in _by_chain(one for one in drops if one.untracks):
-        one = several[0]
+        one, about, severity = several[0], "firewall", Severity.BROKEN
+        where = f"connection tracking at the hook {one.packet.hook}"
         if one.verdict == ZONES:
-            yield _in_another_zone(several, packets, harm)
-            continue
-        of_answers = one.packet.purpose is CompiledFor.ANSWER
-        end = "the program of this node that listens there gets" if is_answered else "no endpoint gets"
-        why = "the client takes them for packets of another connection" if of_answers else f"{end} them"
-        severity = Severity.NOTE if is_answered and not of_answers else Severity.BROKEN
+            effect = f"{'may put' if one.unordered else 'puts'} {packets} into a zone of {where}"
+            effect += ", and not the packets of the other direction"
+            why = "no rule translates the answers back: the client takes them for packets of another connection"
+            fix = f"have {one.where} {one.chain} set the same zone in both directions, or leave these packets out of it"
+        else:
+            of_answers = one.packet.purpose is CompiledFor.ANSWER
+            about = about if of_answers else "notrack"
+            severity = Severity.NOTE if is_answered and not of_answers else severity
+            effect = f"{'may take' if one.unordered else 'takes'} {packets} out of {where}"
+            end = "the program of this node that listens there gets" if is_answered else "no endpoint gets"
+            why = "the client takes them for packets of another connection" if of_answers else f"{end} them"
+            why = f"no rule translates such packets{' back' * of_answers}: {why}"
+            why = _UNORDERED if one.unordered else why
+            fix = f"leave these packets out of the rule notrack of {one.where} {one.chain}"
         severity = Severity.UNKNOWN if one.unordered else severity
-        yield Diagnosis(
-            severity=severity,
-            about="firewall" if of_answers else "notrack",
-            what=f"{one.where}, chain {one.chain}: {'may take' if one.unordered else 'takes'} {packets} out of "
-            f"connection tracking at the hook {one.packet.hook}",
-            why=_UNORDERED if one.unordered else f"no rule translates such packets{' back' * of_answers}: {why}",
-            fix=f"leave these packets out of the rule notrack of {one.where} {one.chain}",
-            harm=harm([each.packet for each in several]) if severity is Severity.BROKEN else NOTHING,
-            table=one.where,
-        )
+        found = harm([each.packet for each in several]) if severity is Severity.BROKEN else NOTHING
+        yield of_chain(one, severity, about, effect, why, fix, found)
 
 
 def zones_of_one_direction(
@@ -260,20 +278,6 @@ def zones_of_one_direction(
     return [*kept, *(requests[0]._replace(packet=one) for one in packets)]
 
 
-def _in_another_zone(several: Sequence[Drop], packets: str, harm: HarmOfPackets) -> Diagnosis:
-    one = several[0]
-    return Diagnosis(
-        severity=Severity.UNKNOWN if one.unordered else Severity.BROKEN,
-        about="firewall",
-        what=f"{one.where}, chain {one.chain}: {'may put' if one.unordered else 'puts'} {packets} into a zone of "
-        f"connection tracking at the hook {one.packet.hook}, and not the packets of the other direction",
-        why="no rule translates the answers back: the client takes them for packets of another connection",
-        fix=f"have {one.where} {one.chain} set the same zone in both directions, or leave these packets out of it",
-        harm=NOTHING if one.unordered else harm([each.packet for each in several]),
-        table=one.where,
-    )
-
-
 def translating(found: Iterable[ForeignTranslation], forwarded: bool, served: bool) -> Iterator[Diagnosis]:
     """Report chains of other programs that translate a connection; `forwarded` means that the proxy would forward the
     connection; `served` means that the destination belongs to a Service. If the destination belongs to no Service, the
@@ -283,15 +287,10 @@ def translating(found: Iterable[ForeignTranslation], forwarded: bool, served: bo
         severity = Severity.NOTE if forwarded or served else Severity.UNKNOWN
         if forwarded and one.sure:
             severity = Severity.UNKNOWN if one.unordered else Severity.BROKEN
-        yield Diagnosis(
-            severity=severity,
-            about="translation",
-            what=translation(one),
-            why=_UNORDERED if one.unordered else "a connection is translated once, by the first matching rule",
-            fix=f"leave {target} out of the rules of {one.where} {one.chain}" if forwarded else "",
-            harm=MISLEADS if severity is Severity.BROKEN else NOTHING,
-            table=one.where,
-        )
+        why = _UNORDERED if one.unordered else "a connection is translated once, by the first matching rule"
+        fix = f"leave {target} out of the rules of {one.where} {one.chain}" if forwarded else ""
+        harm = MISLEADS if severity is Severity.BROKEN else NOTHING
+        yield Diagnosis(severity, "translation", translation(one), why, fix, harm, table=one.where)
 
 
 def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[End], until: str) -> Iterator[Diagnosis]:
@@ -331,15 +330,24 @@ _LISTED: Final = 10  # destinations in a text
 def _tracking(filters: Iterable[Filter]) -> Iterator[Diagnosis]:
     for one in filters:
         if one.untracks:
-            what = f"{one.where}, chain {one.chain}: takes packets out of connection tracking at the hook {one.hook}"
+            effect = f"takes packets out of connection tracking at the hook {one.hook}"
             why = "no rule translates them, so no endpoint gets them; a program such as a DNS cache may answer"
             fix = "see which packets the rule is for; exempt from it packets to Services that only kube-proxy serves"
-            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=one.where)
+            yield of_chain(one, Severity.NOTE, "firewall", effect, why, fix)
         if one.zones:
-            what = f"{one.where}, chain {one.chain}: puts packets into a zone of connection tracking at {one.hook}"
+            effect = f"puts packets into a zone of connection tracking at {one.hook}"
             why = "answers that are tracked in another zone than their requests are not translated back"
             fix = "see that it sets the same zone for both directions of a connection"
-            yield Diagnosis(Severity.NOTE, "firewall", what, why, fix, table=one.where)
+            yield of_chain(one, Severity.NOTE, "firewall", effect, why, fix)
+
+
+_ONLY_MARKED: Final = (
+    "only KUBE-FORWARD accepts new connections: NodePorts pass under policy Cluster; connections of pods to cluster "
+    "IPs, and all connections with policy Local, time out"
+)
+_NONE_ACCEPTED: Final = (
+    "none of the chain's rules accepts new connections: packets to endpoints are dropped, and clients see a timeout"
+)
 
 
 def firewalls(
@@ -360,21 +368,11 @@ def firewalls(
     for one in filters:
         through = one.hook in _FORWARDED or (one.hook == "input" and (flows_end is FlowsEnd.PROXY or ends_here))
         if one.closes and not one.accepts and through:
-            yield Diagnosis(
-                severity=Severity.BROKEN,
-                about="firewall",
-                what=f"{one.where}, chain {one.chain}: drops all new connections{_UNMARKED * one.marked} at the hook "
-                f"{one.hook}",
-                why="only KUBE-FORWARD accepts new connections: NodePorts pass under policy Cluster; connections of "
-                "pods to cluster IPs, and all connections with policy Local, time out"
-                if one.marked
-                else "none of the chain's rules accepts new connections: packets to endpoints are dropped, and "
-                "clients see a timeout",
-                fix=f"let it accept {what}: {rules} in {one.where} {one.chain}, or for iptables {options}; "
-                + _listing(one.where, one.chain, "`kube-proxy trace` shows a packet's way"),
-                harm=harm(one),
-                table=one.where,
-            )
+            effect = f"drops all new connections{_UNMARKED * one.marked} at the hook {one.hook}"
+            shown = _listing(one.where, one.chain, "`kube-proxy trace` shows a packet's way")
+            fix = f"let it accept {what}: {rules} in {one.where} {one.chain}, or for iptables {options}; {shown}"
+            why = _ONLY_MARKED if one.marked else _NONE_ACCEPTED
+            yield of_chain(one, Severity.BROKEN, "firewall", effect, why, fix, harm(one))
         elif one.hook in _IN_THE_WAY and (one.closes or one.drops):
             noted.setdefault(one.where, []).append(one)
     yield from () if direct else _tracking(filters)
