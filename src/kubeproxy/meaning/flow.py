@@ -122,16 +122,11 @@ class Interfaces:
 
 # -- functions that split a flow: each returns the matching part, and appends the rest to `missed` ---------------------
 
-Part = TypeVar("Part", int, Addresses)
 
-
-Field = Literal["services", "current", "sources", "inputs", "outputs"]
-"""The fields of a PacketSet that are sets and can be split."""
-
-
-def by_service(wanted: int, flow: PacketSet, missed: list[PacketSet], *, original: bool) -> PacketSet | None:
-    """Split a flow by protocol and port; with `original`, by protocol and port before the translation."""
-    field: Field = "services" if original or flow.current is None else "current"
+def by_bits(
+    field: Literal["services", "current", "inputs", "outputs"], wanted: int, flow: PacketSet, missed: list[PacketSet]
+) -> PacketSet | None:
+    """Split a flow by one of its fields that are sets of bits."""
     mine: int = getattr(flow, field)
     return _split(flow, field, mine, mine & wanted, mine & ~wanted, missed)
 
@@ -146,37 +141,24 @@ def by_source(wanted: Addresses, flow: PacketSet, missed: list[PacketSet]) -> Pa
     return _split(flow, "sources", flow.sources, inside, outside, missed)
 
 
-def by_interface(wanted: int, flow: PacketSet, missed: list[PacketSet], *, outgoing: bool) -> PacketSet | None:
-    """Split a flow by the outgoing interface if `outgoing`, else by the incoming interface."""
-    field: Field = "outputs" if outgoing else "inputs"
-    mine: int = getattr(flow, field)
-    return _split(flow, field, mine, mine & wanted, mine & ~wanted, missed)
-
-
 def _split(
-    flow: PacketSet, field: Field, mine: Part, inside: Part, outside: Part, missed: list[PacketSet]
+    flow: PacketSet, field: str, mine: Part, inside: Part, outside: Part, missed: list[PacketSet]
 ) -> PacketSet | None:
     if inside == mine:
         return flow
     if not inside:
         missed.append(flow)
         return None
-    rest, kept = flow.copy(), flow.copy()
-    setattr(rest, field, outside)
-    setattr(kept, field, inside)
-    missed.append(rest)
-    return kept
+    missed.append(replace(flow, **{field: outside}))
+    return replace(flow, **{field: inside})
+
+
+Part = TypeVar("Part", int, Addresses)
 
 
 def by_chance(flow: PacketSet, chance: float, missed: list[PacketSet]) -> PacketSet | None:
     """Split a flow at random; the returned part has this share of the packets."""
     if chance >= 1:
         return flow
-    rest = flow.copy()
-    rest.share *= 1 - chance
-    missed.append(rest)
-    if chance <= 0:
-        return None
-    kept = flow.copy()
-    kept.share *= chance
-    return kept
+    missed.append(replace(flow, share=flow.share * (1 - chance)))
+    return replace(flow, share=flow.share * chance) if chance > 0 else None

@@ -76,8 +76,8 @@ class _Layout(NamedTuple):
 class _Side:
     """An index of the addresses and ports in a ruleset: in rules of common chains, and in elements.
 
-    A chain is common in two cases: a rule jumps to it without a test of one particular address or port, or neither the
-    chain nor its targets contain an address or port. Other chains are parts of shapes."""
+    A chain is common if it is a base chain, or if a rule of a common chain jumps to it without a test of one particular
+    address or port. Other chains are parts of shapes."""
 
     def __init__(self, rules: CompiledRules) -> None:
         self.chains = rules.chains
@@ -87,7 +87,6 @@ class _Side:
         self.values: set[Operation] = set()
         self.layouts: dict[int, _Layout] = {}
         self.common: set[str] = set()
-        self._plain: dict[str, bool] = {}
         self._todo: list[str] = []
         self.clients: set[str] = set()
         for number, table in enumerate(rules.tables()):
@@ -96,7 +95,7 @@ class _Side:
         for chain in rules.chains.values():
             for rule in chain.rules:
                 self._sets(rule)
-        self._todo += [name for name, chain in rules.chains.items() if chain.hook or self._is_plain(name)]
+        self._todo += [name for name, chain in rules.chains.items() if chain.hook]
         for name in self._todo:
             if name not in self.common:
                 self.common.add(name)
@@ -166,28 +165,6 @@ class _Side:
                 operands = self.layouts[id(table.entries)].operands
                 found = [(field, slice(at[0], sum(at))) for field, at in _written(op) if isinstance(at, tuple)]
                 operands += [each for each in found if each not in operands]
-
-    def _is_plain(self, name: str) -> bool:
-        if name not in self._plain:
-            self._plain[name] = False
-            self._plain[name] = all(self._names_nothing(op) for rule in self.chains[name].rules for op in rule)
-        return self._plain[name]
-
-    def _names_nothing(self, op: Operation) -> bool:
-        kind, targets = op[0], [""]
-        if kind is Op.VERDICT:
-            targets = [op[2]]
-        elif kind is Op.SOURCE or kind is Op.DESTINATION:
-            return not single(op[1])
-        elif kind in _SERVICES:
-            return id(op[1]) in self.services
-        elif kind is Op.WRITE or kind is Op.TRANSLATE:
-            return not any(isinstance(value, bytes) for _, value in _written(op))
-        elif kind in _LOOKUPS and not _is_named(op[1]):
-            if any(isinstance(entry.data, bytes) for entry in op[1].entries) or _ADDRESSES & op[1].at.keys():
-                return not op[1].entries
-            targets = [entry.data[1] for entry in op[1].entries]
-        return all(self._is_plain(target) for target in targets if target)
 
     def _target(self, pair: ServiceEntry) -> bytes:
         name: str = pair[1].data[1]  # type: ignore[assignment]

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from kubeproxy.meaning import rules
 from kubeproxy.meaning.flow import (
     Ended,
@@ -17,9 +19,8 @@ from kubeproxy.meaning.flow import (
     Leaf,
     PacketOutcome,
     PacketSet,
+    by_bits,
     by_chance,
-    by_interface,
-    by_service,
     by_source,
 )
 from kubeproxy.meaning.rules import (
@@ -281,7 +282,8 @@ class Walk:
 
     def _test(self, kind: Op, op: Operation, flow: PacketSet, missed: list[PacketSet]) -> PacketSet | None:
         if kind is Op.SERVICE or kind is Op.ORIGINAL_SERVICE:
-            return by_service(op[1], flow, missed, original=kind is Op.ORIGINAL_SERVICE)
+            is_first = kind is Op.ORIGINAL_SERVICE or flow.current is None
+            return by_bits("services" if is_first else "current", op[1], flow, missed)
         if kind is Op.SOURCE:
             return by_source(op[1], flow, missed)
         if kind is Op.CHANCE:
@@ -289,7 +291,7 @@ class Walk:
         if kind is Op.INTERFACE:
             _, patterns, negated, outgoing = op
             wanted = self._interfaces.of(patterns)
-            return by_interface(~wanted if negated else wanted, flow, missed, outgoing=outgoing)
+            return by_bits("outputs" if outgoing else "inputs", ~wanted if negated else wanted, flow, missed)
         if kind is Op.DESTINATION:
             holds = rules.holds(op[1], flow.destination)
         elif kind is Op.KNOWN:
@@ -406,13 +408,9 @@ class Walk:
             self.leaves_out |= high > last
             if share > 0:
                 left -= share
-                one = flow.copy()
-                one.share *= share
-                found.append((one, each))
+                found.append((replace(flow, share=flow.share * share), each))
         if left > 1e-9:
-            one = flow.copy()
-            one.share *= left
-            rest.append(one)
+            rest.append(replace(flow, share=flow.share * left))
 
     def _fits(self, table: Keyed, entry: MapEntry, flow: PacketSet) -> bool:
         for (field, *_), (low, high) in zip(table.parts, entry.ranges, strict=True):
