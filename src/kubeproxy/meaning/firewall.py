@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from functools import cache
+from functools import cache, cached_property
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from kubeproxy.kernel.chains import IP_FAMILIES
 from kubeproxy.meaning import rules
@@ -146,31 +148,25 @@ class ForeignTranslation(NamedTuple):
     unordered: bool
 
 
-class Firewall:
+class Firewall(Struct, eq=False, dict=True):
     """The rules of a table of another program; `where` names the table, as in Filter. `whole` means that all rules were
     read. `shared` means that the running proxy's rules are in the same chains."""
 
-    def __init__(
-        self,
-        where: str,
-        family: str,
-        compiled: Callable[[NodePlace, CompiledFor], list[ChainRules]],
-        place: Callable[[Family], NodePlace],
-        *,
-        whole: bool,
-        shared: bool = False,
-    ) -> None:
-        self.where = where
-        self._shared = shared
-        self.family = family
-        self._place = place
-        self._compiled = compiled
-        self.whole = whole
-        self._rules_of = cache(self._rules)
+    where: str
+    family: str
+    compiled: Callable[[NodePlace, CompiledFor], list[ChainRules]]
+    place: Callable[[Family], NodePlace]
+    whole: bool
+    shared: bool = False
 
-    def _rules(self, family: Family, purpose: CompiledFor) -> tuple[CompiledRules, NodePlace]:
-        place = self._place(family)
-        return CompiledRules(self._compiled(place, purpose)), place
+    @cached_property
+    def _rules_of(self) -> Callable[[Family, CompiledFor], tuple[CompiledRules, NodePlace]]:
+        @cache  # compile once for each family and purpose
+        def rules_of(family: Family, purpose: CompiledFor) -> tuple[CompiledRules, NodePlace]:
+            place = self.place(family)
+            return CompiledRules(self.compiled(place, purpose)), place
+
+        return rules_of
 
     def filters(self) -> Iterator[Filter]:
         """Yield the effect of each base chain on new connections."""
@@ -219,7 +215,7 @@ class Firewall:
             for name, hook, back, ended in walk.passed(packet, nat=True):
                 moved, width = [each for each, _ in ended if each.translated], len(packet.destination)
                 sure = not back and len(moved) == len(ended)
-                unordered = hook.priority == packet.before and not self._shared
+                unordered = hook.priority == packet.before and not self.shared
                 ports = [rules.first_of(each.current or each.services)[1] for each in moved]
                 ends = {each.destination.to_bytes(width, "big"): port for each, port in zip(moved, ports, strict=True)}
                 if moved:
@@ -234,11 +230,11 @@ class Firewall:
         for packet, walk in self._walks(packets):
             for name, hook, back, ended in walk.passed(packet, nat=True):
                 moved = [each for each, _ in ended if each.masquerade]
-                if moved or (self._shared and ended):
+                if moved or (self.shared and ended):
                     new = [packet.source or MASQUERADED if one.new_source is None else one.new_source for one in moved]
                     found = frozenset(one if isinstance(one, bytes) else None for one in new)
                     sure = not back and len(moved) in {0, len(ended)}
-                    sure = sure and (self._shared or hook.priority != packet.before)
+                    sure = sure and (self.shared or hook.priority != packet.before)
                     yield SourceTranslation(self.where, name, packet, found, sure)
 
     def marking(self, packets: Collection[PassingPacket]) -> Iterator[Marking]:

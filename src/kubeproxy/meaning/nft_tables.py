@@ -121,7 +121,6 @@ class Term(NamedTuple):
     modulus: int = 0
     offset: int = 0
     value: bytes = b""
-    table: int = -1
 
 
 def interface(term: Term, value: bytes) -> str:

@@ -261,12 +261,11 @@ CASES: dict = {
         settings.changed_back([Setting("net/netfilter/nf_conntrack_max", 200, 100)]),
         [(DEGRADED, "net.netfilter.nf_conntrack_max is 100, it should be 200")],
     ),
-    "loose filter": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", 2, "eth1", True)]), []),
-    "strict filter": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", 1, "eth0", True)]), []),
-    "strict filter, no way out": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", 1, "", True)]), []),
+    "strict filter": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", "eth0", True)]), []),
+    "strict filter, no way out": (settings.filtered_ways([InterfacePath("eth0", "10.0.0.1", "", True)]), []),
     "strict filter in the way": (
         settings.filtered_ways(
-            [InterfacePath("eth0", "10.0.0.1", 1, "eth1", True), InterfacePath("eth2", "10.2.0.1", 1, "eth1", False)]
+            [InterfacePath("eth0", "10.0.0.1", "eth1", True), InterfacePath("eth2", "10.2.0.1", "eth1", False)]
         ),
         [
             (DEGRADED, "net.ipv4.conf.eth0.rp_filter is strict (1), but answers from 10.0.0.1 on eth0 leave by eth1"),

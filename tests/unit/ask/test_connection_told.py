@@ -532,8 +532,8 @@ def test_a_relayed_connection_ends_at_the_proxy_and_another_one_leads_to_the_end
 
 
 def test_a_blackhole_is_called_so():
-    error = OSError(errno.EINVAL, "Invalid argument")
-    assert present._failed(present.Probe("10.0.0.1:80", "TCP", 0.0), error, is_udp=False).problem == "its route is a blackhole"
+    made, error = present.Probe("10.0.0.1:80", "TCP", 0.0), OSError(errno.EINVAL, "Invalid argument")
+    assert present._failed(made, error, is_udp=False).problem == "its route is a blackhole"
 
 
 POD, NEAR, FAR, HOST = (bytes((10, 244, third, 7)) for third in range(4))

@@ -40,6 +40,7 @@ from kubeproxy.setup import host, modes
 
 _ELSEWHERE = b"\xc6\x33\x64\x01"  # 198.51.100.1, an address reserved for documentation (RFC 5737)
 _ROUTES = Path("/proc/thread-self/net/route")
+_STRICT = 1  # of rp_filter
 _ETHERNET = "1"  # ARPHRD_ETHER
 _WIRED = "DEVTYPE=vlan", "DEVTYPE=bond", "DEVTYPE=bridge"
 
@@ -368,11 +369,10 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
             continue
         if part.nodeport_ips is not None and address.ip not in part.nodeport_ips:
             continue
-        filtering = max(everywhere, number(f"net/ipv4/conf/{address.interface}/rp_filter") or 0)
-        if filtering == settings.STRICT:
+        if max(everywhere, number(f"net/ipv4/conf/{address.interface}/rp_filter") or 0) == _STRICT:
             out = way_out(address.ip, _ELSEWHERE)
             is_node = address.ip in part.node_ips
-            paths.append(settings.InterfacePath(address.interface, unpack(address.ip), filtering, out, is_node))
+            paths.append(settings.InterfacePath(address.interface, unpack(address.ip), out, is_node))
     # The loop compares each route with each address; in ipvs mode there are thousands of Service addresses.
     routes = [one for one in _ipv4_routes() if one[1] and not part.detector.holds(one[0], "")] if paths else []
     astray = [(near, *one) for one in routes if (near := bypassed(one[0], one[2], own))]

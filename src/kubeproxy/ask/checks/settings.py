@@ -17,7 +17,6 @@ FULL, FILLING = 0.95, 0.8
 FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
 FORWARDING_OF: Final = {Family.IPV4: "net/ipv4/conf/{}/forwarding", Family.IPV6: "net/ipv6/conf/{}/force_forwarding"}
 """A sysctl of one interface."""
-STRICT: Final = 1
 _SHOWN: Final = 2
 
 _PERSIST: Final = "and remove the setting from the file in /etc/sysctl.d, or the program, that sets another value"
@@ -32,12 +31,11 @@ class Setting(NamedTuple):
 
 
 class InterfacePath(NamedTuple):
-    """An interface with an address that clients use, its reverse path filter, and the interface through which answers
-    leave."""
+    """An interface with an address that clients use and a strict reverse path filter, and the interface through which
+    answers leave."""
 
     interface: str
     address: str
-    filter: int
     out: str
     is_node: bool
     clients: str = ""  # a part of the interface's network, but routed by `out`; '' for clients of other networks
@@ -111,7 +109,7 @@ def _effect(key: str) -> str:
 def filtered_ways(ways: Iterable[InterfacePath]) -> Iterator[Diagnosis]:
     """Check whether a strict reverse path filter drops packets of clients to an address of this node."""
     for one in ways:
-        if one.filter == STRICT and one.out and one.out != one.interface:
+        if one.out and one.out != one.interface:
             answers, senders = f"answers from {one.address} on {one.interface}", "clients from other networks"
             if one.clients:
                 answers = f"answers to {one.clients}, which is on the network of {one.interface},"

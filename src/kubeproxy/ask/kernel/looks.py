@@ -68,10 +68,8 @@ def _confirmed(
         between = _still_known(ask, suspects)
         now = _by_service(_some(examiners, {name: one.plans for name, one in between.items()}))
         after = _still_known(ask, list(now))
-        for name, found in now.items():
-            if suspects[name] == between[name] == after.get(name):
-                confirmed += [finding for finding in before.get(name, ()) if finding in found]
-        done = {name for name in now if suspects[name] == between[name] == after.get(name)}
+        done = [name for name in now if suspects[name] == between[name] == after.get(name)]
+        confirmed += [finding for name in done for finding in before.get(name, ()) if finding in now[name]]
         suspects = {name: after[name] for name in now if name in after and name not in done}
         before = now
     return confirmed, list(suspects)
