@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -19,6 +20,9 @@ from typing import Any
 from msgspec import structs
 
 from kubeproxy.api.connection import Loop
+from kubeproxy.ask.desk import Desk
+from kubeproxy.ask.places import Places
+from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.backends.mode import Backend, Mode, Operations
 from kubeproxy.config.gates import gate_states
 from kubeproxy.config.load import watch as watch_config
@@ -40,7 +44,7 @@ from kubeproxy.model.events import Event
 from kubeproxy.model.plan import FamilyGlobals, Globals
 from kubeproxy.model.world import Settings, eligible, pod_cidrs, primary_family
 from kubeproxy.program import lifetime, startup_taint
-from kubeproxy.program.serving import Served, Servers
+from kubeproxy.program.serving import Servers
 from kubeproxy.release import build
 from kubeproxy.report import logs
 from kubeproxy.report.events import EventRecorder, ObjectReference
@@ -206,9 +210,8 @@ class App:
                 (reach.trouble, reach.silent, reach.failing) if (reach := sources.reach()) is not None else ("", 0, "")
             )
         )
-        self._reporter = Reporter(
-            self._metrics, self._health, self._service_health, self._events, self._flows, self._journal
-        )
+        observers = self._health, self._service_health, self._events, self._flows, self._journal
+        self._reporter = Reporter(self._metrics, *observers)
         pace = Pace(config.syncs.min_sync_period, config.syncs.sync_period)
         self._engine = Engine(
             settings,
@@ -222,7 +225,11 @@ class App:
         self._suspects = [read for each in backends if (read := each.abilities.suspects) is not None]
         self._sources.follow_servers(self._engine.addresses_changed)
         self._journal.engine = self._engine
-        self._servers = Servers(self._served())
+        snapshot = Snapshot(
+            options, mode, self._engine, self._health, sources.reach, time.time(), journal=self._journal
+        )
+        desk, fail = Desk(snapshot, Places(sources.nodes)), self._lifetime.fail
+        self._servers = Servers(desk, self._metrics, self._health, self._journal, self._events, output, fail)
         self._pod_cidrs: tuple[str, ...] = ()
 
     def _flow_cleaner(self, backends: Sequence[Backend]) -> FlowCleaner:
@@ -230,21 +237,6 @@ class App:
         disturbed = {each.family: ask for each in backends if (ask := each.abilities.disturbed)}
         families = self._settings.families
         return FlowCleaner(self._metrics, families, self._local_addresses, relays=relays, disturbed=disturbed)
-
-    def _served(self) -> Served:
-        return Served(
-            self._options,
-            self._settings,
-            self._mode,
-            self._engine,
-            self._metrics,
-            self._health,
-            self._sources,
-            self._events,
-            self._output,
-            self._lifetime.fail,
-            self._journal,
-        )
 
     async def run(self) -> int:
         """Run until the program ends; return the exit code."""

@@ -10,27 +10,23 @@ import platform
 import re
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import Struct
 
 from kubeproxy.ask.desk import Desk
-from kubeproxy.ask.places import Places
-from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.ask.socket import socket_pages
 from kubeproxy.ask.state import StatePage
-from kubeproxy.backends.mode import Mode
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import describe, in_effect
 from kubeproxy.control.listener import discard, listen
-from kubeproxy.engine.engine import Engine
 from kubeproxy.engine.pacing import Clock, TokenBucket
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.processes import Process, holder
 from kubeproxy.model.addresses import split_host_port
-from kubeproxy.model.world import Settings
 from kubeproxy.page import PATHS
 from kubeproxy.program.profiling import LEVEL_PAGE, profiling_pages
 from kubeproxy.release import NUMBER, build
@@ -42,7 +38,6 @@ from kubeproxy.report.metrics import KUBERNETES, SLIS_PAGE, ProxyMetrics, flags_
 from kubeproxy.server.admission import Admission
 from kubeproxy.server.http import JSON, TEXT, Handler, Request, Response, routes
 from kubeproxy.server.server import HttpServer
-from kubeproxy.setup.sources import Sources
 
 if TYPE_CHECKING:
     from kubeproxy.page.pages import Whole
@@ -59,42 +54,33 @@ COMMANDS_AT_ONCE = 16
 the ports must not block operators."""
 
 
-class Served(NamedTuple):
-    """The parts of the proxy that the servers use; `fail` ends the program."""
+class Servers(Struct):
+    """The health port, the metrics port and the control socket; `fail` ends the program."""
 
-    options: Options
-    settings: Settings
-    mode: Mode
-    engine: Engine
+    desk: Desk
     metrics: ProxyMetrics
     health: ProxyHealth
-    sources: Sources
+    journal: Journal
     events: EventRecorder
     output: logs.Output
     fail: Callable[[ApplyError], None]
-    journal: Journal
+    _servers: list[HttpServer] = []
+    _page: Whole | None = None
 
-
-class Servers:
-    """The health port, the metrics port and the control socket."""
-
-    def __init__(self, served: Served) -> None:
-        config = served.options.config
-        self._served = served
-        self._servers: list[HttpServer] = []
-        page = split_host_port(config.metrics_bind_address) or METRICS_PAGE
-        say = partial(self._warn, "AnotherKubeProxy")
-        self._neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), say)
-        self._started = time.time()
-        self._page: Whole | None = None
+    @property
+    def _options(self) -> Options:
+        return self.desk.snapshot.options
 
     def open(self) -> None:
         """Open all ports. If a port is in use, try again, or end the program if bindAddressHardFail is set."""
-        options, config = self._served.options, self._served.options.config
-        health = self._served.health.routes()
+        options, config = self._options, self._options.config
+        health = self.health.routes()
+        page = split_host_port(config.metrics_bind_address) or METRICS_PAGE
+        say = partial(self._warn, "AnotherKubeProxy")
+        neighbours = Neighbours(config.active_mode, (page[0], int(page[1])), say)
         # Load balancers also use other methods; HAProxy uses OPTIONS.
         healthz = routes(health, any_method=health.keys())
-        metrics = routes(self._pages(), any_method=frozenset((LEVEL_PAGE, SLIS_PAGE)))
+        metrics = routes(self._pages(neighbours), any_method=frozenset((LEVEL_PAGE, SLIS_PAGE)))
         wanted = (
             ("healthz", config.healthz_bind_address, healthz, "FailedToStartProxierHealthcheck"),
             ("metrics", config.metrics_bind_address, metrics, "FailedToStartMetricServer"),
@@ -102,7 +88,8 @@ class Servers:
         for name, address, handler, reason in wanted:
             place = split_host_port(address) if address else None
             if place is not None:
-                self._listen(HttpServer(name, handler, names=options.page.hosts), (place[0], int(place[1])), reason)
+                server = HttpServer(name, handler, names=options.page.hosts)
+                self._listen(server, (place[0], int(place[1])), reason, neighbours)
         if options.control_socket:
             self._serve_commands(options.control_socket)
 
@@ -111,17 +98,17 @@ class Servers:
         await asyncio.gather(*(server.stop() for server in self._servers))
         if self._page is not None:
             await self._page.close()
-        if self._served.options.control_socket:
-            discard(self._served.options.control_socket)
+        if self._options.control_socket:
+            discard(self._options.control_socket)
 
-    def _listen(self, server: HttpServer, address: tuple[str, int], reason: str) -> None:
+    def _listen(self, server: HttpServer, address: tuple[str, int], reason: str, neighbours: Neighbours) -> None:
         def say(text: str) -> None:
             self._warn(reason, text)
-            if self._served.options.config.bind_address_hard_fail:
-                self._served.fail(ApplyError(text))
+            if self._options.config.bind_address_hard_fail:
+                self.fail(ApplyError(text))
 
         self._servers.append(server)
-        server.start_retrying(address, TakenPort(self._neighbours, address[1], say).failed)
+        server.start_retrying(address, TakenPort(neighbours, address[1], say).failed)
 
     def _serve_commands(self, path: str) -> None:
         warned: set[str] = set()
@@ -131,35 +118,27 @@ class Servers:
             warned.add(str(error))
             log.log(level, "%s; commands such as `kube-proxy why` cannot ask this proxy", error)
 
-        pages = socket_pages(self._desk)
+        pages = socket_pages(self.desk)
         admission = Admission(lambda: (COMMANDS_AT_ONCE, 1))
         server = HttpServer("commands", routes(pages), lambda at, _: listen(at), admission)
         self._servers.append(server)
         server.start_retrying((path, 0), failed)
 
-    @cached_property
-    def _desk(self) -> Desk:
-        served = self._served
-        sources = served.sources
-        made = Snapshot(served.options, served.mode, served.engine, served.health, sources.reach, self._started)
-        snapshot = made._replace(journal=served.journal)
-        return Desk(snapshot, Places(sources.nodes))
-
-    def _pages(self) -> Mapping[str, Handler]:
-        served, config = self._served, self._served.options.config
+    def _pages(self, neighbours: Neighbours) -> Mapping[str, Handler]:
+        options, config = self._options, self._options.config
         on = partial(gate_enabled, config.feature_gates)
-        pages = metrics_pages(served.metrics, config.active_mode, self._neighbours.asked_by)
-        pages["/debug/state"] = StatePage(self._desk.snapshot).handle
+        pages = metrics_pages(self.metrics, config.active_mode, neighbours.asked_by)
+        pages["/debug/state"] = StatePage(self.desk.snapshot).handle
         configz = {"kubeproxy.config.k8s.io": describe(in_effect(config))}
         pages["/configz"] = lambda _: Response(200, JSON, msgspec.json.encode(configz))
         if on("ComponentStatusz"):
-            status = partial(status_text, started=self._started, paths=pages)
+            status = partial(status_text, started=self.desk.snapshot.started, paths=pages)
             pages["/statusz"] = lambda _: Response(200, TEXT, status(self._facts()).encode())
         if on("ComponentFlagz"):
-            pages["/flagz"] = lambda _: Response(200, TEXT, flags_text(served.options.flags).encode())
+            pages["/flagz"] = lambda _: Response(200, TEXT, flags_text(options.flags).encode())
         if config.enable_profiling:
-            pages.update(profiling_pages(served.output.verbosity.set))
-        if served.options.page.networks:
+            pages.update(profiling_pages(self.output.verbosity.set))
+        if options.page.networks:
             pages.update(dict.fromkeys(PATHS, self._show))
         return pages
 
@@ -168,25 +147,25 @@ class Servers:
         if self._page is None:
             from kubeproxy.page.pages import Whole  # noqa: PLC0415 - loaded at the first request
 
-            self._page = Whole(self._desk, self._served.journal)
+            self._page = Whole(self.desk, self.journal)
         return self._page.handlers[request.path](request)
 
     def _facts(self) -> Mapping[str, str]:
-        served = self._served
+        snapshot = self.desk.snapshot
         return {
             "Python version": platform.python_version(),
             "Binary version": build().name,
             "Commit": " ".join(filter(None, build()[1:])) or "unknown",
             "Emulation version": ".".join(KUBERNETES),
-            "Mode": served.mode.name,
-            "Node": served.settings.node_name,
-            "Services": str(len(served.engine.planner.compiled)),
-            "Ready": "; ".join(served.health.unready().values()) or "yes",
+            "Mode": snapshot.mode.name,
+            "Node": snapshot.planner.world.node_name,
+            "Services": str(len(snapshot.planner.compiled)),
+            "Ready": "; ".join(snapshot.health.unready().values()) or "yes",
         }
 
     def _warn(self, reason: str, text: str) -> None:
         log.error("%s", text)
-        self._served.events.on_node("Warning", reason, text)
+        self.events.on_node("Warning", reason, text)
 
 
 COMMAND: Final = "kube-proxy"

@@ -22,6 +22,7 @@ class Sources:
 
     post = None
     plugin = "login"
+    reach = nodes = None
 
     def files(self):
         return ["/token"]
