@@ -79,19 +79,14 @@ def _source_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--control-socket", metavar="PATH", default=socket, help=f"the running proxy's socket (default {socket})"
     )
-    group.add_argument(
-        "--manifests", metavar="FOLDER", help="without a proxy: read the objects from files in this folder"
-    )
-    group.add_argument("--kubeconfig", metavar="FILE", help="without a proxy: read the objects from this API server")
-    group.add_argument(
-        "--config", metavar="FILE", help="with --manifests or --kubeconfig: the proxy's configuration file"
-    )
-    group.add_argument(
-        "--proxy-mode", metavar="MODE", help="with --manifests or --kubeconfig: the mode, unless the file sets the mode"
-    )
-    group.add_argument(
-        "--hostname-override", metavar="NAME", help="with --manifests or --kubeconfig: the Node, instead of this host"
-    )
+    for name, metavar, text in (
+        ("--manifests", "FOLDER", "without a proxy: read the objects from files in this folder"),
+        ("--kubeconfig", "FILE", "without a proxy: read the objects from this API server"),
+        ("--config", "FILE", "with --manifests or --kubeconfig: the proxy's configuration file"),
+        ("--proxy-mode", "MODE", "with --manifests or --kubeconfig: the mode, unless the file sets the mode"),
+        ("--hostname-override", "NAME", "with --manifests or --kubeconfig: the Node, instead of this host"),
+    ):
+        group.add_argument(name, metavar=metavar, help=text)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="text, or JSON for programs")
 
 

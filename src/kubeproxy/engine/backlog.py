@@ -123,14 +123,9 @@ class Backlog:
         self.other_changes = False  # the backend has queued changes that are in no plan, such as gone endpoints
         self.resting = False  # the kernel has refused, and the next attempt is not due yet
         self._let_go = False  # whether the last portion omitted large changes
-        self._backoff = retries()
+        self.backoff = retries()
         self._clock = clock
         self._standing = FamilyStanding(family)
-
-    @property
-    def refusals(self) -> int:
-        """The number of consecutive refusals."""
-        return self._backoff.failures
 
     @property
     def standing(self) -> FamilyStanding:
@@ -164,13 +159,13 @@ class Backlog:
             if change.after is not queued.after:
                 self.changes[change.name] = structs.replace(queued, before=change.after)
         self.other_changes = False
-        self._backoff.succeeded()
+        self.backoff.succeeded()
 
     def refused(self, why: str) -> float:
         """Record that the kernel refused; return the seconds until the next attempt."""
         self._standing.refusal, self._standing.sound_since = why, None
         self.stale = self.resting = True
-        return self._backoff.failed()
+        return self.backoff.failed()
 
     def inspected(self) -> None:
         """Record a complete inspection without a difference."""

@@ -401,7 +401,7 @@ class Engine:
                     await exhaust(backend.sync(backlog.plans(portion)))
         except ApplyError as error:
             asyncio.get_running_loop().call_later(backlog.refused(str(error)), self._try_again, backlog)
-            self._log_refusal(family, error, repeated=backlog.refusals > _DISTURBED)
+            self._log_refusal(family, error, repeated=backlog.backoff.failures > _DISTURBED)
             self._observer.refused(family, error)
             if isinstance(error, ChangedByOthersError):
                 self._observer.noticed(ForeignChange(str(error)))

@@ -185,13 +185,11 @@ class EventRecorder(Struct):
                 if 200 <= status < 300 or (method == "POST" and status == 409):
                     self._complained = False
                     return
-                if status != 429 and status < 500:
-                    self._complain("the API server answered %d", status)
-                    self._series.pop(key, None)  # the next event starts a new series
-                    return
                 self._complain("the API server answered %d", status)
+                if status != 429 and status < 500:
+                    break
             await asyncio.sleep(retry)
-        self._series.pop(key, None)
+        self._series.pop(key, None)  # the next event starts a new series
 
     def _complain(self, why: str, *values: object) -> None:
         if not self._complained:

@@ -95,10 +95,7 @@ def supported(
     raise lacks[0]
 
 
-_NO_FEATURES: Final[Mapping[str, Any]] = MappingProxyType({})
-
-
-def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = _NO_FEATURES) -> Settings:
+def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = MappingProxyType({})) -> Settings:
     """Return the node's settings from the configuration, the values of features, and the host. Raises Unsupported."""
     bind = pack(config.bind_address) or b""
     bind = bind if any(bind) else b""
