@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import select
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,7 +48,7 @@ def run(given: argparse.Namespace) -> int:
         os.nice(10)
         Path("/proc/self/oom_score_adj").write_text(_EXPENDABLE)
     try:
-        looks = {"problems": _problems, "flows": lambda _: _flows(Lines(0)), "question": _question}
+        looks = {"problems": _problems, "flows": lambda _: _flows(_lines_of_input()), "question": _question}
         looks[given.look](given)
     except EOFError:
         return YES
@@ -75,43 +76,38 @@ def _question(given: argparse.Namespace) -> None:
     _say(tell(asked, facts, explained).fields())
 
 
-class Lines:
-    """Reads lines from a descriptor."""
+Lines = Iterator[bytes | None]
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._lines: deque[bytes] = deque()
-        self._rest = b""
 
-    def next(self) -> bytes:
-        """Wait for a line and return it. Raises EOFError at the end of the input."""
-        os.set_blocking(self._descriptor, True)
-        while not self._lines:
-            self._read()
-        return self._lines.popleft()
-
-    def here(self) -> Iterator[bytes]:
-        """Yield the available lines without waiting. Raises EOFError at the end of the input."""
-        os.set_blocking(self._descriptor, False)
-        with contextlib.suppress(BlockingIOError):
-            self._read()
-        while self._lines:
-            yield self._lines.popleft()
-
-    def _read(self) -> None:
-        data = os.read(self._descriptor, 1 << 16)
+def _lines_of_input() -> Lines:
+    """Yield the lines of standard input, and None whenever no further line is there. Raises EOFError at the end."""
+    os.set_blocking(0, False)
+    rest = b""
+    while True:
+        try:
+            data = os.read(0, 1 << 16)
+        except BlockingIOError:
+            yield None
+            continue
         if not data:
             raise EOFError
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._lines.extend(lines)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+
+
+def _next(lines: Lines) -> bytes:
+    """Wait for a line and return it. Raises EOFError at the end of the input."""
+    while (line := next(lines)) is None:
+        select.select([0], [], [])
+    return line
 
 
 def _flows(lines: Lines) -> None:
-    node = msgspec.json.decode(lines.next(), type=FollowedNode)
+    node = msgspec.json.decode(_next(lines), type=FollowedNode)
     mode = modes.named(node.mode)
     asked = {Family(number): given for number, given in node.nodeports.items()}
     owners = Owners(nodeport_addresses(asked, host.packed_local_addresses(tuple(Family), modes.interfaces())))
-    while (line := lines.next()) != COMPLETE:
+    while (line := _next(lines)) != COMPLETE:
         _put(owners, line)
     while not announced():
         _say(_flow_message(error=f"nothing can be followed: {NOT_ANNOUNCED}"))
@@ -152,7 +148,7 @@ def _flow_message(
 
 
 def _hear(lines: Lines, owners: Owners) -> None:
-    for line in lines.here():
+    for line in iter(partial(next, lines), None):
         _put(owners, line)
 
 

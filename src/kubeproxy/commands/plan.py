@@ -89,10 +89,12 @@ def run(given: argparse.Namespace) -> int:
     if given.from_kernel:
         whereabouts.must_be_here(checkup.checked(asked, facts), "kubectl kubeproxy verify")
         gc.disable()  # this short process creates millions of values without cycles
-        return _switch(switches(asked, facts, new), given.output)
-    found = outlook(asked, facts, now, new)
-    output.answer(given.output, found, lambda: _print(found))
-    return exit_code(wrong=found.shifts or found.remarks or found.lacks, unknown=found.unknown or found.elsewhere)
+        found = switches(asked, facts, new)
+        output.answer(given.output, {"families": found}, lambda: _print_switches(found))
+        return exit_code(wrong=any(each.differences for each in found), unknown=any(each.unknown for each in found))
+    view = outlook(asked, facts, now, new)
+    output.answer(given.output, view, lambda: _print(view))
+    return exit_code(wrong=view.shifts or view.remarks or view.lacks, unknown=view.unknown or view.elsewhere)
 
 
 def _sets_a_field(name: str, path: str) -> bool:
@@ -141,11 +143,6 @@ def _new(given: argparse.Namespace, now: KubeProxyConfiguration, *, strict: bool
     config = made_strict(config) if config.strict else config
     raise_mistakes(validate(config))
     return config
-
-
-def _switch(found: Sequence[Switch], form: str) -> int:
-    output.answer(form, {"families": found}, lambda: _print_switches(found))
-    return exit_code(wrong=any(each.differences for each in found), unknown=any(each.unknown for each in found))
 
 
 def _print_switches(found: Sequence[Switch]) -> None:

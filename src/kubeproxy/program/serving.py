@@ -108,7 +108,7 @@ class Servers(Struct):
                 self.fail(ApplyError(text))
 
         self._servers.append(server)
-        server.start_retrying(address, TakenPort(neighbours, address[1], say).failed)
+        server.start_retrying(address, port_failure(neighbours, address[1], say))
 
     def _serve_commands(self, path: str) -> None:
         warned: set[str] = set()
@@ -253,29 +253,27 @@ class Neighbours:
         return found[1].decode("ascii") if found is not None else ""
 
 
-class TakenPort:
-    """Reports a port that cannot be opened: at the first failure, then at most once a minute."""
+def port_failure(
+    neighbours: Neighbours, port: int, say: Callable[[str], None], clock: Clock = time.monotonic
+) -> Callable[[ApplyError], None]:
+    """Return a function that reports a port that cannot be opened: at the first failure, then at most once a minute."""
+    messages = TokenBucket(1 / PAUSE, 1, clock)
+    explaining: set[asyncio.Task[None]] = set()
 
-    def __init__(
-        self, neighbours: Neighbours, port: int, say: Callable[[str], None], clock: Clock = time.monotonic
-    ) -> None:
-        self._neighbours = neighbours
-        self._port = port
-        self._say = say
-        self._messages = TokenBucket(1 / PAUSE, 1, clock)
-        self._looking: asyncio.Task[None] | None = None
+    async def explain(error: ApplyError) -> None:
+        say(f"{error}; {await neighbours.holding(port)}")
 
-    def failed(self, error: ApplyError) -> None:
-        """Report a failed attempt."""
-        if not self._messages.take():
+    def failed(error: ApplyError) -> None:
+        if not messages.take():
             return
         if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
-            self._looking = asyncio.get_running_loop().create_task(self._explain(error))
+            task = asyncio.get_running_loop().create_task(explain(error))
+            explaining.add(task)
+            task.add_done_callback(explaining.discard)
         else:
-            self._say(str(error))
+            say(str(error))
 
-    async def _explain(self, error: ApplyError) -> None:
-        self._say(f"{error}; {await self._neighbours.holding(self._port)}")
+    return failed
 
 
 def _advice(ours: str, theirs: str) -> str:

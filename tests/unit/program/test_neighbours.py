@@ -10,7 +10,7 @@ import pytest
 
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.processes import Process
-from kubeproxy.program.serving import PAUSE, Neighbours, TakenPort, user_agent
+from kubeproxy.program.serving import PAUSE, Neighbours, port_failure, user_agent
 
 OURS = os.getpid()
 HIDDEN = "the process that uses it is not visible from here (it has other rights, or is in a container)"
@@ -138,13 +138,12 @@ def test_a_port_that_is_taken_is_explained_once_a_minute():
 
     async def main():
         neighbours = Neighbours("nftables", ("127.0.0.1", 1), said.append, lambda *_: NGINX, clock)
-        port = TakenPort(neighbours, 10256, said.append, clock)
+        failed = port_failure(neighbours, 10256, said.append, clock)
         for _ in range(24):  # two minutes of attempts
-            port.failed(refused(errno.EADDRINUSE))
-            if port._looking is not None:
-                await port._looking
+            failed(refused(errno.EADDRINUSE))
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
             clock.now += 5
-        TakenPort(neighbours, 10256, said.append, clock).failed(refused(errno.EACCES))
+        port_failure(neighbours, 10256, said.append, clock)(refused(errno.EACCES))
 
     asyncio.run(main())
     why = "cannot serve healthz on 0.0.0.0:10256: no"
