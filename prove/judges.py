@@ -32,7 +32,7 @@ from kubeproxy.model.addresses import PORT_BYTES, Family, unpack
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
-from kubeproxy.setup import host, modes
+from kubeproxy.setup import host
 from lab.probes import http_get
 from lab.proxyprocess import HEALTH_PORT, METRICS_PORT
 from prove import clients, dumps, meant, packets, truth
@@ -202,7 +202,7 @@ def _node_differs(world: World, facts: Facts) -> list[str]:
     zone = record.labels.get("topology.kubernetes.io/zone") or ""
     wrong = [] if facts.world.zone == zone else [f"zone {zone!r} expected, has {facts.world.zone!r}"]
     cidrs = [c for r in world.store.records("servicecidrs") for c in r.decode()["spec"].get("cidrs") or ()]
-    local = host.packed_local_addresses(facts.world.families, modes.interfaces())
+    local = host.packed_local_addresses(facts.world.families)
     wanted = build(_settings(msgspec.json.encode(facts.config)), Surroundings(facts.node, cidrs, local))
     for family in facts.world.families:
         ours, theirs = facts.world.of(family), wanted.of(family)

@@ -31,7 +31,7 @@ _JUDGED = {Outcome.FORWARDED, Outcome.REFUSED, Outcome.DROPPED}
 
 async def foretold(world: World, facts: Facts, planner: Planner, chance: random.Random) -> list[str]:
     """Return the packets whose outcome differs from the expected one."""
-    local = await world.inside("node", lambda: host.packed_local_addresses(facts.world.families, modes.interfaces()))
+    local = await world.inside("node", lambda: host.packed_local_addresses(facts.world.families))
     everything = frozenset(address for found in local.values() for address in found)
     habits = modes.named(facts.mode).habits
     pods = frozenset(pack(ip) for pod, ips in world.live.ips.items() if pod[0] in "ab" for ip in ips.values())

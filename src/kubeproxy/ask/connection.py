@@ -26,7 +26,7 @@ from kubeproxy.meaning.firewall import ForeignTranslation, PassingPacket
 from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, unpack
 from kubeproxy.model.answer import Outcome, Packet
 from kubeproxy.model.world import LOOPBACK, PRIMARY
-from kubeproxy.setup import host, modes
+from kubeproxy.setup import host
 
 PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])  # protocols of the probes of endpoints
 
@@ -316,7 +316,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
     node. `why` is the answer without endpoints that session affinity excludes."""
     packet = explained.packet
     source, family = packet.source, family_of(packet.destination)
-    local = host.packed_local_addresses((family,), modes.interfaces())[family]
+    local = host.packed_local_addresses((family,))[family]
     taken_in = bool(node.mode.interface) and not why.direct
     is_between_pods = why.direct and source and not {source, packet.destination} & set(local)
     bridge = delivering_bridge(source, packet.destination) if is_between_pods and source else ""
@@ -365,7 +365,7 @@ def _to_listener(way: CheckedNode) -> Iterator[PassingPacket]:
     """Yield the packets of a connection that the kernel's rules redirect to the proxy's listener."""
     assert way.packet is not None  # noqa: S101 - the way is that of a connection
     family = family_of(way.packet.destination)
-    local = host.packed_local_addresses((family,), modes.interfaces())[family]
+    local = host.packed_local_addresses((family,))[family]
     whole = packets.CheckedConnection(way.packet, local, arrival=arrival(way, way.packet))
     for address, port in checkup.listeners(way):
         if any(address) or whole.is_local:

@@ -53,7 +53,7 @@ def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tup
     """Compare the rules of this network namespace with this program's rules for a configuration. Raises
     KubeProxyError."""
     settings = settings_of_compared(facts, config)
-    world, unknown = world_for(facts, settings, host.packed_local_addresses(tuple(Family), modes.interfaces()))
+    world, unknown = world_for(facts, settings, host.packed_local_addresses(tuple(Family)))
     if unknown:
         raise Unsupported(unknown[0])
     found = comparisons(config, planned(world, asked.objects()))

@@ -63,7 +63,7 @@ def desk(arguments: argparse.Namespace) -> Desk:
     settings = host.settings(options.config, options.features)
     mode = modes.named(options.config.active_mode)
     planner, reach = asyncio.run(read(options, settings))
-    addresses = host.packed_local_addresses(settings.families, modes.interfaces())
+    addresses = host.packed_local_addresses(settings.families)
     node = planner.nodes.get(settings.node_name)
     cidrs = [cidr for cidrs in planner.service_cidrs.values() for cidr in cidrs]
     planner.set_world(build(settings, Surroundings(node, cidrs, addresses, ejects=planner.ejections.in_use)))

@@ -56,7 +56,7 @@ def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeP
     """Return the effects of replacing the configuration `now` with `new` on a proxy's node. Raises KubeProxyError."""
     old_mode, mode = modes.named(facts.mode), modes.named(new.active_mode)
     settings, lacks, alone = settings_for(facts, new, mode)
-    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
+    local = host.packed_local_addresses(tuple(Family))
     world, unknown = world_for(facts, settings, local)
     objects = tuple(asked.objects())
     before, after = planned(facts.world, objects), planned(world, objects)

@@ -106,7 +106,7 @@ def _flows(lines: Lines) -> None:
     node = msgspec.json.decode(_next(lines), type=FollowedNode)
     mode = modes.named(node.mode)
     asked = {Family(number): given for number, given in node.nodeports.items()}
-    owners = Owners(nodeport_addresses(asked, host.packed_local_addresses(tuple(Family), modes.interfaces())))
+    owners = Owners(nodeport_addresses(asked, host.packed_local_addresses(tuple(Family))))
     while (line := _next(lines)) != COMPLETE:
         _put(owners, line)
     while not announced():

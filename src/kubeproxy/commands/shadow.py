@@ -31,7 +31,7 @@ from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
 from kubeproxy.report.metrics import ProxyMetrics
 from kubeproxy.server.text import timestamp
-from kubeproxy.setup import host, modes
+from kubeproxy.setup import host
 from kubeproxy.setup.sources import open_sources
 from kubeproxy.wording import counted
 
@@ -163,7 +163,7 @@ class _Following:
     def _planner_for(self, settings: Settings, known: Planner) -> Planner:
         node = known.nodes.get(settings.node_name)
         cidrs = [cidr for cidrs in known.service_cidrs.values() for cidr in cidrs]
-        local = host.packed_local_addresses(settings.families, modes.interfaces())
+        local = host.packed_local_addresses(settings.families)
         planner = Planner(build(settings, Surroundings(node, cidrs, local, self._sources.servers())))
         planner.adopt(known.services, known.slices)
         return planner

@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.ask.flows.owners import COMPLETE, FollowedNode, Fronts, Keys, keys_by_port
 from kubeproxy.engine.pacing import Backoff, in_turns
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.model.plan import ServiceName
+from kubeproxy.model.plan import NOTHING, ServiceName
 from kubeproxy.model.planner import Change, Planner
 
 Tell = Callable[[str, Any], None]
@@ -188,23 +188,13 @@ def _unknown(what: str, fix: str) -> Mapping[str, str]:
 
 async def _wrong_objects(planner: Planner) -> tuple[int, list[dict[str, str]]]:
     without, objects = 0, []
-    async for lacks, found in in_turns(_looked_through(planner)):
-        without += lacks
-        objects += found
+    async for name in in_turns(list({**planner.compiled, **planner.slices})):
+        compiled = planner.compiled.get(name, NOTHING)
+        without += any(not plan.usable for plan in compiled.plans)
+        objects += [_object("Service", "/".join(name), *problem) for problem in compiled.problems]
+        for piece, held in planner.slices.get(name, {}).items():
+            objects += [_object("EndpointSlice", f"{name[0]}/{piece}", *problem) for problem in held.problems]
     return without, objects[:_MOST_OBJECTS]
-
-
-def _looked_through(planner: Planner) -> Iterator[tuple[int, list[dict[str, str]]]]:
-    for name in list({**planner.compiled, **planner.slices}):
-        compiled, pieces = planner.compiled.get(name), planner.slices.get(name, {})
-        found = []
-        lacks = 0
-        if compiled is not None:
-            lacks = int(any(not plan.usable for plan in compiled.plans))
-            found += [_object("Service", "/".join(name), *problem) for problem in compiled.problems]
-        for piece, held in pieces.items():
-            found += [_object("EndpointSlice", f"{name[0]}/{piece}", *problem) for problem in held.problems]
-        yield lacks, found
 
 
 def _object(kind: str, name: str, field: str, reason: str) -> dict[str, str]:

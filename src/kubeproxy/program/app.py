@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -218,7 +218,7 @@ class App:
             backends,
             self._reporter,
             pace,
-            self._local_addresses,
+            partial(host.packed_local_addresses, settings.families),
             node_timeout=self._sources.node_timeout,
             servers=self._sources.servers,
         )
@@ -236,7 +236,8 @@ class App:
         relays = {each.family: ports_of for each in backends if (ports_of := each.abilities.ports_of)}
         disturbed = {each.family: ask for each in backends if (ask := each.abilities.disturbed)}
         families = self._settings.families
-        return FlowCleaner(self._metrics, families, self._local_addresses, relays=relays, disturbed=disturbed)
+        addresses = partial(host.packed_local_addresses, families)
+        return FlowCleaner(self._metrics, families, addresses, relays=relays, disturbed=disturbed)
 
     async def run(self) -> int:
         """Run until the program ends; return the exit code."""
@@ -313,9 +314,6 @@ class App:
                 log.error("The Node's podCIDRs changed old=%s new=%s; restarting", self._pod_cidrs, cidrs)
                 self._lifetime.stop(1)
             self._pod_cidrs = cidrs or self._pod_cidrs
-
-    def _local_addresses(self) -> Mapping[Family, list[bytes]]:
-        return host.packed_local_addresses(self._settings.families, modes.interfaces())
 
     def _addresses(self, monitor: AddressMonitor) -> None:
         try:

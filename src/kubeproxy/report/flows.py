@@ -161,10 +161,11 @@ def relayed(found: Looks, changes: Sequence[Change], family: Family, ports_of: P
     stale. Each service port has its own set of ports, because another service port may reuse the port of a closed
     listener."""
     open_now: dict[Key, set[bytes]] = {key: set() for key in found}
-    for key, service_port in _keys((change.after for change in changes), family):
-        open_now[key] |= {PORT_BYTES[port] for port in ports_of(service_port)}
-    rerouted = [change for change in changes if _routes(change.before) != _routes(change.after)]
-    moved = {key for change in rerouted for key, _ in _keys((change.before, change.after), family)}
+    for frontend, plan in _udp_frontends((change.after for change in changes), family):
+        open_now[key_of(frontend)] |= {PORT_BYTES[port] for port in ports_of(plan.key)}
+    rerouted = [each for each in changes if _routes(each.before) != _routes(each.after)]
+    sides = (side for each in rerouted for side in (each.before, each.after))
+    moved = {key_of(frontend) for frontend, _ in _udp_frontends(sides, family)}
     lost = {
         key: None if one.lost is None or UNTRANSLATED in one.lost or key in moved else NOTHING_LOST
         for key, one in found.items()
@@ -201,10 +202,6 @@ def key_of(frontend: Frontend) -> Key:
     """Return the key of a frontend's flows."""
     address = b"" if frontend.kind is FrontendKind.NODEPORT else frontend.address
     return Key(address, frontend.port, frontend.last if isinstance(frontend, PortRange) else 0)
-
-
-def _keys(compiled: Iterable[Compiled], family: Family) -> Iterator[tuple[Key, ServicePortKey]]:
-    yield from ((key_of(frontend), plan.key) for frontend, plan in _udp_frontends(compiled, family))
 
 
 def _udp_frontends(compiled: Iterable[Compiled], family: Family) -> Iterator[tuple[Frontend, ServicePlan]]:

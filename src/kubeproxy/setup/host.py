@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, cast
@@ -24,6 +23,7 @@ from kubeproxy.kernel.route import local_addresses
 from kubeproxy.model.addresses import Family, family_of, is_loopback, pack, parse_networks, split_host_port
 from kubeproxy.model.objects import Node
 from kubeproxy.model.world import PRIMARY, LocalMode, Settings, node_addresses, pod_cidrs, primary_family
+from kubeproxy.setup import modes
 
 log = logging.getLogger("kubeproxy.host")
 
@@ -116,8 +116,9 @@ def settings(config: KubeProxyConfiguration, features: Mapping[str, Any] = Mappi
     )
 
 
-def packed_local_addresses(wanted: Sequence[Family], without: AbstractSet[str]) -> Mapping[Family, list[bytes]]:
-    """Return this node's packed addresses by family, except the addresses on the interfaces `without`."""
+def packed_local_addresses(wanted: Sequence[Family]) -> Mapping[Family, list[bytes]]:
+    """Return this node's packed addresses by family, except addresses of Services (see modes.interfaces)."""
+    without = modes.interfaces()
     return {
         family: [address.ip for address in local_addresses(family) if address.interface not in without]
         for family in wanted

@@ -12,7 +12,7 @@ from kubeproxy.ask.finding import Diagnosis, Severity
 from kubeproxy.errors import KubeProxyError, NoAnswerError
 from kubeproxy.kernel.proc import processes
 from kubeproxy.model.addresses import Family
-from kubeproxy.setup import host, modes
+from kubeproxy.setup import host
 
 _KUBELETS = ("kubelet", "kubelite", "k3s")
 """The kubelet runs in a process whose name begins with one of these words."""
@@ -20,7 +20,7 @@ _KUBELETS = ("kubelet", "kubelite", "k3s")
 
 def own_addresses() -> set[bytes]:
     """Return the packed addresses of this machine. Raises ApplyError."""
-    local = host.packed_local_addresses(tuple(Family), modes.interfaces())
+    local = host.packed_local_addresses(tuple(Family))
     return {address for each in local.values() for address in each}
 
 

@@ -246,5 +246,5 @@ class Ground(NamedTuple):
 def ground(source: Source) -> Ground:
     """Return a source's facts, and this node's addresses. Raises KubeProxyError."""
     facts = knowing(source)
-    local = host.packed_local_addresses(facts.world.families, modes.interfaces())
+    local = host.packed_local_addresses(facts.world.families)
     return Ground(source, facts, modes.named(facts.mode), local)

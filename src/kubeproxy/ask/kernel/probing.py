@@ -21,7 +21,7 @@ from kubeproxy.kernel.route import local_addresses, source_for
 from kubeproxy.meaning.firewall import MASQUERADED, Firewall, PassingPacket
 from kubeproxy.model.addresses import Family, family_of, place_text, unpack
 from kubeproxy.model.answer import Packet
-from kubeproxy.setup import host, modes
+from kubeproxy.setup import host
 
 
 def away(why: Why, explained: Explained) -> dict[str, str]:
@@ -44,7 +44,7 @@ def findings(
     failed = {end_of(one.address): one.address for one in probes if one.failed}
     if not failed:
         return present.findings(probes, present.ProbedFor())
-    packet, local = explained.packet, host.packed_local_addresses(tuple(Family), modes.interfaces())
+    packet, local = explained.packet, host.packed_local_addresses(tuple(Family))
     is_node = at_proxy or packet.source is None or any(packet.source in each for each in local.values())
     closed = {one.address for one in probes if one.refused}
     shown = {one.address for one in why.endpoints if one.node == explained.world.node_name} & closed

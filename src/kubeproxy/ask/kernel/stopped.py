@@ -21,7 +21,7 @@ from kubeproxy.meaning.found import firewalls
 from kubeproxy.model.addresses import destination_text, family_of, place_text
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import ServiceName
-from kubeproxy.setup import host, modes
+from kubeproxy.setup import host
 from kubeproxy.wording import counted
 
 _START = "start kube-proxy on this node"
@@ -33,7 +33,7 @@ def rules_now(packet: Packet) -> str:
     """Return a text about the translations of a packet by the rules of all programs in the kernel; '' if the rules
     cannot be read."""
     family = family_of(packet.destination)
-    local = host.packed_local_addresses((family,), modes.interfaces())[family]
+    local = host.packed_local_addresses((family,))[family]
     try:
         (first,) = packets.early(packets.CheckedConnection(packet, local))
         tables = firewalls(chains.chains(), frozenset())
