@@ -19,7 +19,7 @@ from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.nftables.changes import ChainChange, ChangeMonitor, Interest, monitor
+from kubeproxy.kernel.nftables.changes import ChainChange, ChangeMonitor, ForeignChanges, Interest, monitor
 from kubeproxy.kernel.xtables import xtables, xtables_lock
 from kubeproxy.kernel.xtables.nft_compat import has_jump
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, RestoreError, chain_of
@@ -50,8 +50,6 @@ class NftWatch:
         self._family = commands.family
         self._transactions = transactions
         self._others = others
-        self._noted: set[skeleton.Place] = set()
-        self._unknown = False  # there may be changes that are not in `_noted`
         self.places: frozenset[skeleton.Place] | None = None
 
     @classmethod
@@ -81,7 +79,6 @@ class NftWatch:
     def reading(self) -> Iterator[None]:
         """Record the present state for later comparisons. The body of the `with` statement reads all tables."""
         self._others.reset(self._family, self._transactions.generation)
-        self._noted, self._unknown = set(), False
         yield
 
     @contextmanager
@@ -93,32 +90,29 @@ class NftWatch:
 
     def touched(self) -> bool:
         """Return whether another program may have changed our rules."""
-        self._note()
-        return self._unknown or bool(self._noted)
-
-    def _note(self) -> None:
-        changes = self._others.take(self._family, self._transactions.generation)
-        if not changes.complete or any(not chain for _, chain in changes.chains):
-            self._unknown = True
-        self._noted |= changes.chains
+        return _places(self._others.changes(self._family, self._transactions.generation)) != frozenset()
 
     def inspect(self) -> ForeignChange | None:
         """Return a change by another program, searched for without reading all rules. If there is none, `touched`
         returns False until the next change. Raises ApplyError."""
-        self._note()
-        unknown = self._unknown or len(self._noted) > MOST_PLACES
-        for table in skeleton.CANARY_TABLES if unknown else ():
+        places = _places(self._others.changes(self._family, self._transactions.generation))
+        for table in skeleton.CANARY_TABLES if places is None else ():
             if not nfnetlink.has_chain(self._family, table, skeleton.CANARY):
                 return flushed(table, self._family)
         for jump in skeleton.JUMPS:
-            if (unknown or jump[:2] in self._noted) and not self._has(jump):
+            if (places is None or jump[:2] in places) and not self._has(jump):
                 return removed(jump, self._family)
-        self.places = None if unknown else frozenset(self._noted)
-        self._noted, self._unknown = set(), False
+        self.places = _places(self._others.take(self._family, self._transactions.generation))
         return None
 
     def _has(self, jump: Jump) -> bool:
         return has_jump(self._family, jump.table, jump.chain, jump.target)
+
+
+def _places(changes: ForeignChanges) -> frozenset[skeleton.Place] | None:
+    """Return the changed chains, or None if they are unknown or too many to be read one by one."""
+    known = changes.complete and len(changes.chains) <= MOST_PLACES and all(chain for _, chain in changes.chains)
+    return changes.chains if known else None
 
 
 def _concerns(change: ChainChange) -> bool:

@@ -12,6 +12,7 @@ import ipaddress
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.ipvs.layout import IpsetId, Scheduler
@@ -116,26 +117,21 @@ NODE_PORTS: Final[dict[int, tuple[IpsetId, IpsetId]]] = {
 }
 
 
+_SETS: Final = {
+    FrontendKind.CLUSTER: ((IpsetId.CLUSTER_IP,), (IpsetId.CLUSTER_IP,)),
+    FrontendKind.EXTERNAL: ((IpsetId.EXTERNAL_IP,), (IpsetId.EXTERNAL_IP_LOCAL,)),
+    FrontendKind.LOADBALANCER: ((IpsetId.LOAD_BALANCER,), (IpsetId.LOAD_BALANCER, IpsetId.LOAD_BALANCER_LOCAL)),
+}
+"""The sets of a frontend's address and port, in two cases: without and with the client's source address."""
+
+
 def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> Iterator[tuple[IpsetId, SetEntry]]:
-    if frontend.kind is FrontendKind.NODEPORT:
-        everybody, kept = NODE_PORTS[frontend.protocol]
-        entries = [SetEntry(port=frontend.port)]
-        if frontend.protocol == socket.IPPROTO_SCTP:  # entries of the SCTP sets also contain an address
-            entries = [service_entry(key) for key in keys]
-        for entry in entries:
-            yield everybody, entry
-            if local:
-                yield kept, entry
-        return
-    entry = service_entry(frontend.key)
-    if frontend.kind is FrontendKind.CLUSTER:
-        yield IpsetId.CLUSTER_IP, entry
-    elif frontend.kind is FrontendKind.EXTERNAL:
-        yield IpsetId.EXTERNAL_IP_LOCAL if local else IpsetId.EXTERNAL_IP, entry
-    else:
-        yield IpsetId.LOAD_BALANCER, entry
-        if local:
-            yield IpsetId.LOAD_BALANCER_LOCAL, entry
+    if frontend.kind is not FrontendKind.NODEPORT:
+        return product(_SETS[frontend.kind][local], [service_entry(frontend.key)])
+    sets = NODE_PORTS[frontend.protocol][: 1 + local]
+    if frontend.protocol == socket.IPPROTO_SCTP:  # entries of the SCTP sets also contain an address
+        return product(sets, map(service_entry, keys))
+    return product(sets, [SetEntry(port=frontend.port)])
 
 
 def _sources(
