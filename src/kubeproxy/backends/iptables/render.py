@@ -38,10 +38,12 @@ class _Port:
             return ""
         return self.svl if traffic.outside.picks_local else self.svc
 
-    def match(self, address: str, port: int, words: str) -> str:
-        """Return the match for the packets of a frontend; `words` are the comment's text after the name."""
+    def match(self, address: str, port: int, words: str = "", local: str = "") -> str:
+        """Return the match for the packets of a frontend; a NodePort has no address. `words` are the comment's text
+        after the name, `local` is a match for the node's addresses."""
+        destination = f"-d {address} " if address else ""
         label = f'-m comment --comment "{self.text}{words}"'
-        return f"-d {address} -p {self.proto} {label} -m {self.proto} --dport {port}"
+        return f"{destination}-p {self.proto} {label}{local} -m {self.proto} --dport {port}"
 
 
 def suffixes(plans: Sequence[ServicePlan]) -> list[str]:
@@ -54,12 +56,16 @@ def dispatch(plan: ServicePlan, suffix: str, settings: RuleSettings) -> Lines:
     port = _Port(plan, suffix)
     lines: defaultdict[Place, str] = defaultdict(str)
     for frontend in plan.frontends:
+        address = f"{unpack(frontend.address)}/{settings.prefix_length}" if frontend.address else ""
         if frontend.kind is FrontendKind.CLUSTER:
-            _cluster_ip(plan, port, frontend, settings, lines)
-        elif frontend.kind is FrontendKind.NODEPORT:
-            _node_port(plan, port, frontend.port, settings, lines)
-        else:
-            _external_ip(plan, port, frontend, settings, lines)
+            if chain := port.internal_chain(plan.internal):
+                match = port.match(address, frontend.port, " cluster IP")
+                lines[skeleton.NAT_SERVICES] += f"-A KUBE-SERVICES {match} -j {chain}\n"
+        elif plan.usable and frontend.kind is FrontendKind.NODEPORT:
+            _node_port(port, frontend.port, settings, lines)
+        elif plan.usable:
+            _external_ip(plan, port, frontend, address, lines)
+        _refuse(port, frontend, address, plan.traffic(frontend).outside, lines)
     if plan.health_port:
         lines["filter", "KUBE-NODEPORTS"] += (
             f'-A KUBE-NODEPORTS -p tcp -m comment --comment "{port.text} health check node port" '
@@ -68,55 +74,31 @@ def dispatch(plan: ServicePlan, suffix: str, settings: RuleSettings) -> Lines:
     return dict(lines)
 
 
-def _cluster_ip(plan: ServicePlan, port: _Port, frontend: Frontend, settings: RuleSettings, lines: Lines) -> None:
-    address = f"{unpack(frontend.address)}/{settings.prefix_length}"
-    chain = port.internal_chain(plan.internal)
-    if chain:
-        lines[skeleton.NAT_SERVICES] += (
-            f"-A KUBE-SERVICES {port.match(address, frontend.port, ' cluster IP')} -j {chain}\n"
-        )
-    else:
-        words, target = _refusal(plan.internal)
-        match = port.match(address, frontend.port, words)
-        lines["filter", "KUBE-SERVICES"] += f"-A KUBE-SERVICES {match} -j {target}\n"
-
-
-def _external_ip(plan: ServicePlan, port: _Port, frontend: Frontend, settings: RuleSettings, lines: Lines) -> None:
-    address = f"{unpack(frontend.address)}/{settings.prefix_length}"
+def _external_ip(plan: ServicePlan, port: _Port, frontend: Frontend, address: str, lines: Lines) -> None:
     balancer = frontend.kind is FrontendKind.LOADBALANCER
     closed = balancer and plan.source_ranges is not None
-    if plan.usable:
-        words = " loadbalancer IP" if balancer else " external IP"
-        chain = port.fw if closed else port.ext
-        lines[skeleton.NAT_SERVICES] += f"-A KUBE-SERVICES {port.match(address, frontend.port, words)} -j {chain}\n"
-        if closed:
-            match = port.match(address, frontend.port, f" traffic not accepted by {port.fw}")
-            lines["filter", "KUBE-PROXY-FIREWALL"] += f"-A KUBE-PROXY-FIREWALL {match} -j DROP\n"
-    if not plan.external.outside.forwards:
-        words, target = _refusal(plan.external)
-        match = port.match(address, frontend.port, words)
-        lines["filter", "KUBE-EXTERNAL-SERVICES"] += f"-A KUBE-EXTERNAL-SERVICES {match} -j {target}\n"
+    match = port.match(address, frontend.port, " loadbalancer IP" if balancer else " external IP")
+    lines[skeleton.NAT_SERVICES] += f"-A KUBE-SERVICES {match} -j {port.fw if closed else port.ext}\n"
+    if closed:
+        match = port.match(address, frontend.port, f" traffic not accepted by {port.fw}")
+        lines["filter", "KUBE-PROXY-FIREWALL"] += f"-A KUBE-PROXY-FIREWALL {match} -j DROP\n"
 
 
-def _node_port(plan: ServicePlan, port: _Port, number: int, settings: RuleSettings, lines: Lines) -> None:
-    if plan.usable:
-        match = f'-p {port.proto} -m comment --comment "{port.text}" -m {port.proto} --dport {number}'
-        if settings.localhost_counter:
-            counted = f"-m nfacct --nfacct-name {skeleton.LOCALHOST_COUNTER}"
-            lines[skeleton.NAT_NODEPORTS] += f"-A KUBE-NODEPORTS -d 127.0.0.0/8 {match} {counted} -j {port.ext}\n"
-        lines[skeleton.NAT_NODEPORTS] += f"-A KUBE-NODEPORTS {match} -j {port.ext}\n"
-    if not plan.external.outside.forwards:
-        words, target = _refusal(plan.external)
-        lines["filter", "KUBE-EXTERNAL-SERVICES"] += (
-            f'-A KUBE-EXTERNAL-SERVICES -p {port.proto} -m comment --comment "{port.text}{words}" '
-            f"-m addrtype --dst-type LOCAL -m {port.proto} --dport {number} -j {target}\n"
-        )
+def _node_port(port: _Port, number: int, settings: RuleSettings, lines: Lines) -> None:
+    if settings.localhost_counter:
+        counted = f"-m nfacct --nfacct-name {skeleton.LOCALHOST_COUNTER}"
+        match = port.match("127.0.0.0/8", number)
+        lines[skeleton.NAT_NODEPORTS] += f"-A KUBE-NODEPORTS {match} {counted} -j {port.ext}\n"
+    lines[skeleton.NAT_NODEPORTS] += f"-A KUBE-NODEPORTS {port.match('', number)} -j {port.ext}\n"
 
 
-def _refusal(traffic: Traffic) -> tuple[str, str]:
-    if traffic.outside is Action.REJECT:
-        return " has no endpoints", "REJECT"
-    return " has no local endpoints", "DROP"
+def _refuse(port: _Port, frontend: Frontend, address: str, action: Action, lines: Lines) -> None:
+    if action.forwards:
+        return
+    chain = "KUBE-SERVICES" if frontend.kind is FrontendKind.CLUSTER else "KUBE-EXTERNAL-SERVICES"
+    words, target = (" has no endpoints", "REJECT") if action is Action.REJECT else (" has no local endpoints", "DROP")
+    match = port.match(address, frontend.port, words, "" if address else " -m addrtype --dst-type LOCAL")
+    lines["filter", chain] += f"-A {chain} {match} -j {target}\n"
 
 
 def chains(plan: ServicePlan, suffix: str, settings: RuleSettings, commented: bool) -> dict[str, str]:
