@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Severity
@@ -163,34 +163,25 @@ def _pod(reply: Reply) -> str:
 
 
 def _print_flows(fleet: Fleet) -> None:
-    by_name: dict[tuple[str, ...], list[float]] = {}
-    by_node: dict[tuple[str, ...], list[float]] = {}
-    for node, answer in fleet.answers.items():
-        for port in answer.ports if isinstance(answer, FlowsAnswer) else ():
-            _add(by_node, (node,), port)
-            if not fleet.arguments:
-                _add(by_name, (port.service,), port)
-            for end in port.endpoints if fleet.arguments else ():
-                gone = "" if end.serving else "no endpoint any more"
-                _add(by_name, (f"{end.address} {port.port}", " ".join(filter(None, (end.pod, gone)))), end)
-    head = ("CONNECTIONS", "NEW/S", "UNANSWERED", "CLOSING")
-    output.table(
-        ("ENDPOINT", "POD", *head) if fleet.arguments else ("SERVICE", *head),
-        _most_connections_first(by_name),
-        "  ",
-        _FACTS,
-    )
-    if fleet.arguments:
-        output.table(("NODE", *head), _most_connections_first(by_node), "  ", _FACTS)
+    answers = ((node, one) for node, one in fleet.answers.items() if isinstance(one, FlowsAnswer))
+    ports = [(node, port) for node, answer in answers for port in answer.ports]
+    if not fleet.arguments:
+        _print_uses(("SERVICE",), (((port.service,), port) for _, port in ports))
+        return
+    gone = {False: "no endpoint any more", True: ""}
+    ends = ((port, end) for _, port in ports for end in port.endpoints)
+    named = (((f"{end.address} {port.port}", f"{end.pod} {gone[end.serving]}".strip()), end) for port, end in ends)
+    _print_uses(("ENDPOINT", "POD"), named)
+    _print_uses(("NODE",), (((node,), port) for node, port in ports))
 
 
-def _add(sums: dict[tuple[str, ...], list[float]], key: tuple[str, ...], use: EndpointUse | PortUse) -> None:
-    sums[key] = [before + number for before, number in zip(sums.get(key, [0.0] * 4), numbers(use), strict=True)]
-
-
-def _most_connections_first(sums: Mapping[tuple[str, ...], Sequence[float]]) -> list[tuple[str, ...]]:
-    rows = sorted(sums.items(), key=lambda row: (-row[1][0], row[0]))
-    return [
-        (*key, f"{connections:.0f}", f"{new:.1f}", f"{unanswered:.0f}", f"{closing:.0f}")
-        for key, (connections, new, unanswered, closing) in rows
+def _print_uses(head: Sequence[str], uses: Iterable[tuple[Sequence[str], EndpointUse | PortUse]]) -> None:
+    """Print a table with the sums of uses that have the same name, the most connections first."""
+    sums: dict[Sequence[str], list[float]] = {}
+    for name, use in uses:
+        sums[name] = [before + number for before, number in zip(sums.get(name, [0.0] * 4), numbers(use), strict=True)]
+    rows = [
+        (*name, f"{connections:.0f}", f"{new:.1f}", f"{unanswered:.0f}", f"{closing:.0f}")
+        for name, (connections, new, unanswered, closing) in sorted(sums.items(), key=lambda row: (-row[1][0], row[0]))
     ]
+    output.table((*head, "CONNECTIONS", "NEW/S", "UNANSWERED", "CLOSING"), rows, "  ", _FACTS)

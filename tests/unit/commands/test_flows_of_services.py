@@ -15,6 +15,6 @@ from kubeproxy.commands.flows import _print_all
     ],
 )
 def test_the_busiest_client_is_that_of_all_ports(capsys, ports, busiest):
-    clients = [tuple(ClientUse(at, "", open_, 0, closing) for at, (open_, closing) in port.items()) for port in ports]
-    _print_all([PortUse("default/web", f"p{n}", "IPv4", 1, 0, 0, 0.0, (), of) for n, of in enumerate(clients)])
+    clients = [tuple(ClientUse(open_, closing, 0, at, "") for at, (open_, closing) in port.items()) for port in ports]
+    _print_all([PortUse(1, 0, 0, "default/web", f"p{n}", "IPv4", 0.0, (), of) for n, of in enumerate(clients)])
     assert capsys.readouterr().out.splitlines()[1].endswith(busiest)

@@ -26,7 +26,7 @@ _NOBODY: Final = b""
 class ConnectionCount(Struct):
     """Numbers of connections by state."""
 
-    open: int = 0
+    connections: int = 0  # open ones
     closing: int = 0  # closed, but still in the table
     unanswered: int = 0  # open and without a reply so far
     began: int = 0  # began while this program listened
@@ -34,7 +34,11 @@ class ConnectionCount(Struct):
     @property
     def rank(self) -> tuple[int, int]:
         """Return a sort key that puts the busiest entry first."""
-        return -self.open, -self.closing
+        return -self.connections, -self.closing
+
+    def fields(self) -> dict[str, int]:
+        """Return the fields that the use of a port, an endpoint and a client share."""
+        return {"connections": self.connections, "closing": self.closing, "unanswered": self.unanswered}
 
 
 class ServedPort(PortOwner, eq=False, kw_only=True):
@@ -86,34 +90,34 @@ class Census:
 
     def add(self, entry: Tracked, *, silent: bool) -> None:
         """Count an entry of the table; `silent` means that both readings found the entry unanswered."""
-        port = self._ports.of(entry.target)
-        if port is None:
-            self._add_own(entry, silent=silent)
-            return
-        counts = [port.total, self._client(port, entry.client[:-2])]
-        if self._own is None:
-            counts.append(port.by_endpoint.setdefault(port.endpoint(entry.server), ConnectionCount()))
-        _count(counts, entry, silent=silent)
-
-    def _add_own(self, entry: Tracked, *, silent: bool) -> None:
-        port = self._ports.served_by(entry.target) if self._own is not None else None
-        if port is not None and entry.client[:-2] in (self._own or ()):
-            counts = [port.by_endpoint.setdefault(entry.server, ConnectionCount())]
-            _count(counts, entry, silent=silent)
-            if silent:
-                port.total.unanswered += 1
+        port, counts, is_client = self._place(entry)
+        if port is not None and is_client:
+            counts += [port.total, self._client(port, entry.client[:-2])]
+        elif port is not None and silent:
+            port.total.unanswered += 1
+        for count in counts:
+            if entry.over:
+                count.closing += 1
+            else:
+                count.connections += 1
+                count.unanswered += silent
 
     def began(self, entry: Tracked, weight: int) -> None:
         """Count the beginning of a sampled connection `weight` times."""
-        port = self._ports.of(entry.target)
-        if port is not None:
-            port.total.began += weight
-            if self._own is None:
-                port.by_endpoint.setdefault(port.endpoint(entry.server), ConnectionCount()).began += weight
-        elif self._own is not None and entry.client[:-2] in self._own:
-            port = self._ports.served_by(entry.target)
-            if port is not None:
-                port.by_endpoint.setdefault(entry.server, ConnectionCount()).began += weight
+        port, counts, is_client = self._place(entry)
+        for count in (*counts, *([port.total] if port is not None and is_client else ())):
+            count.began += weight
+
+    def _place(self, entry: Tracked) -> tuple[ServedPort | None, list[ConnectionCount], bool]:
+        """Return the port of an entry, the count of its endpoint (none for a connection to the proxy), and whether the
+        entry is a client's connection."""
+        port, is_client = self._ports.of(entry.target), True
+        if port is None and self._own is not None and entry.client[:-2] in self._own:
+            port, is_client = self._ports.served_by(entry.target), False
+        if port is None or (is_client and self._own is not None):
+            return port, [], is_client
+        endpoint = port.endpoint(entry.server) if is_client else entry.server
+        return port, [port.by_endpoint.setdefault(endpoint, ConnectionCount())], is_client
 
     def _client(self, port: ServedPort, client: bytes) -> ConnectionCount:
         count = port.by_client.get(client)
@@ -124,47 +128,33 @@ class Census:
         return count
 
 
-def _count(counts: Iterable[ConnectionCount], entry: Tracked, *, silent: bool) -> None:
-    for count in counts:
-        if entry.over:
-            count.closing += 1
-        else:
-            count.open += 1
-            count.unanswered += silent
+class _Use(Struct, frozen=True, rename="camel"):
+    connections: int
+    closing: int
+    unanswered: int
 
 
-class EndpointUse(Struct, frozen=True, rename="camel"):
-    """The use of one endpoint."""
+class ClientUse(_Use, frozen=True):
+    """The connections of one client. The address is 'others' for all clients that are counted together."""
 
     address: str
     pod: str  # '' if unknown
-    connections: int
+
+
+class EndpointUse(ClientUse, frozen=True):
+    """The use of one endpoint."""
+
     share: float  # of all open and closing connections; most short connections that a reading finds are closing
-    closing: int
-    unanswered: int
     new_per_second: float
     serving: bool  # False for a removed endpoint
 
 
-class ClientUse(Struct, frozen=True, rename="camel"):
-    """The connections of one client. The address is 'others' for all clients that are counted together."""
-
-    address: str
-    pod: str
-    connections: int
-    unanswered: int
-    closing: int
-
-
-class PortUse(Struct, frozen=True, rename="camel"):
+class PortUse(_Use, frozen=True):
     """The use of a service port, or of a range of ports, of one family."""
 
     service: str
     port: str
     family: str
-    connections: int
-    closing: int
-    unanswered: int
     new_per_second: float
     endpoints: tuple[EndpointUse, ...]
     clients: tuple[ClientUse, ...]
@@ -177,38 +167,33 @@ def numbers(use: EndpointUse | PortUse) -> tuple[float, ...]:
 
 def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse:
     """Return the use of a service port, the busiest endpoints and clients first. `pods` has names by packed address."""
-    total = port.total
-    known = sum(count.open + count.closing for count in port.by_endpoint.values())
+    known = sum(count.connections + count.closing for count in port.by_endpoint.values())
     everyone = {endpoint: ConnectionCount() for endpoint in port.endpoints} | port.by_endpoint
-    ranked = sorted(everyone.items(), key=lambda item: (item[1].rank, item[0]))
-    clients = sorted(port.by_client.items(), key=lambda item: (item[1].rank, item[0]))
+
+    def ranked(counts: Mapping[bytes, ConnectionCount]) -> list[tuple[bytes, ConnectionCount]]:
+        return sorted(counts.items(), key=lambda item: (item[1].rank, item[0]))
+
     return PortUse(
-        port.service,
-        port.port,
-        port.family.label,
-        total.open,
-        total.closing,
-        total.unanswered,
-        round(total.began / seconds, 1),
-        tuple(
+        service=port.service,
+        port=port.port,
+        family=port.family.label,
+        new_per_second=round(port.total.began / seconds, 1),
+        endpoints=tuple(
             EndpointUse(
-                endpoint_text(endpoint),
-                pods.get(endpoint if port.is_range else endpoint[:-2], ""),
-                count.open,
-                (count.open + count.closing) / known if known else 0.0,
-                count.closing,
-                count.unanswered,
-                round(count.began / seconds, 1),
-                endpoint in port.endpoints,
+                address=endpoint_text(endpoint),
+                pod=pods.get(endpoint if port.is_range else endpoint[:-2], ""),
+                share=(count.connections + count.closing) / known if known else 0.0,
+                new_per_second=round(count.began / seconds, 1),
+                serving=endpoint in port.endpoints,
+                **count.fields(),
             )
-            for endpoint, count in ranked
+            for endpoint, count in ranked(everyone)
         ),
-        tuple(
-            ClientUse(
-                unpack(client) if client else OTHERS, pods.get(client, ""), count.open, count.unanswered, count.closing
-            )
-            for client, count in clients
+        clients=tuple(
+            ClientUse(address=unpack(client) if client else OTHERS, pod=pods.get(client, ""), **count.fields())
+            for client, count in ranked(port.by_client)
         ),
+        **port.total.fields(),
     )
 
 
