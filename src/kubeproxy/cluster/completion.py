@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from kubeproxy.cluster.kubectl import Items, Kubectl
+from kubeproxy.cluster.kubectl import Items, Kubectl, NamedObject
 from kubeproxy.cluster.main import parser
 from kubeproxy.commands.completion import arguments_at
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.model.objects import ApiStruct, ObjectMeta
 
 TIMEOUT: Final = 3.0
 """Seconds to wait for the API server after the user presses Tab."""
@@ -20,10 +19,6 @@ _NO_FILES: Final = ":4"
 """The last line (cobra's ShellCompDirectiveNoFileComp), which keeps the shell from proposing files."""
 _KINDS: Final = {"CLIENT": ("pod", "node"), "TARGET": ("svc", "node"), "NAME": ("svc",)}
 _RESOURCES: Final = {"pod": "pods", "svc": "services", "node": "nodes"}
-
-
-class _Object(ApiStruct, frozen=True):
-    metadata: ObjectMeta
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +47,7 @@ def following(before: Sequence[str]) -> Iterable[str]:
 
 def _names(kind: str, namespace: str) -> Iterator[str]:
     try:
-        found = Kubectl((), TIMEOUT).get(Items[_Object], _RESOURCES[kind], namespace=namespace)
+        found = Kubectl((), TIMEOUT).get(Items[NamedObject], _RESOURCES[kind], namespace=namespace)
     except KubeProxyError:
         return
     yield from (one.metadata.name for one in found.items)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from itertools import groupby
+from itertools import count, groupby
 from typing import Final
 
 from msgspec import Struct
@@ -15,7 +15,7 @@ from kubeproxy.ask.question import NODE
 from kubeproxy.ask.why import Target
 from kubeproxy.cluster.answers import WhyAnswer
 from kubeproxy.cluster.fleet import Reply
-from kubeproxy.commands import NO, UNKNOWN, YES, exit_code
+from kubeproxy.commands import NO, UNKNOWN, YES
 from kubeproxy.model.answer import Outcome
 from kubeproxy.wording import counted
 
@@ -34,23 +34,11 @@ class Delivery(Struct):
     """Whether the API server has the endpoint, or None if unknown."""
 
     @property
-    def cause(self) -> str:
-        """The reason why the node does not deliver the packets; '' if the node delivers them."""
-        return self.answer.cause(probes=True) if self.answer is not None else ""
-
-    @property
     def judged(self) -> WhyAnswer | None:
         """The answer, or None without an answer, or if the node's proxy does not have the endpoint."""
         why = self.answer.why if self.answer is not None else None
         is_known = why is not None and (why.direct or why.outcome == Outcome.HEALTH.value)  # the proxy itself answers
         return self.answer if is_known else None
-
-    @property
-    def refuses(self) -> bool:
-        """Whether the endpoint refuses connections from its own node, and this node has no other problem."""
-        if self.answer is None or not self.cause or self.answer.cause(probes=False):
-            return False
-        return any(one.refused for one in self.answer.probes)
 
     @property
     def suspects(self) -> list[str]:
@@ -84,11 +72,12 @@ class Delivery(Struct):
             return f"the proxy of {node} does not have {end} as an endpoint{api}"
         if answer.answer == "yes":
             return f"{node} delivers to {end}" if answer.probes else f"nothing on {node} stops packets to {end}"
-        if self.refuses:
-            return f"{end} refuse{'s' * (len(ends) == 1)} connections, also of {node}, its node"
-        if not answer.cause(probes=False):
-            return f"{end} answer{'s' * (len(ends) == 1)} no probe of {node}, its node: {self.cause}"
-        return f"{node} {'does not' if answer.answer == 'no' else 'perhaps does not'} deliver to {end}: {self.cause}"
+        cause, s = answer.cause(probes=True), "s" * (len(ends) == 1)
+        if answer.cause(probes=False):
+            return f"{node} {'does not' if answer.answer == 'no' else 'perhaps does not'} deliver to {end}: {cause}"
+        if cause and any(one.refused for one in answer.probes):
+            return f"{end} refuse{s} connections, also of {node}, its node"
+        return f"{end} answer{s} no probe of {node}, its node: {cause}"
 
     @property
     def severity(self) -> Severity:
@@ -97,40 +86,32 @@ class Delivery(Struct):
             return Severity.NOTE if self.reply.go or self.listed is False else Severity.UNKNOWN
         return self.judged.severity
 
-    @property
-    def status(self) -> int:
-        """The exit code of the result."""
-        return exit_code(wrong=self.severity is Severity.BROKEN, unknown=self.severity is Severity.UNKNOWN)
-
 
 def _with_share(ends: Sequence[Target]) -> str:
     share = sum(one.share for one in ends)
     return f"{', '.join(one.address for one in ends)} ({share:.1%} of the connections)"
 
 
-def asked(answer: WhyAnswer, node: str) -> list[Target]:
-    """Return the endpoints to check on nodes other than `node`: first one endpoint of each node, then a second endpoint
-    of each node, and so on. Of each node's endpoints, those that a probe did not reach come first."""
+def asked(answer: WhyAnswer) -> list[Target]:
+    """Return the endpoints to check on other nodes: first one endpoint of each node, then a second endpoint of each
+    node, and so on. Of each node's endpoints, those that a probe did not reach come first."""
     failed = {one.address for one in answer.probes if one.problem}
-    ends = [one for one in answer.why.endpoints if one.client and one.node not in {"", node}]
+    ends = [one for one in answer.why.endpoints if one.client and one.node not in {"", answer.node}]
     ends.sort(key=lambda one: one.address not in failed)
-    before: Counter[str] = Counter()
-    rank = {}
-    for one in ends:
-        rank[one.address] = before[one.node]
-        before[one.node] += 1
+    turns: defaultdict[str, count[int]] = defaultdict(count)
+    rank = {one.address: next(turns[one.node]) for one in ends}
     ends.sort(key=lambda one: rank[one.address])
     return ends[:MOST] if answer.why.forwarded and answer.why.elsewhere is None else []
 
 
-def unchecked(answer: WhyAnswer, node: str, deliveries: Sequence[Delivery]) -> list[Target]:
+def unchecked(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> list[Target]:
     """Return the endpoints on other nodes that were not checked because there are more than `MOST`."""
     checked = {one.end.address for one in deliveries}
-    others = [one for one in answer.why.endpoints if one.node not in {"", node} and one.address not in checked]
+    others = [one for one in answer.why.endpoints if one.node not in {"", answer.node} and one.address not in checked]
     return others if deliveries else []
 
 
-def outdated(answer: WhyAnswer, listed: Collection[End] | None, node: str) -> Diagnosis | None:
+def outdated(answer: WhyAnswer, listed: Collection[End] | None) -> Diagnosis | None:
     """Return a finding if a node's proxy sends the connection to endpoints that the API server no longer has."""
     gone = [one for one in answer.why.endpoints if listed is not None and end_of(one.address) not in listed]
     if not gone:
@@ -139,9 +120,9 @@ def outdated(answer: WhyAnswer, listed: Collection[End] | None, node: str) -> Di
     return Diagnosis(
         Severity.BROKEN,
         "api",
-        f"the proxy of {node} has outdated objects: the API server does not have {ends} as an endpoint",
+        f"the proxy of {answer.node} has outdated objects: the API server does not have {ends} as an endpoint",
         "if the endpoints have just changed, ask again",
-        _api_fix(node),
+        _api_fix(answer.node),
     )
 
 
@@ -149,20 +130,20 @@ def _api_fix(node: str) -> str:
     return f"see whether the proxy of {node} reaches the API server: `kubectl kubeproxy doctor --node {node}`"
 
 
-def contrast(near: WhyAnswer, node: str, far: Delivery) -> None:
+def contrast(near: WhyAnswer, far: Delivery) -> None:
     """Add a finding to the answer of the endpoint's node if a probe from that node got a UDP reply, but a probe from
     the client's node got none."""
     quiet = {one.address for one in near.probes if one.unanswered}
     if far.judged is None or far.judged.answer != "yes" or far.end.address not in quiet:
         return
     if any(one.address == far.end.address and not (one.problem or one.unanswered) for one in far.judged.probes):
-        what = f"{node} got no UDP reply, and {far.reply.node} got one"
+        what = f"{near.node} got no UDP reply, and {far.reply.node} got one"
         why = "; ".join(far.suspects) or "see the network between the nodes"
         far.judged.add(Diagnosis(Severity.UNKNOWN, "firewall", f"{what}: {why}"))
         far.reply.status = UNKNOWN
 
 
-def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
+def confirm(near: WhyAnswer, far: Delivery) -> None:
     """If the client is a node, and the client's probe failed, too, report the failed probe from the endpoint's node as
     an error."""
     failed = {one.address for one in near.probes if one.problem}
@@ -170,7 +151,7 @@ def confirm(near: WhyAnswer, node: str, far: Delivery) -> None:
     if judged is None or near.why.client != NODE or far.end.address not in failed:
         return
     if any(one.is_doubt for one in judged.findings):
-        why = f"{node}, which is the client, does not reach it either"
+        why = f"{near.node}, which is the client, does not reach it either"
         judged.findings = [
             replace(one, severity=Severity.BROKEN, why=why, fix=one.fix.replace(connect, "")) if one.is_doubt else one
             for one in judged.findings
@@ -197,9 +178,7 @@ def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> No
     node about these packets."""
     if probe.answer != "no":
         return
-    why = (
-        f"{far.reply.node} drops packets of {reply.node} itself ({probe.cause(probes=False)}), and none of this client"
-    )
+    why = f"{far.reply.node} drops packets of {near.node} itself ({probe.cause(probes=False)}), and none of this client"
     near.findings = [
         replace(one, severity=Severity.NOTE, why=why, fix="")
         if one.is_doubt and one.endpoint == far.end.address
@@ -216,12 +195,12 @@ def question(end: Target, destination: str) -> tuple[str, str]:
     return end.client, f"{end.address}/{destination.rpartition('/')[2]}"
 
 
-def heading(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> str:
+def heading(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> str:
     """Return the first line: the connection, and the node that drops or delivers it."""
     lost = {one.end.address for one in deliveries if one.severity is Severity.BROKEN}
     is_lost = bool(lost) and lost.union(_lost_here(answer, deliveries)) >= {one.address for one in answer.why.endpoints}
     none = "no endpoint gets it: " * (is_lost and len(answer.why.endpoints) > 1)
-    return f"{answer.connection}: {none}{'; '.join(_parts(node, answer, deliveries))}"
+    return f"{answer.connection}: {none}{'; '.join(_parts(answer, deliveries))}"
 
 
 def drops_elsewhere(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> bool:
@@ -239,7 +218,7 @@ def _lost_here(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> list[str]:
     return [one.address for one in answer.why.endpoints if one.address in wrong - others]
 
 
-def _parts(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> Iterator[str]:
+def _parts(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> Iterator[str]:
     doubtful = {one.reply.node for one in deliveries if one.severity < Severity.NOTE}
     fine = sorted({one.reply.node for one in deliveries if one.severity is Severity.FINE} - doubtful)
     carried = f"{', '.join(fine)} deliver{'s' * (len(fine) == 1)} it"
@@ -251,7 +230,7 @@ def _parts(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> Iter
         if answer.answer == "yes" or not deliveries:
             yield f"{here}, and {carried}" if fine else here
         else:
-            yield f"on {node}, " * (node not in answer.decision) + here
+            yield f"on {answer.node}, " * (answer.node not in answer.decision) + here
             if fine and not answer.cause(probes=False):
                 routes = (one for one in answer.findings if one.about == "routes" and one.severity is Severity.NOTE)
                 lost = {one.address for one in answer.probes if one.problem}
@@ -265,7 +244,7 @@ def _parts(node: str, answer: WhyAnswer, deliveries: Sequence[Delivery]) -> Iter
         text = one.text_for([each.end for each in several])
         text = text if one.answer is not None else text.partition(": ")[0]  # the reason has its own line
         yield f"{text} ({one.severity.mark})"
-    if others := unchecked(answer, node, deliveries):
+    if others := unchecked(answer, deliveries):
         share = sum(one.share for one in others)
         yield f"{counted(len(others), 'more endpoint')} ({share:.1%} of the connections) could not be checked (?)"
     if not answer.cause(probes=False):

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.errors import NoAnswerError, QuestionError
+from kubeproxy.model.objects import ApiStruct, ObjectMeta
 
 T = TypeVar("T")
 
@@ -34,6 +35,12 @@ class Items(Struct, Generic[T]):
     """A list of objects."""
 
     items: list[T]
+
+
+class NamedObject(ApiStruct, frozen=True):
+    """An object of any kind, with its metadata only."""
+
+    metadata: ObjectMeta
 
 
 class Container(NamedTuple):

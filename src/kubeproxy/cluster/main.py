@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from kubeproxy.ask.finding import end_of
+from kubeproxy.ask.finding import Severity, end_of
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.why import THIS_NODE, Why
 from kubeproxy.cluster import ends, show
@@ -33,7 +33,7 @@ from kubeproxy.cluster.following import Flow, follow, unsent
 from kubeproxy.cluster.kubectl import Kubectl
 from kubeproxy.cluster.names import Names, in_other_family, question
 from kubeproxy.cluster.proxies import KUBE_PROXY, LABEL, NAMESPACE, ProxyPlace, survey
-from kubeproxy.commands import NO, UNKNOWN, completed, exit_code, output, watching
+from kubeproxy.commands import NO, completed, exit_code, output, watching
 from kubeproxy.errors import QuestionError
 from kubeproxy.model.answer import AnswerStep
 from kubeproxy.release import build
@@ -225,7 +225,7 @@ class _Asker:
         why = answer.why
         causes = [answer.named(step.text) for step in why.steps if not step.passes] if why.elsewhere is None else []
         fixes = list(map(answer.named, answer.fixes)) if causes else []
-        gone = ends.outdated(answer, names.listed(why), decider)
+        gone = ends.outdated(answer, names.listed(why))
         if gone is not None:
             causes.append(gone.what)
             fixes.append(gone.fix)
@@ -244,7 +244,7 @@ class _Asker:
         if near is None:
             return []
         reply, destination = fleet.replies[0], near.why.destination
-        chosen = ends.asked(near, reply.node)
+        chosen = ends.asked(near)
         listed = self.names.listed(near.why)
         places = [
             place._replace(arguments=ends.question(end, destination))
@@ -255,12 +255,12 @@ class _Asker:
             Delivery(end, *asked, listed=end_of(end.address) in listed if listed is not None else None)
             for end, asked in zip(chosen, there.decisions, strict=True)
         ]
-        if finding := ends.outdated(near, listed, reply.node):
+        if finding := ends.outdated(near, listed):
             near.add(finding)
             reply.status = NO
         for one in made:
-            ends.contrast(near, reply.node, one)
-            ends.confirm(near, reply.node, one)
+            ends.contrast(near, one)
+            ends.confirm(near, one)
         ends.settle(near, made)
         if own := self.names.address_of(reply.node, destination):
             silent = ends.unanswered(near, made)
@@ -285,9 +285,10 @@ class _Asker:
             self._show_other_family()
         else:
             show.many(fleet, self.names.known)
-        codes = {fleet.status(), *(one.status for one in deliveries)}
-        is_partial = answer is not None and ends.unchecked(answer, fleet.replies[0].node, deliveries)
-        return exit_code(wrong=NO in codes, unknown=UNKNOWN in codes or bool(is_partial))
+        code, severities = fleet.status(), {one.severity for one in deliveries}
+        is_partial = answer is not None and ends.unchecked(answer, deliveries)
+        unknown = code or is_partial or Severity.UNKNOWN in severities
+        return exit_code(wrong=code == NO or Severity.BROKEN in severities, unknown=unknown)
 
     def _show_other_family(self) -> None:
         """Print the command with the same question in the address family that the answer omits."""

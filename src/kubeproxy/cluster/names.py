@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.question import NODE, no_such_port, source_of
 from kubeproxy.ask.why import Why
-from kubeproxy.cluster.kubectl import Items, Kubectl
+from kubeproxy.cluster.kubectl import Items, Kubectl, NamedObject
 from kubeproxy.cluster.proxies import ListedPod
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.model.addresses import family_of, pack, parse_networks, unpack, within
-from kubeproxy.model.objects import ApiStruct, EndpointPort, Node, ObjectMeta, Service, SliceEndpoint
+from kubeproxy.model.objects import ApiStruct, EndpointPort, Node, Service, SliceEndpoint
 from kubeproxy.model.port_ranges import FIELD
 from kubeproxy.model.world import pod_cidrs
 
@@ -37,10 +37,6 @@ _ADDRESS: Final = re.compile(r"(?P<address>\[[0-9a-fA-F:.]+\]|[0-9a-fA-F:.]+?)(?
 
 
 _SHOWN: Final = 3  # the maximum number of objects in other namespaces that an error lists
-
-
-class _Named(ApiStruct, frozen=True):
-    metadata: ObjectMeta
 
 
 class _TargetRef(ApiStruct, frozen=True):
@@ -74,7 +70,7 @@ class Names:
 
     def __init__(self, kubectl: Kubectl, nodes: Sequence[Node], namespace: str) -> None:
         self._kubectl = kubectl
-        self._nodes = nodes
+        self._nodes = {one.metadata.name: one for one in nodes}
         self._namespace = namespace
         self.known: dict[str, str] = {}
         self.other_family = ""
@@ -151,7 +147,7 @@ class Names:
     def _in_other_namespaces(self, resource: str, name: str) -> str:
         options = {"all_namespaces": "true", "field_selector": f"metadata.name={name}"}
         with suppress(NoAnswerError):  # the user may have no right to list all namespaces
-            found = self._kubectl.get(Items[_Named], resource, **options).items
+            found = self._kubectl.get(Items[NamedObject], resource, **options).items
             if found:
                 return "; there is " + ", ".join(f"{one.metadata.namespace}/{name}" for one in found[:_SHOWN])
         return ""
@@ -165,11 +161,10 @@ class Names:
         return pod
 
     def _node(self, name: str) -> Node:
-        node = next((one for one in self._nodes if one.metadata.name == name), None)
-        if node is None:
+        if name not in self._nodes:
             raise QuestionError(f"node {name}: there is no such Node, or Nodes could not be listed")
-        self.known |= dict.fromkeys(_node_addresses(node), f"node {name}")
-        return node
+        self.known |= dict.fromkeys(_node_addresses(self._nodes[name]), f"node {name}")
+        return self._nodes[name]
 
     def _service(self, namespace: str, name: str, port: str) -> End:
         service = self._get(Service, "services", namespace, name)
@@ -211,9 +206,8 @@ class Names:
             replace(one, node=one.node or self._node_of(end_of(one.address)[0])) if one.host != why.source else one
             for one in why.endpoints[:most]
         ]
-        names = {one.node for one in ends}
-        for node in (one for one in self._nodes if one.metadata.name in names):
-            self.known = dict.fromkeys(_node_addresses(node), f"node {node.metadata.name}") | self.known
+        for name in {one.node for one in ends} & self._nodes.keys():
+            self.known = dict.fromkeys(_node_addresses(self._nodes[name]), f"node {name}") | self.known
         return replace(why, endpoints=(*ends, *why.endpoints[most:]))
 
     def _endpoints(self, namespace: str, name: str) -> list[_Slice]:
@@ -231,14 +225,14 @@ class Names:
 
     def address_of(self, name: str, place: str) -> str:
         """Return the address of a Node in the family of a place; '' if unknown."""
-        known = [each for one in self._nodes if one.metadata.name == name for each in _node_addresses(one)]
+        known = _node_addresses(self._nodes[name]) if name in self._nodes else ()
         return next((one for one in known if (":" in one) is place.startswith("[")), "")
 
     def _node_with(self, address: str) -> str:
-        for node in self._nodes:
+        for name, node in self._nodes.items():
             if pack(address) in map(pack, _node_addresses(node)):
-                self.known[address] = f"node {node.metadata.name}"
-                return node.metadata.name
+                self.known[address] = f"node {name}"
+                return name
         return ""
 
     def _node_of(self, address: bytes) -> str:
@@ -253,10 +247,12 @@ class Names:
                 if pod.runs and pod.spec.node_name:
                     self.known[text] = pod.key
                     return pod.spec.node_name
-        for node in self._nodes:
-            if within(address, parse_networks(pod_cidrs(node), family_of(address))):
-                return node.metadata.name
-        return ""
+        holding = (
+            name
+            for name, node in self._nodes.items()
+            if within(address, parse_networks(pod_cidrs(node), family_of(address)))
+        )
+        return next(holding, "")
 
 
 def question(source: End, target: End) -> tuple[str, str]:

@@ -33,14 +33,14 @@ def one(
     """Print one node's answer of `why` like the command on the node, with names after addresses, and the results of the
     endpoints' nodes. `trace` is the command that traces the connection."""
     output.say(f"asked on {reply.node}, {_pod(reply)}")
-    output.say(named(ends.heading(reply.node, answer, deliveries), known))
+    output.say(named(ends.heading(answer, deliveries), known))
     for severity, text in lines.connection(answer.why, answer.findings):
         output.marked(severity.mark, named(text, known))
     for each in deliveries:
         output.marked(each.severity.mark, named(each.text, known))
         for finding in each.judged.findings if each.judged is not None else ():
             output.say(f"     {finding.severity.mark:<2} {named(finding.text, known)}")
-    others = ends.unchecked(answer, reply.node, deliveries)
+    others = ends.unchecked(answer, deliveries)
     for end in others[:_ENDS]:
         text = f"{end.node} was not asked about {end.address} ({end.share:.1%} of the connections): "
         output.marked(output.UNSEEN, named(f"{text}at most {ends.MOST} endpoints are checked", known))
@@ -116,7 +116,7 @@ def fields(fleet: Fleet, deliveries: Sequence[Delivery] = ()) -> dict[str, objec
             }
             for each in fleet.differences()
         ],
-        "heading": ends.heading(fleet.replies[0].node, one, deliveries) if one is not None else "",
+        "heading": ends.heading(one, deliveries) if one is not None else "",
         "deliveries": [
             {"severity": each.severity.name.lower(), "text": each.text, "endpoint": each.end, "node": each.reply}
             for each in deliveries
