@@ -168,7 +168,7 @@ def copies(ruleset: Ruleset, found: TableContents, table: KernelTable) -> list[b
     The elements are copied in the transaction that writes the current rules, so clients keep their endpoints."""
     if SetId.AFFINITY_SERVICES in found.sets or older_form(SetId.AFFINITY_SERVICES, found) is None:
         return []
-    transaction = Transaction(Packers(ruleset.layout), {})
+    transaction = Transaction(Packers(ruleset.family), {})
     pools: dict[bytes, dict[bytes, bytes]] = {}  # key: a pool's number; value: the number of each endpoint
     slots_of: dict[bytes, list[bytes]] = {}  # key: a pool's number; value: the endpoint number in each slot
     known = Numbers()

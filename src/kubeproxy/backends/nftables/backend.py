@@ -18,7 +18,7 @@ from kubeproxy.backends.nftables.counting import Counting
 from kubeproxy.backends.nftables.failing import SuspectReader
 from kubeproxy.backends.nftables.forwarding import Devices
 from kubeproxy.backends.nftables.gone import GONE, GoneEndpoints
-from kubeproxy.backends.nftables.layout import LOOKUPS, OF_RANGES, SHARED, TABLE, ChainName, Layout, SetId
+from kubeproxy.backends.nftables.layout import LOOKUPS, OF_RANGES, SHARED, TABLE, ChainName, SetId
 from kubeproxy.backends.nftables.localhost import LocalhostRelay
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, changed, former, groups
 from kubeproxy.backends.nftables.port_ranges import needed_sets
@@ -88,7 +88,7 @@ class NftablesBackend:
         self._chains: set[ChainName] = set()
         self._prune_at = PRUNE_FROM
         self._node: audit.NodeSets = {}
-        self._packers = Packers(Layout(family, OF_RANGES))
+        self._packers = Packers(family)
         self._header: TableHeader | None = None  # of the committed table
 
     def close(self) -> None:

@@ -113,7 +113,8 @@ class NftablesExaminer(Examiner):
 
     def _looked_up(self, plans: Plans) -> Elements:
         keys: defaultdict[str, set[bytes]] = defaultdict(set)
-        for part in _parts(plans, None).values():
+        found: Elements = {name: {} for name in self._layout.sets}
+        for part in _parts(plans, found).values():
             for set_id, key in _places(part):
                 keys[set_id].add(key)
             for (set_id, key), pool in part.pools.items():
@@ -126,7 +127,6 @@ class NftablesExaminer(Examiner):
         # The elements of these sets are read below: their keys contain numbers or ranges that may differ in the kernel.
         for name in (*layout.SESSION_SETS, *layout.OF_RANGES):
             keys.pop(name, None)
-        found: Elements = {name: {} for name in self._layout.sets}
         found |= {name: dict(self._view.lookup(name, asked)) for name, asked in keys.items()}
         for of_ranges in found.keys() & layout.INTERVALS:
             found[of_ranges] = self._ranges_of(of_ranges, plans)
@@ -277,10 +277,8 @@ def _owners_of_pools(state: Elements, owners: Mapping[bytes, ServiceName]) -> di
     return found | {endpoint: found[key[:-4]] for key, endpoint in slots if key[:-4] in found}
 
 
-def _parts(plans: Plans, found: Elements | None, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
+def _parts(plans: Plans, found: Elements, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
     known = Numbers(taken)
-    if found is None:
-        return {name: Parts(place_all(its, (), known)) for name, its in plans.items()}
     known.read((*numbers(found), *taken))
     return {
         name: Parts(place_all(its, [recall(plan, found, known) for plan in its], known)) for name, its in plans.items()

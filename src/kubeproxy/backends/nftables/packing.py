@@ -12,19 +12,16 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from kubeproxy.backends.nftables import layout
-from kubeproxy.backends.nftables.layout import PADDING, POOL_SETS, ChainName, Layout, Packing, SetId, slot_bytes
+from kubeproxy.backends.nftables.layout import PADDING, POOL_SETS, ChainName, Packing, SetId, slot_bytes
 from kubeproxy.backends.nftables.render import Parts, Placed, shared_elements
 from kubeproxy.backends.state import Difference, NamedPlans, diff
 from kubeproxy.kernel.nftables.elements import Packer, element_messages, goto_frame, interval_element
 from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT
+from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool, ServiceName
 
 Users = dict[str, Counter[bytes]]
 """Number of Services that use each element, by shared set."""
-
-_VERDICTS = 4096
-"""Maximum number of cached packed verdicts. The limit is needed because each new affinity timeout or Maglev table size
-leads to further chains, and the cache stores a verdict for each of them."""
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 _NOTHING: Mapping[str, Sequence[bytes]] = MappingProxyType({})
@@ -114,26 +111,15 @@ def _changed_slots(was: Pool, now: Pool, padding: bytes) -> _Slots:
 class Packers:
     """Functions that pack elements, one per set of a family."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.family = layout.family
-        names = [SetId(name) for name in layout.sets]
-        self.kinds = {str(name): name.packing for name in names}
-        sizes = self._key_sizes = {str(name): name.key_size(layout.family) for name in names}
-        self.new = {str(name): Packer.of(sizes[name], name.data_size(layout.family)) for name in names}
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.kinds = {str(name): name.packing for name in SetId}
+        self.key_sizes = {str(name): name.key_size(family) for name in SetId}
+        self.new = {str(name): Packer.of(name.key_size(family), name.data_size(family)) for name in SetId}
+        self.old = {set_id: Packer.of(size, 0) for set_id, size in self.key_sizes.items()}
         plain = [set_id for set_id, kind in self.kinds.items() if kind is Packing.PLAIN]
         self.before_plain = {set_id: self.new[set_id].before_key for set_id in plain}
-        self.old = {set_id: Packer.of(size, 0) for set_id, size in sizes.items()}
-        self._verdicts: dict[tuple[str, bytes], tuple[bytes, bytes]] = {}
         self._slots: dict[str, list[bytes]] = {set_id: [] for set_id in POOL_SETS}
-
-    def verdict(self, set_id: str, chain: bytes) -> tuple[bytes, bytes]:
-        """Return the bytes before and after the key of an element with the verdict `goto chain`."""
-        found = self._verdicts.get((set_id, chain))
-        if found is None:
-            if len(self._verdicts) >= _VERDICTS:
-                self._verdicts.clear()
-            found = self._verdicts[set_id, chain] = goto_frame(self._key_sizes[set_id], chain)
-        return found
 
     def slots(self, set_id: str, count: int) -> list[bytes]:
         """Return one value for each slot, for at least `count` slots: the packed slot number, followed by the bytes
@@ -194,7 +180,7 @@ class Transaction:
         """Add an element."""
         kind = self._packers.kinds[set_id]
         if kind is _VERDICT:
-            head, tail = self._packers.verdict(set_id, data)
+            head, tail = goto_frame(self._packers.key_sizes[set_id], data)
             self._verdicts.add(data)
             packed = head + key + tail
         elif kind is _INTERVAL:

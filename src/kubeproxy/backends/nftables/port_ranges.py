@@ -6,18 +6,10 @@ interval, and its data is the number of a pool. Endpoints are picked by numbers,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from kubeproxy.backends.nftables.layout import OF_RANGES, ChainName, Layout, SetId
 from kubeproxy.model.plan import ServicePlan
-
-
-class Jumps(NamedTuple):
-    """Rules of base chains; each rule is in several chains."""
-
-    firewall: tuple[str, ...] = ()  # before translation
-    translate: tuple[str, ...] = ()
-    refuse: tuple[str, ...] = ()  # each follows the corresponding rule for service ports
 
 
 def needed_sets(services: Iterable[Iterable[ServicePlan]]) -> tuple[SetId, ...]:
@@ -25,24 +17,17 @@ def needed_sets(services: Iterable[Iterable[ServicePlan]]) -> tuple[SetId, ...]:
     return OF_RANGES if any(plan.port_ranges for plans in services for plan in plans) else ()
 
 
-JUMPS: Final = Jumps(
+JUMPS: Final = (
     ("ct state new jump range-firewall-check",),
     ("jump ranges",),
     ("ct state new ct status & dnat == 0 jump range-endpoints-check",),
 )
+"""Rules of base chains: before translation, for translation, and after each rule that refuses service ports."""
 
 
-class Treatment(NamedTuple):
-    """Rules and a match from which the chains of ranges are made."""
-
-    cluster: tuple[str, ...]  # the rules that mark packets to a cluster IP for masquerade
-    external: str  # the rule that marks packets to other addresses
-    pods: str  # matches packets from pods; '' if pods cannot be detected
-
-
-def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the chains of ranges. `key` is the key of a frontend as an nft expression, `sources` are the rules that
-    compare a client with a list of source ranges; the packet contains the list's number.
+def rules(layout: Layout, key: str, from_pods: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Return the chains of ranges, except `range-cluster`, `range-external` and `range-sources`. `key` is the key of a
+    frontend as an nft expression, `from_pods` are the rules for packets from pods to frontends with policy Local.
 
     The packet carries the pool's number, and then the endpoint's number, in place of its destination address. Before
     the translation, a rule writes the endpoint's address into the packet; the translation keeps the port. The
@@ -59,10 +44,8 @@ def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]
             leading(SetId.EXTERNAL_RANGES, "range-external"),
             leading(SetId.POLICY_LOCAL_RANGES, "range-policy-local"),
         ),
-        "range-cluster": (*treatment.cluster, "goto range-pick"),
-        "range-external": (treatment.external, "goto range-pick"),
         "range-policy-local": (
-            *((f"{treatment.pods} goto range-pick",) if treatment.pods else ()),
+            *from_pods,
             "fib saddr type local goto range-external",
             destination,
             leading(SetId.LOCAL_RANGES, "range-pick"),
@@ -71,7 +54,6 @@ def rules(layout: Layout, key: str, treatment: Treatment, sources: Iterable[str]
         "range-go": (_translated(ip), source, destination),
         "range-out": (source, f"dnat to {ip} daddr"),
         "range-firewall-check": (leading(SetId.FIREWALL_RANGES, "range-sources"),),
-        "range-sources": tuple(sources),
         "range-endpoints-check": (
             f"{key} @{SetId.NO_LOCAL_ENDPOINT_RANGES} drop",
             f"{key} @{SetId.NO_ENDPOINT_RANGES} goto refuse",

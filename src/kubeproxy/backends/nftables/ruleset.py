@@ -130,20 +130,20 @@ class Ruleset:
         sticky = affinity.rules(self.layout, pick_chain(SetId.SESSION_SLOTS))
         checks = self._checks()
         if self.extra:
-            pods = self._pods() if self._ours.detector.implemented else ""
-            treatment = port_ranges.Treatment(self._masquerade_cluster(), self._mark_packet, pods)
-            beyond = beyond | port_ranges.rules(self.layout, self._key(False), treatment, checks[SOURCE_RANGES][1:])
+            beyond = beyond | {
+                "range-cluster": (*self._masquerade_cluster(), "goto range-pick"),
+                "range-external": (self._mark_packet, "goto range-pick"),
+                "range-sources": checks[SOURCE_RANGES][1:],
+            }
+            beyond |= port_ranges.rules(self.layout, self._key(False), self._from_pods("goto range-pick"))
         return self._treatments() | self._picking() | sticky | checks | self._on_loopback() | beyond
 
     def _treatments(self) -> dict[str, tuple[str, ...]]:
         """Return the chains that look up a frontend, select its pool, and decide whether to masquerade. The result of
         the lookup is the class of the frontend's pool. An nft rule cannot use a value from one map in the key of
         another map, so until an endpoint is picked, the packet carries the class in place of its destination port."""
-        mark = self._mark_packet
-        service = _SERVICE.format(ip=self.layout.ip)
-        nodeport = self._nodeport_match()
-        pods = f"{self._pods()} goto " if self._ours.detector.implemented else ""
-        return {
+        service, nodeport = self._key(False), self._nodeport_match()
+        found: dict[str, tuple[str, ...]] = {
             "services": (
                 f"{_carry(service, SetId.CLUSTER_SERVICES)} goto cluster",
                 f"{_carry(service, SetId.EXTERNAL_SERVICES)} goto external",
@@ -156,28 +156,25 @@ class Ruleset:
                 f"{_carry(_NODEPORT, SetId.POLICY_LOCAL_NODEPORTS)} goto nodeport-policy-local",
                 f"{_NODEPORT} vmap @{SetId.AFFINITY_NODEPORTS}",
             ),
-            "local-affinity": (f"{service} vmap @{SetId.LOCAL_AFFINITY_SERVICES}",),
-            "nodeport-local-affinity": (f"{_NODEPORT} vmap @{SetId.LOCAL_AFFINITY_NODEPORTS}",),
             "cluster": (*self._masquerade_cluster(), "goto pick"),
-            "external": (mark, "goto pick"),
-            "policy-local": (
-                *((pods + "pick",) if pods else ()),
-                "fib saddr type local goto external",
-                f"jump {PUT_BACK}",
-                f"{_carry(service, SetId.LOCAL_SERVICES)} goto local-pick",
-            ),
-            "nodeport-external": (mark, "goto nodeport-pick"),
-            "nodeport-policy-local": (
-                *((pods + "nodeport-pick",) if pods else ()),
-                "fib saddr type local goto nodeport-external",
-                f"jump {PUT_BACK}",
-                f"{_carry(_NODEPORT, SetId.LOCAL_NODEPORTS)} goto local-nodeport-pick",
-            ),
         }
+        for prefix, key, local, chains in (
+            ("", service, SetId.LOCAL_SERVICES, SetId.LOCAL_AFFINITY_SERVICES),
+            ("nodeport-", _NODEPORT, SetId.LOCAL_NODEPORTS, SetId.LOCAL_AFFINITY_NODEPORTS),
+        ):
+            found[f"{prefix}local-affinity"] = (f"{key} vmap @{chains}",)
+            found[f"{prefix}external"] = (self._mark_packet, f"goto {prefix}pick")
+            found[f"{prefix}policy-local"] = (
+                *self._from_pods(f"goto {prefix}pick"),
+                f"fib saddr type local goto {prefix}external",
+                f"jump {PUT_BACK}",
+                f"{_carry(key, local)} goto local-{prefix}pick",
+            )
+        return found
 
     def _checks(self) -> dict[str, tuple[str, ...]]:
         ip = self.layout.ip
-        service = _SERVICE.format(ip=ip)
+        service = self._key(False)
         nodeport = self._nodeport_match()
         return {
             "masquerading": (
@@ -273,27 +270,27 @@ class Ruleset:
     def _base_chains(self) -> list[tuple[str, tables.Hook, tuple[str, ...]]]:
         # A translated packet goes to an endpoint, not to a frontend.
         new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
-        ranges = port_ranges.JUMPS if self.extra else port_ranges.Jumps()
-        checks = (f"{untranslated} service-endpoints-check", *ranges.refuse, f"{untranslated} cluster-ips-check")
+        firewall, translate, refuse = port_ranges.JUMPS if self.extra else ((), (), ())
+        checks = (f"{untranslated} service-endpoints-check", *refuse, f"{untranslated} cluster-ips-check")
         fast = (forwarding.jump(self._forwarding),) if self._forwarding.protocols else ()
         loopback: tuple[str, ...] = ()
         if self._ours.loopback is not Loopback.NOTHING:
             loopback = (f"{self.layout.ip} daddr {_LOOPBACK[self.family]} {new} localhost-nodeports-check",)
         suspects = failing.checks(self.layout) if self._world.ejects else ()
         resets = (gone.CHECK,) if self._resets else ()
-        first = (f"{new} firewall-check", *ranges.firewall, *resets, *suspects)
+        first = (f"{new} firewall-check", *firewall, *resets, *suspects)
         return [
             ("filter-prerouting-pre-dnat", tables.Hook("filter", 0, -110), first),
             ("filter-output-pre-dnat", tables.Hook("filter", 3, -110), first),
             (
                 "filter-input",
                 tables.Hook("filter", 1, 0),
-                (f"{untranslated} nodeport-endpoints-check", f"{untranslated} service-endpoints-check", *ranges.refuse),
+                (f"{untranslated} nodeport-endpoints-check", f"{untranslated} service-endpoints-check", *refuse),
             ),
             ("filter-forward", tables.Hook("filter", 2, 0), (*checks, *fast)),
             ("filter-output", tables.Hook("filter", 3, 0), (*checks, *loopback)),
-            ("nat-prerouting", tables.Hook("nat", 0, -100), ("jump services", *ranges.translate)),
-            ("nat-output", tables.Hook("nat", 3, -100), ("jump services", *ranges.translate)),
+            ("nat-prerouting", tables.Hook("nat", 0, -100), ("jump services", *translate)),
+            ("nat-output", tables.Hook("nat", 3, -100), ("jump services", *translate)),
             ("nat-postrouting", tables.Hook("nat", 4, 100), ("jump masquerading",)),
         ]
 
@@ -334,9 +331,8 @@ class Ruleset:
             return [self._mark_packet, *onwards]
         if treatment == "policy-local":
             to_pick, to_external = onwards
-            short_cut = [f"{self._pods()} {to_pick}"] if self._ours.detector.implemented else []
             last = "nodeport-local-affinity" if name.nodeport else "local-affinity"
-            return [*short_cut, f"fib saddr type local {to_external}", f"goto {last}"]
+            return [*self._from_pods(to_pick), f"fib saddr type local {to_external}", f"goto {last}"]
         return affinity.client_rules(self.layout, name, self._key(name.nodeport), onwards)
 
     @property
@@ -347,12 +343,12 @@ class Ruleset:
         return _NODEPORT if nodeport else _SERVICE.format(ip=self.layout.ip)
 
     def _masquerade_cluster(self) -> tuple[str, ...]:
-        if self._world.masquerade_all:
-            return (self._mark_packet,)
-        return (f"{self._pods('!= ')} {self._mark_packet}",) if self._ours.detector.implemented else ()
+        return (self._mark_packet,) if self._world.masquerade_all else self._from_pods(self._mark_packet, "!= ")
 
-    def _pods(self, negation: str = "") -> str:
-        return pods_in_nft(self._ours.detector, self.layout.ip, negation)
+    def _from_pods(self, verdict: str, negation: str = "") -> tuple[str, ...]:
+        """Return the rule with this verdict for packets from pods; no rule if pods cannot be detected."""
+        detector = self._ours.detector
+        return (f"{pods_in_nft(detector, self.layout.ip, negation)} {verdict}",) if detector.implemented else ()
 
     def _dnat(self, endpoint_map: SetId, slot: str) -> str:
         to = f"meta l4proto @transports dnat {self.layout.ip} addr . port to"

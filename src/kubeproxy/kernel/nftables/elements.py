@@ -82,6 +82,7 @@ class Packer(NamedTuple):
         return self.before_key + key + self.before_data + data + self.after_data
 
 
+@lru_cache(maxsize=4096)
 def goto_frame(key_size: int, chain: bytes) -> tuple[bytes, bytes]:
     """Return the bytes before and after the key in an element of a verdict map with `goto chain`."""
     verdict = nl.nested(nfta.SET_ELEM_DATA, pack_value(RuleVerdict(GOTO, chain.decode())))

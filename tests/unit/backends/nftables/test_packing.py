@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 from hypothesis import given
 
-from kubeproxy.backends.nftables import packing
 from kubeproxy.backends.nftables.layout import OF_RANGES, SHARED, VERDICT_MAPS, Layout, SetId
 from kubeproxy.backends.nftables.packing import Packers, Transaction
 from kubeproxy.backends.nftables.render import render, translate
@@ -54,9 +53,7 @@ def verdict(part, start, end):
 
 
 def transaction(family, users=None):
-    return Transaction(
-        Packers(Layout(family, OF_RANGES)), {set_id: Counter() for set_id in SHARED} if users is None else users
-    )
+    return Transaction(Packers(family), {set_id: Counter() for set_id in SHARED} if users is None else users)
 
 
 def flat(kind, elements):
@@ -148,11 +145,3 @@ def test_shared_elements_are_added_for_the_first_service_and_removed_with_the_la
     third.release(SetId.CLUSTER_IPS, key)
     assert third.elements == 1
     assert not users[SetId.CLUSTER_IPS]
-
-
-def test_packed_verdicts_do_not_grow_with_chains_that_were(monkeypatch):
-    monkeypatch.setattr(packing, "_VERDICTS", 10)
-    packers = Packers(Layout(Family.IPV4, OF_RANGES))
-    for seconds in range(100):
-        packers.verdict(VERDICT_MAPS[0], b"pick-2-%ds" % seconds)
-        assert len(packers._verdicts) <= 10
