@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -173,32 +173,38 @@ class Elsewhere(Struct, frozen=True, rename="camel"):
     end: Literal["client", "destination"] = "client"
 
 
-def home(snapshot: Snapshot, source: bytes | None) -> Elsewhere | None:
-    """Return the other node of a client, or None if the client is on this node, or its node is unknown."""
-    planner, local = snapshot.planner, snapshot.addresses
-    if source is None or source in local:
-        return None
+class Home(NamedTuple):
+    """The node of a client, by slices, podCIDRs and the configured pod network."""
+
+    other: Elsewhere | None  # the client's node, or None if it is this node or unknown
+    is_own: bool  # the client is this node, or certainly a pod of this node
+    may_be_node: bool  # no endpoint, no pod and not this node has the address, but another Node may have it
+
+
+def home(snapshot: Snapshot, source: bytes | None) -> Home:
+    """Return the node of a client; `source` is None for this node. The proxy watches only its own Node."""
+    if source is None:
+        return Home(None, is_own=True, may_be_node=False)
+    planner, local, family = snapshot.planner, snapshot.addresses, family_of(source)
     own = planner.world.node_name
-    found = dict(nodes_of(snapshot, source))
-    if own in found:
-        return None
-    for node, slice_name in found.items():
-        return Elsewhere(node, f"{unpack(source)} is on {node}", f"nodeName in EndpointSlice {slice_name}")
-    networks = pod_cidrs(planner.nodes.get(own))
-    ranges = parse_networks(networks, family_of(source))
-    ours = planner.world.of(family_of(source))
+    node, found = planner.nodes.get(own), dict(nodes_of(snapshot, source))
+    used, networks, ours = used_pod_networks(node, family, local), pod_cidrs(node), planner.world.of(family)
     is_pod = ours is not None and ours.detector.holds(source, "")
-    # Some CNI plugins do not assign pod addresses from podCIDRs. This node's plugin assigns them from podCIDRs if this
-    # node has an address in its podCIDRs.
-    if (
-        is_pod
-        and not counted_host(planner.world, planner.nodes.get(own), source)
-        and not within(source, ranges)
-        and any(within(one, ranges) for one in local)
-    ):
-        reason = f"{unpack(source)} is a pod's, and of none of this node's pod networks ({', '.join(networks)})"
-        return Elsewhere("", reason, "spec.podCIDRs of this Node")
-    return None
+    other = None
+    if source not in local and own not in found:
+        if found:
+            where, slice_name = next(iter(found.items()))
+            other = Elsewhere(where, f"{unpack(source)} is on {where}", f"nodeName in EndpointSlice {slice_name}")
+        # Some CNI plugins do not assign pod addresses from podCIDRs. This node's plugin assigns them from podCIDRs if
+        # this node has an address in its podCIDRs.
+        elif (
+            is_pod
+            and used
+            and not (counted_host(planner.world, node, source) or within(source, parse_networks(networks, family)))
+        ):
+            reason = f"{unpack(source)} is a pod's, and of none of this node's pod networks ({', '.join(networks)})"
+            other = Elsewhere("", reason, "spec.podCIDRs of this Node")
+    return Home(other, own in found or within(source, used), not (is_pod or found or source in local))
 
 
 _NODES_OF_A_CLUSTER: Final = 8
@@ -217,26 +223,6 @@ def counted_host(world: Globals, node: Node | None, client: bytes) -> str:
     if any(ip_address(client) in one for one in near):
         return ""
     return next((unpack(one) for one in part.node_ips if part.detector.holds(one, "")), "")
-
-
-def is_own_pod(snapshot: Snapshot, source: bytes | None) -> bool:
-    """Return whether a client is a pod of this node, by its address in slices or in the podCIDRs of this Node."""
-    own, local = snapshot.planner.world.node_name, snapshot.addresses
-    if source is None or own in dict(nodes_of(snapshot, source)):
-        return True
-    return within(source, used_pod_networks(snapshot.planner.nodes.get(own), family_of(source), local))
-
-
-def stranger(snapshot: Snapshot, packet: Packet) -> bytes | None:
-    """Return the client's address if another Node may have it, else None. The proxy watches only its own Node. Another
-    Node may have the address if neither this node, nor an endpoint, nor a pod has it, and the destination is no address
-    of this node."""
-    source, local = packet.source, snapshot.addresses
-    if source is None or packet.interface or source in local or packet.destination in local:
-        return None
-    ours = snapshot.planner.world.of(family_of(source))
-    is_pod = ours is not None and ours.detector.holds(source, "")
-    return None if is_pod or any(nodes_of(snapshot, source)) else source
 
 
 def nodes_of(snapshot: Snapshot, address: bytes) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.ask.question import NODE, Elsewhere, counted_host, home, is_own_pod, nodes_of, stranger
+from kubeproxy.ask.question import NODE, Elsewhere, counted_host, home, nodes_of
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.config.modes import LOOPBACK_SWITCHES, spelled_out
 from kubeproxy.kernel.netlink.protocol import NetlinkError
@@ -146,11 +146,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
         return NODE if self.source == THIS_NODE else self.source
 
 
-WIDEN_CLUSTER_CIDR = (
-    "set clusterCIDR to the networks of all nodes' pods; this command first shows the effect on this node: "
-    "`kube-proxy plan "
-    "--cluster-cidr NETWORKS`"
-)
+_SHOWS = "; this command first shows the effect on this node: `kube-proxy plan --cluster-cidr NETWORKS`"
+WIDEN_CLUSTER_CIDR = f"set clusterCIDR to the networks of all nodes' pods{_SHOWS}"
 
 
 def unmasqueraded(local_mode: str, family: Family, counted: str = "") -> tuple[str, str]:
@@ -158,17 +155,13 @@ def unmasqueraded(local_mode: str, family: Family, counted: str = "") -> tuple[s
     `counted` is given, clusterCIDR contains this address of the Node; otherwise there is no pod network of the
     family."""
     if counted:
-        fix = "set clusterCIDR to the networks of pods only; this command first shows the effect on this node: "
         reason = f"clusterCIDR contains the Node's own address {counted}, so clients outside count as pods"
-        return reason, f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`"
+        return reason, f"set clusterCIDR to the networks of pods only{_SHOWS}"
     if local_mode == "NodeCIDR":
         fix = f"have the controller manager allocate {family.label} podCIDRs (--cluster-cidr), or use clusterCIDR"
         return f"the podCIDRs of this Node have no {family.label} network (detectLocalMode is NodeCIDR)", fix
-    fix = (
-        f"add the {family.label} network of all nodes' pods to clusterCIDR; this command first shows the effect "
-        "on this node: "
-    )
-    return f"clusterCIDR has no {family.label} network", f"{fix}`kube-proxy plan --cluster-cidr NETWORKS`"
+    fix = f"add the {family.label} network of all nodes' pods to clusterCIDR{_SHOWS}"
+    return f"clusterCIDR has no {family.label} network", fix
 
 
 NODEPORTS = "nodePortAddresses"  # the field of the configuration
@@ -206,23 +199,22 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     if made.outcome is Outcome.NOT_OURS and made.plan is None:
         made = _own_port(snapshot, packet) or _untranslated(snapshot, packet) or made
     made = _switched_off(snapshot, packet, made)
-    client = home(snapshot, packet.source)
+    client, is_local = home(snapshot, packet.source), packet.destination in snapshot.addresses
     direct = made.outcome is Outcome.FORWARDED and made.plan is None
-    ends_here = packet.destination in snapshot.addresses or (direct and home(snapshot, packet.destination) is None)
-    there = None if packet.interface or ends_here else client
-    why = _told(snapshot, packet, made, is_away=client is not None and there is None)
+    ends_here = is_local or (direct and home(snapshot, packet.destination).other is None)
+    there = None if packet.interface or ends_here else client.other
+    why = _told(snapshot, packet, made, is_away=client.other is not None and there is None)
     asked = made.plan is not None or packet.source == packet.destination  # a Node that connects to its own NodePort
-    unknown = stranger(snapshot, packet) if there is None and asked else None
+    is_unknown = asked and there is None and client.may_be_node and not (packet.interface or is_local)
+    unknown = packet.source if is_unknown else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
-    is_foreign = made.outcome is Outcome.NOT_OURS and packet.destination not in snapshot.addresses
-    hosted = packet.destination if is_foreign else None
+    hosted = packet.destination if made.outcome is Outcome.NOT_OURS and not is_local else None
     world, own = snapshot.planner.world, snapshot.planner.nodes.get(snapshot.planner.world.node_name)
     keeps = made.keeps_outside or (packet.source is not None and counted_host(world, own, packet.source))
-    is_own = is_own_pod(snapshot, packet.source)
-    kept = bool(keeps) and not is_own
-    node = client.node or "another node" if client is not None else ""
-    return Explained(why, made.plan, world, packet, unknown, hosted, made.policy, kept, is_own, node)
+    kept = bool(keeps) and not client.is_own
+    node = client.other.node or "another node" if client.other is not None else ""
+    return Explained(why, made.plan, world, packet, unknown, hosted, made.policy, kept, client.is_own, node)
 
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:
