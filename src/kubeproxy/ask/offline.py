@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import shlex
 import time
-from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -19,10 +18,8 @@ from kubeproxy.ask.snapshot import Planned, Snapshot
 from kubeproxy.ask.why import Explained
 from kubeproxy.config.options import Options, build_options
 from kubeproxy.config.pflag import parse
-from kubeproxy.engine.pacing import wait_briefly
 from kubeproxy.errors import ConfigError, NoAnswerError
 from kubeproxy.features import FEATURES
-from kubeproxy.model.events import Event
 from kubeproxy.model.planner import Planner
 from kubeproxy.model.world import Settings, Surroundings, build
 from kubeproxy.report.metrics import ProxyMetrics
@@ -100,31 +97,21 @@ async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | N
     NoAnswerError if a folder needs more than TIMEOUT; ConfigError if a folder cannot be a source; SourceError if a
     source fails permanently."""
     planner = Planner(build(settings, Surroundings()))
-    complete = asyncio.Event()
-
-    def deliver(events: Sequence[Event]) -> None:
-        planner.apply(events)
-        if planner.complete and (planner.nodes or not sources.knows_nodes):
-            complete.set()
-
     try:
-        sources = open_sources(options, settings.node_name, deliver, ProxyMetrics())
+        sources = open_sources(options, settings.node_name, planner.apply, ProxyMetrics())
     except ConfigError as error:
         if options.manifests:
             raise
         raise UnreadError(contact.unread(None, str(error))) from error
     work = [asyncio.ensure_future(part) for part in sources.work().values()]
+    begun = time.monotonic()
     try:
         async with asyncio.timeout(TIMEOUT):
-            ended = asyncio.ensure_future(_listed(complete, planner, sources))
-            await asyncio.wait([ended, *work], return_when=asyncio.FIRST_COMPLETED)
-            for part in work:
-                if part.done():
-                    part.result()
-            await ended
-            # The function also waits for resources that no plan needs, such as ServiceCIDRs. It polls the state of the
-            # watches, because a change of this state causes no event.
-            while planner.complete and _awaits_lists(sources.reach()):  # noqa: ASYNC110
+            # The function polls, because a change of the watches' state causes no event.
+            while not _is_read(planner, sources, begun):
+                for part in work:
+                    if part.done():
+                        part.result()
                 await asyncio.sleep(0.01)
     except TimeoutError:
         pass
@@ -140,17 +127,13 @@ async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | N
     return planner, reach
 
 
-async def _listed(complete: asyncio.Event, planner: Planner, sources: Sources) -> None:
-    begun = time.monotonic()
-    while not complete.is_set():
-        reach = sources.reach()
-        if reach is not None and (contact.hopeless(reach) or (reach.trouble and time.monotonic() - begun > UNREACHED)):
-            return
-        if planner.complete and reach is not None and all(one.synced for one in reach.watched):
-            return
-        await wait_briefly(complete, 0.05)
-
-
-def _awaits_lists(reach: Reach | None) -> bool:
+def _is_read(planner: Planner, sources: Sources, begun: float) -> bool:
+    """Return whether all objects are read, including those that no plan needs, such as ServiceCIDRs, or whether they
+    cannot be read."""
+    reach = sources.reach()
     watched = reach.watched if reach is not None else ()
-    return any(not (one.synced or one.connected or one.trouble) for one in watched)
+    has_node = planner.nodes or not sources.knows_nodes or all(one.synced for one in watched)
+    if planner.complete and has_node:
+        return all(one.synced or one.connected or one.trouble for one in watched)
+    is_late = time.monotonic() - begun > UNREACHED
+    return reach is not None and bool(contact.hopeless(reach) or (reach.trouble and is_late))

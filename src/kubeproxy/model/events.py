@@ -60,7 +60,7 @@ class Rejected(Struct, frozen=True):
 
 Event = Replaced | Upserted | Deleted | Rejected
 
-Sink = Callable[[Sequence[Event]], None]
+Sink = Callable[[Sequence[Event]], object]
 """A function that receives the events of one read. It runs on the event loop's thread, returns quickly and never
 raises."""
 
