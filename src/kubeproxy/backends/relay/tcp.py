@@ -184,7 +184,7 @@ class Connection(Struct, eq=False):
             return
         self._timer.cancel()
         self._timer = None
-        self._watch(server, EPOLLIN)
+        self._watch(server, self._client)
         self._client.watching = EPOLLIN
         try:
             self._path.watch(self._client.sock, self, EPOLLIN)
@@ -205,7 +205,8 @@ class Connection(Struct, eq=False):
         side, other = (self._client, server) if fd == self._client.fd else (server, self._client)
         try:
             if other.held is not None and events & (EPOLLOUT | EPOLLHUP):
-                self._flush(other, side)
+                sent = side.sock.send(other.held)
+                other.held = other.held[sent:] or None
             if side.held is None and not side.ended and events & (EPOLLIN | EPOLLHUP | EPOLLERR):
                 self._carry(side, other)
                 while events & EPOLLERR and side.held is None and not side.ended:
@@ -214,11 +215,15 @@ class Connection(Struct, eq=False):
             pass
         except OSError:
             events = EPOLLERR
-        if events & EPOLLERR or (side.shut and other.shut):
-            self._end(reset=bool(events & EPOLLERR))
-            return
-        self._watch(side, _wanted(side, other))
-        self._watch(other, _wanted(other, side))
+        if events & EPOLLERR:
+            self.close()
+        elif side.shut and other.shut:
+            for each in (side, other):
+                each.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_RESET)
+            self.close()
+        else:
+            self._watch(side, other)
+            self._watch(other, side)
 
     def _carry(self, side: _Side, other: _Side) -> None:
         came, rest = self._path.carry(side.fd, other.fd)
@@ -229,23 +234,13 @@ class Connection(Struct, eq=False):
             other.sock.shutdown(socket.SHUT_WR)
             side.shut = True
 
-    @staticmethod
-    def _flush(side: _Side, other: _Side) -> None:
-        if side.held is not None:
-            sent = other.sock.send(side.held)
-            side.held = side.held[sent:] if sent < len(side.held) else None
-
-    def _watch(self, side: _Side, events: int) -> None:
+    def _watch(self, side: _Side, other: _Side) -> None:
+        """Watch a side for bytes that the other side can take, and for room for bytes that the other side holds."""
+        reading = 0 if side.ended or side.held is not None else EPOLLIN
+        events = reading | (EPOLLOUT if other.held is not None else 0) or _NOTHING
         if side.watching != events:
             side.watching = events
             self._path.rewatch(side.fd, events)
-
-    def _end(self, *, reset: bool) -> None:
-        if not reset:
-            for side in (self._client, self._server):
-                if side is not None:
-                    side.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_RESET)
-        self.close()
 
     def close(self) -> None:
         """Close both connections; send a reset unless both streams have ended."""
@@ -255,8 +250,3 @@ class Connection(Struct, eq=False):
         self._drop_server()
         self._path.release(self._client.sock)
         self._path.descriptors.give(_KIND, 2)
-
-
-def _wanted(side: _Side, other: _Side) -> int:
-    reading = 0 if side.ended or side.held is not None else EPOLLIN
-    return reading | (EPOLLOUT if other.held is not None else 0) or _NOTHING
