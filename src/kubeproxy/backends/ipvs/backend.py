@@ -36,11 +36,6 @@ BATCH: Final = 2000
 EXAMINED: Final = 500
 """A thorough inspection compares the real servers of this many virtual servers; the next inspection continues."""
 
-TABLES_AT_ONCE: Final = (("filter", "nat"), ())
-TABLES_IN_TURN: Final = (("filter",), ("nat",))
-"""Two groups of iptables tables: those to write before the virtual servers, and those to write after the virtual
-servers."""
-
 
 class IpvsBackend:
     """Programs one family. `sync` is incremental, `resync` compares everything with the kernel's state."""
@@ -136,7 +131,7 @@ class IpvsBackend:
         # Rules that reject packets are written before the addresses that they protect. If all our jumps exist in nat,
         # the jumps may lead to chains of iptables mode, which serve Services; our nat chains are then written last.
         jumps = kernel.missing_jumps(self._rules)
-        first, last = TABLES_AT_ONCE if any(jump.table == "nat" for jump in jumps) else TABLES_IN_TURN
+        first, last = (("filter", "nat"), ()) if any(jump.table == "nat" for jump in jumps) else (("filter",), ("nat",))
         kernel.write_rules(self._rules, first, jumps)
         found = kernel.servers()
         yield from self._adopt(found)
@@ -179,7 +174,13 @@ class IpvsBackend:
     def upkeep(self) -> None:
         """Remove drained real servers; update NodePorts after a change of the node's addresses."""
         self._read_addresses()
-        self._follow(node_of(self._ours, self._there))
+        node = node_of(self._ours, self._there)
+        if node != self._node:
+            log.info("The addresses of the node changed family=%s count=%d", self.family.label, len(node.own))
+            self._node = node
+            for name, plans in self._plans.items():
+                self._desired.change(name, render(plans, node))
+            self._apply()
         now = self._clock()
         if due := self._draining.due(now):
             self._kernel.operate(list(self._draining.finished(self._kernel.connections(due), now)))
@@ -200,16 +201,6 @@ class IpvsBackend:
         if self._kernel.addresses_changed():
             self._there = self._kernel.addresses()
             self._misbound = self._there.bound != frozenset(self._desired.addresses)
-
-    def _follow(self, node: NodeAddresses) -> None:
-        """Compute the objects of all Services again if the node's addresses changed."""
-        if node == self._node:
-            return
-        log.info("The addresses of the node changed family=%s count=%d", self.family.label, len(node.own))
-        self._node = node
-        for name, plans in self._plans.items():
-            self._desired.change(name, render(plans, node))
-        self._apply()
 
     def _changed_counts(self) -> str:
         counts = self._kernel.counts()
