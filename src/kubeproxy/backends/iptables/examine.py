@@ -5,7 +5,7 @@ prints the desired rules in an empty network namespace."""
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -116,38 +116,27 @@ class IptablesExaminer(Examiner):
         Service; if the caller did not ask about that Service, the rule is reported without a Service."""
         for place in skeleton.SHARED:
             present = list(tables[place[0]].rules.get(place[1], ()))
+            wanted: list[tuple[ServiceName | None, str]] = [
+                (name, part.get(place, "")) for name, entry in contents.entries.items() for part in entry.shared
+            ]
             if place == skeleton.NAT_SERVICES:
-                present, last = self._without_last(present)
-                if last is not None:
-                    yield last
+                wanted.append((None, skeleton.nodeport_rules(self._settings)))
+                if (right := sorted(present, key=_goes_last)) != present:
+                    yield Suspect(place, None, "".join(right), present)
             left = Counter(present)
-            lacking: dict[ServiceName | None, list[str]] = {}
-            surplus: dict[ServiceName | None, list[str]] = {}
-            for name, entry in contents.entries.items():
-                for rule in (line for part in entry.shared for line in part.get(place, "").splitlines(keepends=True)):
-                    printed = as_saved(rule, self.family)
-                    if left[printed] > 0:
-                        left[printed] -= 1
-                    else:
-                        lacking.setdefault(name, []).append(rule)
+            lacking: defaultdict[ServiceName | None, list[str]] = defaultdict(list)
+            surplus: defaultdict[ServiceName | None, list[str]] = defaultdict(list)
+            for name, rule in ((name, rule) for name, rules in wanted for rule in rules.splitlines(keepends=True)):
+                printed = as_saved(rule, self.family)
+                if left[printed] > 0:
+                    left[printed] -= 1
+                else:
+                    lacking[name].append(rule)
             for rule in left.elements():
                 owner = owner_of(rule)
-                surplus.setdefault(owner if owner in asked else None, []).append(rule)
+                surplus[owner if owner in asked else None].append(rule)
             for service in lacking.keys() | surplus.keys():
-                wanted = "".join(lacking.get(service, ()))
-                yield Suspect(place, service, wanted, surplus.get(service, ()), ordered=False)
-
-    def _without_last(self, present: list[str]) -> tuple[list[str], Suspect | None]:
-        """Return the rules of KUBE-SERVICES without jumps to KUBE-NODEPORTS, and a Suspect if these jumps differ."""
-        wanted = skeleton.nodeport_rules(self._settings)
-        rules = [rule for rule in present if not rule.endswith(" -j KUBE-NODEPORTS\n")]
-        last = [rule for rule in present if rule.endswith(" -j KUBE-NODEPORTS\n")]
-        at_the_end = present[len(rules) :] == last
-        printed = as_saved(wanted, self.family).splitlines(keepends=True)
-        suspect = Suspect(skeleton.NAT_SERVICES, None, wanted, last)
-        if not at_the_end:
-            suspect = suspect._replace(wanted="".join(rules) + wanted, present=present)
-        return rules, None if at_the_end and sorted(last) == sorted(printed) else suspect
+                yield Suspect(place, service, "".join(lacking[service]), surplus[service], ordered=False)
 
     def _confirmed(self, suspects: Sequence[Suspect], contents: Contents, tables: Tables) -> Iterator[Finding]:
         words = _Words(self.family, contents, tables["nat"].rules)
@@ -171,6 +160,10 @@ def _possible(contents: Contents, own: dict[str, ServiceName]) -> dict[str, Serv
     ends = [(end, name) for name, entry in contents.entries.items() for end in entry.suffixes]
     possible = {prefix + end: name for end, name in ends for prefix in _ROLES}
     return possible | own
+
+
+def _goes_last(rule: str) -> bool:
+    return rule.endswith(" -j KUBE-NODEPORTS\n")
 
 
 def _where(place: skeleton.Place, family: Family) -> str:
