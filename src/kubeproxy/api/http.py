@@ -15,7 +15,7 @@ from kubeproxy.api.cluster import Cluster, connection_reason
 from kubeproxy.api.connection import OBJECT, ApiConnection, BytesSink, Exchange, is_looked_up
 from kubeproxy.api.credentials import Headers
 from kubeproxy.api.proxy import open_tunnel
-from kubeproxy.api.source import Trouble
+from kubeproxy.api.source import Route, Trouble
 from kubeproxy.api.status import ConnectionFailed, StatusError, decode_status
 from kubeproxy.engine.pacing import wait_briefly
 from kubeproxy.release import NUMBER, architecture
@@ -31,7 +31,6 @@ _ACCEPT = "application/json;drop=metadata.managedFields"  # KEP-5958; an older A
 _MAX_IDLE = 4
 _IDLE_LIFETIME = 60.0
 _HAPPY_EYEBALLS_DELAY = 0.25  # RFC 8305, 5
-_MOST_PLACES = 64
 
 
 class Finished(NamedTuple):
@@ -51,20 +50,6 @@ OnRequest = Callable[[Finished], None]
 def user_agent() -> str:
     """Return the User-Agent of this program, in the form of the Go components."""
     return f"kube-proxy/v{NUMBER} (linux/{architecture()}) kubernetes/python"
-
-
-class Route:
-    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it."""
-
-    def __init__(self) -> None:
-        self.places: frozenset[tuple[str, int]] = frozenset()
-        self.changed: Callable[[], None] = lambda: None  # called before the first connection to a new address
-
-    def take(self, places: frozenset[tuple[str, int]]) -> None:
-        """Add addresses. Some earlier addresses are kept, because open connections may use them."""
-        if not places <= self.places:
-            self.places = places | (self.places if len(self.places) < _MOST_PLACES else frozenset())
-            self.changed()
 
 
 class Contact:

@@ -24,6 +24,7 @@ although a device in between keeps it open."""
 REPEAT: Final = 60.0
 """Seconds after which a continuing failure is logged again, so that it is visible at the end of a log."""
 
+_MOST_PLACES: Final = 64
 NO_HEADLESS: Final = "!service.kubernetes.io/headless"
 NO_CLUSTER_IP_NONE: Final = "spec.clusterIP!=None"
 
@@ -62,6 +63,20 @@ def targets(node_name: str, proxy_name: str = "") -> tuple[WatchTarget, ...]:
             resource="servicecidrs", path=f"/apis/{networking}/v1/servicecidrs", api_group=networking, optional=True
         ),
     )
+
+
+class Route:
+    """The resolved addresses and ports of the API server, or of the HTTP proxy in front of it."""
+
+    def __init__(self) -> None:
+        self.places: frozenset[tuple[str, int]] = frozenset()
+        self.changed: Callable[[], None] = lambda: None  # called before the first connection to a new address
+
+    def take(self, places: frozenset[tuple[str, int]]) -> None:
+        """Add addresses. Some earlier addresses are kept, because open connections may use them."""
+        if not places <= self.places:
+            self.places = places | (self.places if len(self.places) < _MOST_PLACES else frozenset())
+            self.changed()
 
 
 class Trouble(Struct):

@@ -164,7 +164,7 @@ class _Following:
         node = known.nodes.get(settings.node_name)
         cidrs = [cidr for cidrs in known.service_cidrs.values() for cidr in cidrs]
         local = host.packed_local_addresses(settings.families)
-        planner = Planner(build(settings, Surroundings(node, cidrs, local, self._sources.servers())))
+        planner = Planner(build(settings, Surroundings(node, cidrs, local, self._sources.route.places)))
         planner.adopt(known.services, known.slices)
         return planner
 

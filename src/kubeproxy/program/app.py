@@ -220,10 +220,10 @@ class App:
             pace,
             partial(host.packed_local_addresses, settings.families),
             node_timeout=self._sources.node_timeout,
-            servers=self._sources.servers,
+            servers=lambda: sources.route.places,
         )
         self._suspects = [read for each in backends if (read := each.abilities.suspects) is not None]
-        self._sources.follow_servers(self._engine.addresses_changed)
+        sources.route.changed = self._engine.addresses_changed
         self._journal.engine = self._engine
         snapshot = Snapshot(
             options, mode, self._engine, self._health, sources.reach, time.time(), journal=self._journal

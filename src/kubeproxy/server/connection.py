@@ -142,7 +142,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Parse bytes from the client, and begin to answer complete requests."""
         parser = self._parser
         if self._closing or parser is None:
-            self._discard(len(data))
+            # Each read takes time of the event loop, so bytes without an answer are limited.
+            self._received += len(data)
+            if self._received > LINGER_BYTES:
+                self.abort()
             return
         if self._received == 0:
             self._wait(REQUEST_SECONDS)
@@ -294,10 +297,15 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def _refuse(self, status: int) -> None:
-        if not self._closing:
+        """Refuse a request. Close for writing, and later completely, because a close with unread data resets the
+        connection."""
+        if not self._closing and self._transport is not None:
             text = f"{status} {HTTPStatus(status).phrase}\n".encode()
             self._send(Response(status, TEXT, text), "1.1", body=True, keep=False)
-            self._linger()
+            self._closing = True
+            self._received = 0
+            self._transport.write_eof()
+            self._wait(LINGER_SECONDS)
             self._budget.spend(self._client, REFUSAL_SECONDS, remote=self._is_remote)
 
     def _close(self) -> None:
@@ -305,21 +313,6 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._closing = True
             self._transport.close()
             self._wait(REQUEST_SECONDS)
-
-    def _linger(self) -> None:
-        """Close for writing, and later completely, because a close with unread data resets the connection."""
-        if not self._closing and self._transport is not None:
-            self._closing = True
-            self._received = 0
-            self._transport.write_eof()
-            self._wait(LINGER_SECONDS)
-
-    def _discard(self, size: int) -> None:
-        """Count bytes that arrive on a connection without further answers, and drop the connection after LINGER_BYTES,
-        because each read takes time of the event loop."""
-        self._received += size
-        if self._received > LINGER_BYTES:
-            self.abort()
 
     def _is_closing(self) -> bool:
         return self._closing

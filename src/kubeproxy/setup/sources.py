@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubeproxy.api.source import Reach, ResourceStatus, why_stale
+from kubeproxy.api.source import Reach, ResourceStatus, Route, why_stale
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.engine.pacing import TokenBucket
@@ -54,6 +54,7 @@ class ManifestSources:
 
         self._folder = Path(folder)
         self._source = ManifestSource(folder, sink, node_name)
+        self.route = Route()  # the addresses and ports at which the API server is reached
 
     def files(self) -> Sequence[str]:
         """Return the files and folders that are read again while the program runs."""
@@ -70,13 +71,6 @@ class ManifestSources:
     def reach(self) -> Reach | None:
         """Return the state of the connection to the API server, or None without an API server."""
         return None
-
-    def servers(self) -> frozenset[tuple[str, int]]:
-        """Return the addresses and ports at which the API server is reached."""
-        return frozenset()
-
-    def follow_servers(self, changed: Callable[[], None]) -> None:
-        """Set a function to call before each connection to a new address of the API server."""
 
     async def nodes(self) -> Mapping[bytes, str]:
         """Return the names of all Nodes by packed address. Raises KubeProxyError."""
@@ -112,6 +106,7 @@ class _ApiSources:
         self.plugin = cluster.credentials.program
         self.node_timeout = NODE_CIDR_TIMEOUT if options.config.local_mode == "NodeCIDR" else NODE_TIMEOUT
         self._client = HttpClient(cluster, on_request=partial(_finished, metrics))
+        self.route = self._client.places
         # The limit applies only to requests that write: Events, because their number is unbounded, and a patch of the
         # Node.
         self._take_turn = rate_limit(client.qps, client.burst)
@@ -144,12 +139,6 @@ class _ApiSources:
             watched=tuple(status.standing(now) for status in self._source.statuses.values()),
             certificates=self._cluster.certificates,
         )
-
-    def servers(self) -> frozenset[tuple[str, int]]:
-        return self._client.places.places
-
-    def follow_servers(self, changed: Callable[[], None]) -> None:
-        self._client.places.changed = changed
 
     async def nodes(self) -> Mapping[bytes, str]:
         from kubeproxy.api.lists import node_names  # noqa: PLC0415 - loaded for the first question

@@ -8,7 +8,8 @@ import pytest
 
 from kubeproxy.api import http
 from kubeproxy.api.connection import LEAST_PROGRESS, LIST, MAX_OVERHEAD, OBJECT, Exchange
-from kubeproxy.api.http import HttpClient, Route
+from kubeproxy.api.http import HttpClient
+from kubeproxy.api.source import Route
 from kubeproxy.api.status import (
     ConnectionFailed,
     MalformedAnswer,

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kubeproxy.api.source import Route
 from kubeproxy.backends.mode import Abilities, Operations
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import KubeProxyConfiguration
@@ -28,7 +29,7 @@ class Sources:
         return ["/token"]
 
     def __init__(self, steps):
-        self.steps = steps
+        self.steps, self.route = steps, Route()
         steps.append("sources")
 
     async def close(self):
@@ -36,12 +37,6 @@ class Sources:
 
     def node_timeout(self, needs_pod_cidrs):
         return 0.0
-
-    def servers(self):
-        return frozenset()
-
-    def follow_servers(self, changed):
-        self.changed = changed
 
 
 @pytest.fixture
