@@ -103,23 +103,21 @@ async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | N
         if options.manifests:
             raise
         raise UnreadError(contact.unread(None, str(error))) from error
-    work = [asyncio.ensure_future(part) for part in sources.work().values()]
+    work = asyncio.ensure_future(sources.run())
     begun = time.monotonic()
     try:
         async with asyncio.timeout(TIMEOUT):
             # The function polls, because a change of the watches' state causes no event.
             while not _is_read(planner, sources, begun):
-                for part in work:
-                    if part.done():
-                        part.result()
+                if work.done():
+                    work.result()
                 await asyncio.sleep(0.01)
     except TimeoutError:
         pass
     finally:
         reach = sources.reach()
-        for part in work:
-            part.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
         await sources.close()
     if not planner.complete:
         late = f"the objects could not be read within {TIMEOUT:.0f} s"

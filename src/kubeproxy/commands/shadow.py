@@ -110,21 +110,19 @@ class _Following:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        work = [asyncio.ensure_future(part) for part in self._sources.work().values()]
+        source = asyncio.ensure_future(self._sources.run())
         gc.disable()  # a comparison creates millions of values without cycles
         try:
             while not stop.is_set() and time.monotonic() < end:
-                for part in work:
-                    if part.done():
-                        part.result()
+                if source.done():
+                    source.result()
                 if self._is_up_to_date() and self._is_due(time.monotonic()):
                     await self._compare()
                     gc.collect()
                 await wait_briefly(stop, 0.2)
         finally:
-            for part in work:
-                part.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            source.cancel()
+            await asyncio.gather(source, return_exceptions=True)
             await self._sources.close()
         self._report.until = _time(time.time())
         self._report.lasted = self._grouped_by_kind(self._shadow.lasted)

@@ -284,7 +284,7 @@ class App:
             "first sync": self._after_first_sync(),
             "journal": self._journal.run(),
             "systemd": self._systemd.run(self._health.healthy, self._summary),
-            **self._sources.work(),
+            "source": self._sources.run(),
         }
         if EJECTION.supported(self._mode.name):
             work["ejection"] = Ejector(self._engine, self._suspects).run()

@@ -16,7 +16,6 @@ from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qs
 
 from kubeproxy.registry import CONTENT_TYPE, CounterMetric, GaugeMetric, Histogram, MetricFamily, MetricRegistry, Single
 from kubeproxy.release import architecture, build
@@ -384,8 +383,7 @@ def health_pages() -> Mapping[str, Handler]:
     results = registry.counter("kubernetes_healthchecks_total", text, "name", "type", "status")
 
     def healthz(request: Request) -> Response:
-        query = parse_qs(request.query, keep_blank_values=True)
-        excluded = query.get("exclude", [])
+        excluded = [value for name, value in request.parameters if name == "exclude"]
         if _PING in excluded:
             lines = [f"[+]{_PING} excluded: ok"]
         else:
@@ -395,7 +393,7 @@ def health_pages() -> Mapping[str, Handler]:
         if unknown := sorted(set(excluded) - {_PING}):
             names = ",".join(f'"{name}"' for name in unknown)
             lines.append(f"warn: some health checks cannot be excluded: no matches for {names}")
-        if "verbose" not in query:
+        if "verbose" not in dict(request.parameters):
             return Response(200, TEXT, b"ok")
         return Response(200, TEXT, "\n".join([*lines, "healthz check passed", ""]).encode())
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kubeproxy.api.source import Reach, ResourceStatus, Route, why_stale
 from kubeproxy.config.gates import gate_enabled
@@ -54,15 +54,12 @@ class ManifestSources:
 
         self._folder = Path(folder)
         self._source = ManifestSource(folder, sink, node_name)
+        self.run = self._source.run  # delivers events until cancelled
         self.route = Route()  # the addresses and ports at which the API server is reached
 
     def files(self) -> Sequence[str]:
         """Return the files and folders that are read again while the program runs."""
         return [str(path) for path in (self._folder, *sorted(self._folder.glob("*")))]
-
-    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Return the coroutines to run until cancelled, by name."""
-        return {"manifests": self._source.run()}
 
     def stale(self) -> str | None:
         """Return the reason why the objects may be outdated, or None if they are current."""
@@ -119,14 +116,12 @@ class _ApiSources:
         for resource, status in self._source.statuses.items():
             metrics.own.staleness.labels(resource).follow(partial(_staleness, status))
         cluster.on_certificates(metrics.own.show_certificates)
+        self.run = self._source.run
         self.post = self._post
         self.patch = self._patch
 
     def files(self) -> Sequence[str]:
         return self._cluster.files
-
-    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        return {"watch": self._source.run()}
 
     def stale(self) -> str | None:
         return why_stale(self._source.statuses.values(), self._client.contact.trouble, time.monotonic())

@@ -6,11 +6,9 @@ import asyncio
 import json
 import os
 import shlex
-from collections.abc import Coroutine
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -432,8 +430,8 @@ class OutOfReach:
         ]
         self._reach = Reach(server="https://h:6443", trouble=trouble, watched=tuple(watched), certificates={})
 
-    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        return {"watch": asyncio.Event().wait()}  # type: ignore[dict-item]
+    async def run(self) -> None:
+        await asyncio.Event().wait()
 
     def reach(self) -> Reach:
         return self._reach
