@@ -117,8 +117,6 @@ class _ApiSources:
             metrics.own.staleness.labels(resource).follow(partial(_staleness, status))
         cluster.on_certificates(metrics.own.show_certificates)
         self.run = self._source.run
-        self.post = self._post
-        self.patch = self._patch
 
     def files(self) -> Sequence[str]:
         return self._cluster.files
@@ -144,11 +142,11 @@ class _ApiSources:
     async def close(self) -> None:
         await self._client.close()
 
-    async def _post(self, method: str, path: str, body: bytes) -> int:
+    async def post(self, method: str, path: str, body: bytes) -> int:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         return await self._send(method, path, body, kind)
 
-    async def _patch(self, path: str, body: bytes) -> int:
+    async def patch(self, path: str, body: bytes) -> int:
         return await self._send("PATCH", path, body, "application/json-patch+json")
 
     async def _send(self, method: str, path: str, body: bytes, kind: str) -> int:
