@@ -11,7 +11,7 @@ from kubeproxy.features import BALANCING, EJECTION, PROXY_NAME
 from kubeproxy.model.addresses import PORT_BYTES, Family, Range, unpack, within
 from kubeproxy.model.balancing import GROWN, BalanceRequests, Growth, asks, balance_requests, balanced, room_for
 from kubeproxy.model.ejection import Failures, ejecting, too_many, wrong_request
-from kubeproxy.model.endpoints import Slice, Viewpoint, offers, select
+from kubeproxy.model.endpoints import Slice, offers, select
 from kubeproxy.model.objects import PROXY_LABEL, Service
 from kubeproxy.model.plan import (
     NOTHING,
@@ -136,8 +136,7 @@ def _plan(
     accessible = len(frontends) > 1 or (facts.kinds is not None and _CLUSTER_IP not in facts.kinds)
     uses_cluster = accessible or policies.internal is _EVERYWHERE
     uses_local = policies.internal is _HERE or (accessible and policies.external is _HERE)
-    view = _viewpoint(world.node_name, world.zone)
-    chosen, ejected = select(offered, view, uses_cluster, uses_local), None
+    chosen, ejected = select(offered, world, uses_cluster, uses_local), None
     if failures is not None:
         chosen, ejected = ejecting(chosen, failures, port.protocol)
     ours = world.of(family)
@@ -219,9 +218,6 @@ def _allowed(facts: ServiceFacts, family: Family, world: Globals) -> tuple[Range
     if any(within(ip, ranges) for ip in node_ips):
         return (*ranges, *[(address, address) for address in balancers])
     return ranges
-
-
-_viewpoint = lru_cache(maxsize=8)(Viewpoint)
 
 
 def _frontends(facts: ServiceFacts, port: SpecPort, family: Family, cluster_ip: bytes) -> tuple[Frontend, ...]:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from kubeproxy.model import objects
 from kubeproxy.model.addresses import FAMILIES, PORT_BYTES, PROTOCOLS, Family, family_of, pack
-from kubeproxy.model.plan import Pool, Problem
+from kubeproxy.model.plan import Globals, Pool, Problem
 
 
 class Endpoint(Struct, frozen=True, gc=False):
@@ -235,13 +235,6 @@ class Selection(NamedTuple):
     usable: bool  # whether an endpoint on any node can take a connection
 
 
-class Viewpoint(NamedTuple):
-    """The node and zone for which endpoints are selected."""
-
-    node: str
-    zone: str
-
-
 NONE = Selection((), (), (), (), False)
 
 
@@ -254,15 +247,15 @@ def offers(slices: Iterable[Slice]) -> Mapping[tuple[str, int], Sequence[tuple[S
     return found
 
 
-def select(matched: Sequence[tuple[Slice, int]], view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:
+def select(matched: Sequence[tuple[Slice, int]], world: Globals, uses_cluster: bool, uses_local: bool) -> Selection:
     """Return the pools of a service port from the slices that contain the port. `uses_cluster` and `uses_local`:
     whether the Service's policies use the cluster pool, and the local pool; an unused pool is empty."""
     if not matched:
         return NONE
     for piece, _ in matched:
         if piece.particular is not None:
-            return _select_any(_merge(matched, view.node), view, uses_cluster, uses_local)
-    return _select_all(matched, view.node, uses_cluster, uses_local)
+            return _select_any(_merge(matched, world.node_name), world, uses_cluster, uses_local)
+    return _select_all(matched, world.node_name, uses_cluster, uses_local)
 
 
 def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: bool, uses_local: bool) -> Selection:
@@ -300,32 +293,32 @@ def _rank(e: Endpoint, node: str) -> tuple[bool, bool, bool, bool, tuple[str, ..
     return not e.terminating, e.node == node, e.ready, e.serving, e.zones, e.nodes, e.node
 
 
-def _select_any(merged: dict[bytes, Endpoint], view: Viewpoint, uses_cluster: bool, uses_local: bool) -> Selection:
+def _select_any(merged: dict[bytes, Endpoint], world: Globals, uses_cluster: bool, uses_local: bool) -> Selection:
+    node = world.node_name
     ready = {d: e for d, e in merged.items() if e.ready}
     draining = {d: e for d, e in merged.items() if not e.ready and e.serving and e.terminating}
     cluster: Pool = ()
     if uses_cluster:
-        reachable = _topology(ready.values(), view)
+        reachable = _topology(ready.values(), node, world.zone)
         cluster = tuple(sorted(d for d, e in ready.items() if reachable(e)) or sorted(draining))
     local: Pool = ()
     if uses_local:
-        node = view.node
         local = tuple(
             sorted(d for d, e in ready.items() if e.node == node)
             or sorted(d for d, e in draining.items() if e.node == node)
         )
-    here = {merged[d].address for d in (*cluster, *local) if merged[d].node == view.node}
+    here = {merged[d].address for d in (*cluster, *local) if merged[d].node == node}
     serving = tuple(sorted(d for d, e in merged.items() if e.ready or e.serving))
     return Selection(cluster, local, serving, tuple(sorted(here)), bool(ready or draining))
 
 
-def _topology(ready: Iterable[Endpoint], view: Viewpoint) -> Callable[[Endpoint], bool]:
+def _topology(ready: Iterable[Endpoint], node: str, zone: str) -> Callable[[Endpoint], bool]:
     """Return the filter that applies hints: by node if every endpoint has node hints and a hint names this node; else
     by zone if every endpoint has zone hints and a hint names this zone; else no endpoint is
     filtered out. Source: KEP-3015 (PreferSameNode, PreferSameZone), KEP-2433."""
     endpoints = list(ready)
-    if endpoints and all(e.nodes for e in endpoints) and any(view.node in e.nodes for e in endpoints):
-        return lambda e: view.node in e.nodes
-    if endpoints and view.zone and all(e.zones for e in endpoints) and any(view.zone in e.zones for e in endpoints):
-        return lambda e: view.zone in e.zones
+    if endpoints and all(e.nodes for e in endpoints) and any(node in e.nodes for e in endpoints):
+        return lambda e: node in e.nodes
+    if endpoints and zone and all(e.zones for e in endpoints) and any(zone in e.zones for e in endpoints):
+        return lambda e: zone in e.zones
     return lambda _: True
