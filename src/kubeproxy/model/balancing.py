@@ -249,17 +249,13 @@ def _weights(slices: Iterable[Slice], port: tuple[str, int], asked: BalanceReque
     """Return the weights below FULL of a port's (name, protocol) destinations; the smallest of a destination's weights
     applies."""
     found: dict[bytes, int] = {}
-    nodes, zones = asked.nodes, asked.zones
     for piece in slices:
         most = FULL if piece.weight is None else piece.weight
-        for index, number in [(i, p.port) for i, p in enumerate(piece.ports) if (p.name, p.protocol) == port]:
-            if piece.particular is None:
-                placed = list(zip(piece.destinations[index], piece.nodes, piece.zones, strict=True))
-            else:
-                placed = [(e.address + PORT_BYTES[number], e.node, e.zone) for e in piece.particular]
-            for destination, node, zone in placed:
-                weight = min(most, nodes.get(node, FULL), zones.get(zone, FULL))
+        for number in [p.port for p in piece.ports if (p.name, p.protocol) == port]:
+            for one in piece.endpoints:
+                weight = min(most, asked.nodes.get(one.node, FULL), asked.zones.get(one.zone, FULL))
                 if weight < FULL:
+                    destination = one.address + PORT_BYTES[number]
                     found[destination] = min(weight, found.get(destination, FULL))
     return found
 
