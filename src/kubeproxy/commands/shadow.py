@@ -195,7 +195,7 @@ class _Following:
 
     async def _judge(self, fresh: Sequence[Episode], known: Planner) -> None:
         strict = made_strict(self._config)
-        witnesses = [(each.difference.family, each.difference.found.witness) for each in fresh]
+        witnesses = [(each.difference.family, each.difference.witness) for each in fresh]
         try:
             planner = self._planner_for(settings_of_compared(self._facts, strict), known)
             reasons = await asyncio.to_thread(on_purpose, strict, planner, witnesses) if fresh else ()
@@ -208,8 +208,8 @@ class _Following:
     def _grouped_by_kind(self, episodes: Iterable[Episode]) -> tuple[LastedDifference, ...]:
         groups: dict[tuple[object, ...], list[Episode]] = {}
         for each in episodes:
-            family, found = each.difference
-            groups.setdefault((family, found.text, each.declared, each.ended), []).append(each)
+            family, witness = each.difference
+            groups.setdefault((family, witness.text, each.declared, each.ended), []).append(each)
         return tuple(
             LastedDifference(
                 family=family.label,
@@ -223,7 +223,7 @@ class _Following:
                 ended=group[0].ended,
             )
             for group in groups.values()
-            for family, (_, witness) in [group[0].difference]
+            for family, witness in [group[0].difference]
         )
 
     def _say(self, text: str) -> None:

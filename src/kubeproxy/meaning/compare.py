@@ -57,19 +57,16 @@ class Witness(NamedTuple):
     first: Shares
     second: Shares
 
+    @property
+    def text(self) -> str:
+        """The kind of the difference."""
+        return f"{_described(self.first)} / {_described(self.second)}"
+
 
 class WitnessGroup(NamedTuple):
-    """Differences of one kind: their description, the number of classes, and a witness."""
+    """Differences of one kind: the number of classes, and a witness."""
 
-    text: str
     classes: int
-    witness: Witness
-
-
-class UnitDifference(NamedTuple):
-    """A difference in one unit. The description is equal for all differences of a kind."""
-
-    text: str
     witness: Witness
 
 
@@ -80,14 +77,14 @@ class Comparison(NamedTuple):
     classes: int
     causes: tuple[WitnessGroup, ...]
     unknown: tuple[str, ...]
-    differences: tuple[UnitDifference, ...]
+    differences: tuple[Witness, ...]
 
 
 def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Comparison:
     """Compare two rulesets for all packets. If a unit has no difference, no other unit of its shape is compared."""
     comparing, shapes = _Comparing(first, second, place), Shapes((first, second), place)
     known: dict[object, _Compared] = {}
-    classes, causes, differences = 0, dict[str, tuple[int, Witness]](), list[UnitDifference]()
+    classes, causes, differences = 0, dict[str, WitnessGroup](), list[Witness]()
     for unit in shapes.units():
         shape = shapes.shape(unit)
         result = known.get(shape)
@@ -97,11 +94,10 @@ def compare(first: CompiledRules, second: CompiledRules, place: NodePlace) -> Co
         if not result.leaves_out:
             known[shape] = result
         classes += result.classes
-        for text, witness in result.causes:
-            number, earliest = causes.get(text, (0, witness))
-            causes[text] = number + 1, earliest
-    groups = tuple([WitnessGroup(text, *each) for text, each in causes.items()])
-    return Comparison(classes, groups, tuple(sorted(comparing.unknown)), tuple(differences))
+        for witness in result.causes:
+            number, earliest = causes.get(witness.text, (0, witness))
+            causes[witness.text] = WitnessGroup(number + 1, earliest)
+    return Comparison(classes, tuple(causes.values()), tuple(sorted(comparing.unknown)), tuple(differences))
 
 
 def outcomes(ruleset: CompiledRules, place: NodePlace, packet: FirstPacket) -> Shares:
@@ -128,7 +124,7 @@ class _Compared(NamedTuple):
     never picked, because no random number has their key; then units of the same shape may have different outcomes."""
 
     classes: int
-    causes: tuple[UnitDifference, ...]
+    causes: tuple[Witness, ...]
     leaves_out: bool
 
 
@@ -140,7 +136,7 @@ class _Comparing:
         self.unknown: set[str] = set()
 
     def compared(self, unit: Unit) -> _Compared:
-        classes, causes = 0, list[UnitDifference]()
+        classes, causes = 0, list[Witness]()
         for walk in self._walks:
             walk.leaves_out = False
         for here in (False, True):
@@ -153,8 +149,7 @@ class _Comparing:
             causes += [self._cause(unit.destination, box, sides) for box in (() if unknown else _unequal(*sides))]
         return _Compared(classes, tuple(causes), any(walk.leaves_out for walk in self._walks))
 
-    def _cause(self, destination: int, box: Box, leaves: Sequence[Sequence[Leaf]]) -> UnitDifference:
-        sides = [_shares(each, box) for each in leaves]
+    def _cause(self, destination: int, box: Box, leaves: Sequence[Sequence[Leaf]]) -> Witness:
         family = ipaddress.IPv4Address if self._place.bits == 32 else ipaddress.IPv6Address
         packet = FirstPacket(
             str(family(_example(box.sources, self._place.bits))),
@@ -163,7 +158,7 @@ class _Comparing:
             self._interfaces.example(box.inputs),
             self._interfaces.example(box.outputs),
         )
-        return UnitDifference(f"{_described(sides[0])} / {_described(sides[1])}", Witness(packet, *sides))
+        return Witness(packet, *(_shares(each, box) for each in leaves))
 
 
 class Box(NamedTuple):

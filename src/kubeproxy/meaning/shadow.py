@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.meaning.compare import FirstPacket, Shares, UnitDifference
+from kubeproxy.meaning.compare import FirstPacket, Shares, Witness
 from kubeproxy.model.addresses import Family
 
 
@@ -17,13 +17,13 @@ class FamilyDifference(NamedTuple):
     """Packets of a family with different outcomes in the two rulesets."""
 
     family: Family
-    found: UnitDifference
+    witness: Witness
 
     @property
     def identity(self) -> tuple[Family, FirstPacket, Shares]:
         """The packet with its present outcome. Each late write of a slow proxy changes this outcome. The same outcome
         after the grace period therefore means that a proxy has not written, or has written wrong rules."""
-        return self.family, self.found.witness.packet, self.found.witness.first
+        return self.family, self.witness.packet, self.witness.first
 
 
 class Episode(Struct, eq=False):

@@ -62,7 +62,7 @@ def test_the_result_is_that_of_all_units_one_by_one(seed: int, monkeypatch: pyte
 
     def result() -> tuple[object, ...]:
         found = compared(*rules)
-        return found.classes, sorted((cause.text, cause.classes) for cause in found.causes), found.unknown
+        return found.classes, sorted((cause.witness.text, cause.classes) for cause in found.causes), found.unknown
 
     by_shape = result()
     monkeypatch.setattr(Shapes, "shape", lambda _, unit: unit)
@@ -114,4 +114,4 @@ def test_each_lookup_of_a_client_that_goes_is_found(program: str) -> None:
     for number in lookups[:: stride(1)]:
         causes = compared(before, recorded(program, [*lines[:number], *lines[number + 1 :]])).causes
         assert causes
-        assert all("remembered" in cause.text for cause in causes)
+        assert all("remembered" in cause.witness.text for cause in causes)

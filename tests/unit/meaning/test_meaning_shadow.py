@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.meaning import compare
-from kubeproxy.meaning.compare import EACH, FirstPacket, UnitDifference, Witness
+from kubeproxy.meaning.compare import EACH, FirstPacket, Witness
 from kubeproxy.meaning.flow import PacketOutcome
 from kubeproxy.meaning.shadow import FamilyDifference, Shadow
 from kubeproxy.model.addresses import Family
@@ -19,13 +19,11 @@ DROPPED = ((PacketOutcome("dropped"), 1.0),)
 
 def difference(port: int, now: str = "passed") -> FamilyDifference:
     packet = FirstPacket("198.51.100.7", "10.96.0.1", 6, port, "eth0", "eth0")
-    return FamilyDifference(
-        Family.IPV4, UnitDifference("a kind", Witness(packet, ((PacketOutcome(now), 1.0),), DROPPED))
-    )
+    return FamilyDifference(Family.IPV4, Witness(packet, ((PacketOutcome(now), 1.0),), DROPPED))
 
 
 def ports(episodes):
-    return sorted(each.difference.found.witness.packet.port for each in episodes)
+    return sorted(each.difference.witness.packet.port for each in episodes)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +124,6 @@ def test_each_unit_of_one_shape_has_its_own_difference(each, monkeypatch):
         for n in (1, 2)
     )
     found = compared(iptables_rules(ONE_SHAPE.format(rules=rules)), iptables_rules(ONE_SHAPE.format(rules="")))
-    destinations = {each.witness.packet.destination for each in found.differences}
+    destinations = {each.packet.destination for each in found.differences}
     assert destinations == ({"10.96.0.1", "10.96.0.2"} if each > 1 else {"10.96.0.1"})
     assert {group.classes for group in found.causes} == {2}
