@@ -357,7 +357,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
         answers=relayed or (why.outcome in _ANSWERED and packet.destination in local),
         picked_again=frozenset(one[:2] for one in known if not is_kept),
         bridge=bridge,
-        routed=() if bridge else list(packets.routed(whole, () if at_proxy else known, node.mark)),
+        routed=() if bridge else list(packets.routed(whole, () if at_proxy else known)),
     )
 
 

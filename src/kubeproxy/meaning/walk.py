@@ -60,7 +60,6 @@ class Walk:
         self._interfaces = interfaces
         self._remote = rules.minus(place.everywhere, place.local)
         self._destination = 0
-        self._is_local: dict[int, bool] = {}
         self.leaves_out = False
         """Whether a map has an element that is never picked, because its key is higher than every random number."""
 
@@ -84,10 +83,8 @@ class Walk:
     def _arriving(self, flow: PacketSet) -> list[Leaf]:
         leaves: list[Leaf] = []
         for each in self._hook("prerouting", [flow], leaves):
-            if self._local(each.destination):
-                self._finish(self._hook("input", [each], leaves), leaves)
-            else:
-                self._leaving(("forward", "postrouting"), each, leaves)
+            hooks = ("input",) if self._local(each.destination) else ("forward", "postrouting")
+            self._last(hooks, each, leaves)
         return leaves
 
     def _made_here(self, flow: PacketSet) -> list[Leaf]:
@@ -99,31 +96,24 @@ class Walk:
             if local is not here:
                 each.outputs = Interfaces.LOOPBACK if local else every
             if not local:
-                self._leaving(("postrouting",), each, leaves)
+                self._last(("postrouting",), each, leaves)
                 continue
             left = self._hook("postrouting", [each], leaves)
             for one in left:
                 one.inputs = Interfaces.LOOPBACK
             self._finish(self._hook("input", self._hook("prerouting", left, leaves, looped=True), leaves), leaves)
         # The destination alone causes the path through loopback, so lo is not reported as a property of the packet.
-        return [
-            leaf._replace(
-                inputs=Interfaces.NONE, outputs=every if leaf.outputs == Interfaces.LOOPBACK else leaf.outputs
-            )
-            for leaf in leaves
-        ]
+        outputs = {Interfaces.LOOPBACK: every}
+        return [one._replace(inputs=Interfaces.NONE, outputs=outputs.get(one.outputs, one.outputs)) for one in leaves]
 
-    def _leaving(self, hooks: Sequence[str], flow: PacketSet, leaves: list[Leaf]) -> None:
+    def _last(self, hooks: Sequence[str], flow: PacketSet, leaves: list[Leaf]) -> None:
         flows = [flow]
         for hook in hooks:
             flows = self._hook(hook, flows, leaves)
         self._finish(flows, leaves)
 
     def _local(self, address: int) -> bool:
-        known = self._is_local.get(address)
-        if known is None:
-            known = self._is_local[address] = rules.holds(self._place.local, address)
-        return known
+        return rules.holds(self._place.local, address)
 
     def _hook(self, hook: str, flows: list[PacketSet], leaves: list[Leaf], *, looped: bool = False) -> list[PacketSet]:
         """Return the flows that pass all chains of a hook; `looped` means that the packets come back from lo, and are

@@ -115,10 +115,9 @@ def translated(connection: CheckedConnection, end: End, *, masqueraded: bool) ->
         yield from _answers(made, connection, connection.client, masqueraded=masqueraded)
 
 
-def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]], mark: int) -> Iterator[RoutedPacket]:
+def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]]) -> Iterator[RoutedPacket]:
     """Yield the packets of a connection at the kernel's routing decisions. Raises NetlinkError. `ends` has each
-    endpoint's address and port, and whether its connection is masqueraded; `mark` is the mark of packets to
-    masquerade."""
+    endpoint's address and port, and whether its connection is masqueraded."""
     packet, arrival, here, client = connection.packet, connection.interface, connection.is_local, connection.client
     if here:
         yield RoutedPacket(packet.source, packet.destination)
@@ -127,7 +126,7 @@ def routed(connection: CheckedConnection, ends: Sequence[tuple[bytes, int, bool]
         if connection.taken_in:
             yield RoutedPacket(None, address, _NONE, 0, packet.protocol, port)
         elif arrival is not None:
-            yield RoutedPacket(client, address, arrival, mark * masqueraded, packet.protocol, port)
+            yield RoutedPacket(client, address, arrival, connection.mark * masqueraded, packet.protocol, port)
         exit_ = _NONE if near else interface_to(address)
         if client is not None and exit_ is not None and not (here and near):
             yield RoutedPacket(address, client, exit_)
