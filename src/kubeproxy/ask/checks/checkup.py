@@ -39,7 +39,6 @@ from kubeproxy.kernel.proc import processes
 from kubeproxy.kernel.proc.processes import Listening, listening
 from kubeproxy.kernel.route import local_addresses
 from kubeproxy.meaning.firewall import Drop, Filter, Firewall, ForeignTranslation, PassingPacket
-from kubeproxy.meaning.found import firewalls
 from kubeproxy.meaning.rules import CompiledFor
 from kubeproxy.model.addresses import PROTOCOLS, Family, family_of, pack, place_text, unpack
 from kubeproxy.model.answer import Packet
@@ -420,10 +419,9 @@ def translated_now(node: CheckedNode, until: str = strangers.UNTIL) -> Iterator[
 
 def all_translations(node: CheckedNode) -> tuple[list[ForeignTranslation], bool]:
     """Return the chains that may translate a connection, and whether the list is complete."""
-    tables = firewalls(node.rules.nf_tables, frozenset())
     by_ipvs = any(mode.interface and node.rules.traces[mode.name] for mode in modes.every())
-    found = [one for each in tables for one in each.translations(_first_packet(node))]
-    return found, not by_ipvs and all(each.whole for each in tables)
+    found = [one for each in node.rules.every for one in each.translations(_first_packet(node))]
+    return found, not by_ipvs and all(each.whole for each in node.rules.every)
 
 
 def _first_packet(node: CheckedNode) -> PassingPacket:
@@ -434,6 +432,5 @@ def _first_packet(node: CheckedNode) -> PassingPacket:
 def listeners(node: CheckedNode) -> set[End]:
     """Return the addresses and ports to which the mode's own table translates the checked connection. An address of
     zeros stands for this node. Raises KubeProxyError."""
-    without = frozenset(one.table for one in node.rules.nf_tables) - {node.mode.table}
-    found = [one for each in firewalls(node.rules.nf_tables, without) for one in each.translations(_first_packet(node))]
-    return {end for one in found if one.where.endswith(f" {node.mode.table}") for end in one.ends}
+    own = [each for each in node.rules.every if each.where.endswith(f" {node.mode.table}")]
+    return {end for each in own for one in each.translations(_first_packet(node)) for end in one.ends}

@@ -71,6 +71,11 @@ class NodeRules:
         """The kube-proxies among the processes in /proc."""
         return processes.proxies()
 
+    @cached_property
+    def every(self) -> list[Firewall]:
+        """The tables of all programs, including kube-proxies."""
+        return firewalls(self.nf_tables, frozenset())
+
     def others(self, node: CheckedNode) -> list[Firewall]:
         """Return the tables of other programs, including other kube-proxies if the node's proxy runs."""
         if self._others is None:

@@ -322,7 +322,10 @@ def _failure(one: Probe, wrong: Sequence[Probe], connection: ProbedFor) -> Itera
     what = f"{one.protocol} from this node to {one.address}: {one.problem}"
     own = connection.stopped.get(one.address)
     if own and own.sure:
-        yield _stopped(one, what, own, connection)
+        if connection.is_node:
+            yield Diagnosis(Severity.BROKEN, "endpoints", what, own.reason, own.fix, _lost(one))
+        else:
+            yield Diagnosis(Severity.NOTE, "endpoints", what, f"{own.reason}; other checks cover the connection")
     elif one.problem == _BLACKHOLE and connection.routed:
         yield Diagnosis(Severity.NOTE, "endpoints", what, "the routes of the connection itself are checked as well")
     elif one.address in connection.here or (one.absent and one.address in connection.away):
@@ -393,12 +396,6 @@ def _elsewhere(probe: Probe, what: str, connection: ProbedFor) -> Diagnosis:
 
 def _lost(probe: Probe) -> Harm:
     return Harm(Effect.LOSES, frozenset({end_of(probe.address)}))
-
-
-def _stopped(probe: Probe, what: str, cause: OwnCause, connection: ProbedFor) -> Diagnosis:
-    if connection.is_node:
-        return Diagnosis(Severity.BROKEN, "endpoints", what, cause.reason, cause.fix, _lost(probe))
-    return Diagnosis(Severity.NOTE, "endpoints", what, f"{cause.reason}; other checks cover the connection")
 
 
 def _attempt(protocol: int, address: str) -> Probe:

@@ -7,7 +7,7 @@ from math import inf
 from msgspec.structs import replace
 
 from kubeproxy.ask.checks import checkup, packets, strangers, whereabouts
-from kubeproxy.ask.checks.node import CheckedNode
+from kubeproxy.ask.checks.node import CheckedNode, NodeRules
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, Severity
@@ -16,8 +16,6 @@ from kubeproxy.ask.lines import difference
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.state import Kind
 from kubeproxy.errors import KubeProxyError
-from kubeproxy.kernel import chains
-from kubeproxy.meaning.found import firewalls
 from kubeproxy.model.addresses import destination_text, family_of, place_text
 from kubeproxy.model.answer import Packet
 from kubeproxy.model.plan import ServiceName
@@ -36,8 +34,8 @@ def rules_now(packet: Packet) -> str:
     local = host.packed_local_addresses((family,))[family]
     try:
         (first,) = packets.early(packets.CheckedConnection(packet, local))
-        tables = firewalls(chains.chains(), frozenset())
-        found = [strangers.translation(one) for each in tables for one in each.translations(first._replace(before=inf))]
+        every, first = NodeRules().every, first._replace(before=inf)
+        found = [strangers.translation(one) for each in every for one in each.translations(first)]
     except (KubeProxyError, OSError):
         return ""
     return "; ".join(found) or f"no rule in the kernel translates {place_text(packet.destination, packet.port)}"
