@@ -14,8 +14,8 @@ from msgspec import Struct
 from kubeproxy.ask import lines
 from kubeproxy.ask.finding import Diagnosis, Probe, Severity, fixes
 from kubeproxy.ask.flows.users import PortUse
-from kubeproxy.ask.kernel.journeys import REFUSED, Journey
-from kubeproxy.ask.kernel.verdicts import TracedReply, Verdict
+from kubeproxy.ask.kernel.journeys import REFUSED
+from kubeproxy.ask.kernel.verdicts import Traced, TracedReply
 from kubeproxy.ask.snapshot import FINE_STATES
 from kubeproxy.ask.state import DRAINED, pools
 from kubeproxy.ask.why import THIS_NODE, Why
@@ -54,10 +54,10 @@ class Fact(NamedTuple):
 
 
 class _Answer(Struct, rename="camel", kw_only=True):
-    """The fields that every answer has. Answers of older releases contain no version."""
+    """The fields that every answer has."""
 
     schema_version: Literal[1]
-    version: str = ""
+    version: str
     mode: str = ""
 
 
@@ -168,7 +168,7 @@ class VerifyAnswer(_Answer):
     restless: list[str]
     caveats: list[str]
     troubles: list[str]
-    ports: list[Diagnosis] = []  # older releases lack this field
+    ports: list[Diagnosis]
 
     def facts(self) -> Iterator[Fact]:
         """Yield the differences between API server, plan and kernel on the node."""
@@ -187,11 +187,10 @@ class _Service(Struct):
     name: str
     state: str
     reason: str
-    endpoints: int
     addresses: list[str]
     problems: list[str]
-    unserved: list[str] = []  # older releases lack this field and the next field
-    serving: int = -1
+    unserved: list[str]
+    serving: int
 
 
 class ServicesAnswer(_Answer):
@@ -206,8 +205,7 @@ class ServicesAnswer(_Answer):
         yield from map(_of_finding, self.findings)
         for one in self.services:
             name, reason = f"{one.namespace}/{one.name}", f" ({one.reason})" * bool(one.reason)
-            count = one.endpoints if one.serving < 0 else one.serving
-            text = f"{name}: {one.state}{reason}, {counted(count, 'endpoint')}: {' '.join(one.addresses)}"
+            text = f"{name}: {one.state}{reason}, {counted(one.serving, 'endpoint')}: {' '.join(one.addresses)}"
             yield Fact(_severity(one.state), text, tuple(one.problems), expected=True)
             if one.unserved:
                 yield Fact(Severity.NOTE, f"{name}: no endpoint for {' '.join(one.unserved)}")
@@ -272,18 +270,12 @@ class FlowsAnswer(_Answer):
             yield Fact(Severity.BROKEN, f"{name}: connections to which nothing came back for a second")
 
 
-class TraceAnswer(_Answer):
-    """An answer of `trace`. Answers of older releases lack `departed`."""
+class TraceAnswer(Traced, frozen=True, kw_only=True):
+    """An answer of `trace`."""
 
-    journeys: tuple[Journey, ...]
-    served: tuple[TracedReply, ...]
-    verdict: Verdict
-    lost: int
-    legacy: int
-    departed: bool | msgspec.UnsetType = msgspec.UNSET
-    sent: bool = False  # older releases lack this field and the next two
-    lost_answers: str = ""
-    undecided: str = ""
+    schema_version: Literal[1]
+    version: str
+    mode: str = ""
 
     @property
     def drops(self) -> str:
@@ -297,7 +289,7 @@ class TraceAnswer(_Answer):
     def unanswered(self) -> bool:
         """Whether a request left the node and no answer arrived."""
         answers = any(one.direction == "answer" for one in self.journeys)
-        return self.departed is True and self.verdict.passed is False and not answers
+        return self.departed and self.verdict.passed is False and not answers
 
     @property
     def reset(self) -> bool:

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
-import msgspec
-
 from kubeproxy.ask.kernel.verdicts import TracedReply
 from kubeproxy.ask.question import NODE
 from kubeproxy.ask.why import Why
@@ -79,24 +77,16 @@ def follow(ask: Ask, node: str, client: str, why: Why, decider: str) -> Followed
     return Followed(fleet, flows, text, first.status)
 
 
-_OLDER: Final = "unrecognized arguments: --send"
-
-
 def unsent(fleet: Fleet, node: str) -> str:
     """Return why a node cannot send packets from the client's network namespace; '' if the node can send."""
     reply = next(reply for reply in fleet.replies if reply.node == node)
-    if _OLDER in reply.problem:
-        return "cannot send from the network namespace of a pod: its kube-proxy is of an older release"
     return reply.problem if reply.kind == CANNOT_SEND else ""
 
 
 def _further(node: str, first: TraceAnswer, why: Why, decider: str) -> tuple[str, str]:
     """Return the node to which the packet left. If the node is unknown, return '' and the reason; the reason is '' if
     the packet did not leave."""
-    if first.departed is msgspec.UNSET and not first.verdict.passed and not first.reset:
-        version = f"kube-proxy {first.version}".rstrip()
-        return "", f"; {version} there does not report whether packets leave, so no other node was asked"
-    if first.departed is not True and not first.reset:
+    if not (first.departed or first.reset):
         return "", ""
     endpoint = first.kept.endpoint
     is_there = decider != node and why.destination.startswith(f"{endpoint}/")

@@ -302,7 +302,7 @@ def _undecided(node: str, client: str, destination: str) -> WhyAnswer:
     steps = (AnswerStep(False, f"the proxy of {node} hangs"),)
     source = THIS_NODE if client == NODE else client
     why = Why(source=source, destination=destination, outcome="unknown", client_sees="unknown", steps=steps)
-    return WhyAnswer(schema_version=1, node=node, decision=why.decision(), answer="unknown", why=why)
+    return WhyAnswer(schema_version=1, version="", node=node, decision=why.decision(), answer="unknown", why=why)
 
 
 def _options(given: argparse.Namespace) -> list[str]:

@@ -31,8 +31,8 @@ from kubeproxy.ask.checks.strangers import destinations
 from kubeproxy.ask.connection import unrouted, untranslated
 from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.kernel.journeys import UNDECIDED, DecidedFlow
-from kubeproxy.ask.kernel.tracing import SENT, Limits, Opening, Traced, look
-from kubeproxy.ask.kernel.verdicts import Serving
+from kubeproxy.ask.kernel.tracing import SENT, Limits, Opening, look
+from kubeproxy.ask.kernel.verdicts import Serving, Traced
 from kubeproxy.ask.question import BY_ADDRESS, addressed
 from kubeproxy.ask.source import Source, knowing, source
 from kubeproxy.ask.why import Explained

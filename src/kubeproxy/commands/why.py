@@ -26,7 +26,7 @@ from kubeproxy.commands import exit_code, output
 from kubeproxy.errors import HANGS, NoAnswerError, QuestionError
 
 if TYPE_CHECKING:
-    from kubeproxy.ask.kernel.tracing import Traced
+    from kubeproxy.ask.kernel.verdicts import Traced
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from msgspec import Struct
-
 from kubeproxy.ask.checks.checkup import leftovers
 from kubeproxy.ask.checks.node import conntrack_without_room
 from kubeproxy.ask.finding import end_of
@@ -51,24 +49,6 @@ class Limits(NamedTuple):
     packets: int = 0
 
 
-class Traced(Struct, frozen=True, rename="camel"):
-    """The result for a flow. `lost` is the number of overruns of the kernel's messages. `legacy` is the number of
-    iptables-legacy rules, which are not traced. `departed` means that a request left this node for the endpoint of
-    the last entry, and no answer arrived. `sent` means that the command sent packets from the client's network
-    namespace. `lost_answers` is the result of TracedFlow.lost_answers. `undecided` is the reason why the proxy's
-    decision on the flow is unknown; '' if the decision is known."""
-
-    journeys: tuple[paths.Journey, ...]
-    served: tuple[verdicts.TracedReply, ...]
-    verdict: verdicts.Verdict
-    lost: int
-    legacy: int
-    departed: bool
-    sent: bool
-    lost_answers: str
-    undecided: str = ""
-
-
 def look(
     packet: Packet,
     limits: Limits,
@@ -76,7 +56,7 @@ def look(
     serving: verdicts.Serving | None = None,
     decided: paths.DecidedFlow = paths.UNDECIDED,
     opening: Opening | None = None,
-) -> Traced:
+) -> verdicts.Traced:
     """Trace packets of a flow; `mode` is the mode of the running proxy, or None if no proxy runs. With `opening` the
     command sends packets, one per second; otherwise it waits for packets of the client. Raises KubeProxyError."""
     before = {entry.entry_id: entry.answered for entry in flows_to(packet)}
@@ -100,7 +80,7 @@ def look(
     if not found and opening is not None:
         made = verdicts.Verdict(_NOT_ARRIVED, None)
     departed, rule = flow.departed(made), flow.lost_answers()
-    return Traced(found, served, made, captured.lost, legacy, departed, opening is not None, rule)
+    return verdicts.Traced(found, served, made, captured.lost, legacy, departed, opening is not None, rule)
 
 
 def _silent(flow: verdicts.TracedFlow) -> str:

@@ -49,6 +49,24 @@ class Verdict(Struct, frozen=True, rename="camel"):
     passed: bool | None
 
 
+class Traced(Struct, frozen=True, rename="camel"):
+    """The result for a flow. `lost` is the number of overruns of the kernel's messages. `legacy` is the number of
+    iptables-legacy rules, which are not traced. `departed` means that a request left this node for the endpoint of
+    the last entry, and no answer arrived. `sent` means that the command sent packets from the client's network
+    namespace. `lost_answers` is the result of TracedFlow.lost_answers. `undecided` is the reason why the proxy's
+    decision on the flow is unknown; '' if the decision is known."""
+
+    journeys: tuple[Journey, ...]
+    served: tuple[TracedReply, ...]
+    verdict: Verdict
+    lost: int
+    legacy: int
+    departed: bool
+    sent: bool
+    lost_answers: str
+    undecided: str = ""
+
+
 class _Outcome(NamedTuple):
     """A verdict, and a possible cause that the text names only if no other cause is known."""
 
