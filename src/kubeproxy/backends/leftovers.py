@@ -33,20 +33,10 @@ IPVS_CHAINS: Final = frozenset(
     {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
 )
 """The chains that exist only in ipvs mode."""
-CHAINS: Final = IPVS_CHAINS | {
-    "KUBE-SERVICES",
-    "KUBE-EXTERNAL-SERVICES",
-    "KUBE-NODEPORTS",
-    "KUBE-POSTROUTING",
-    "KUBE-FORWARD",
-    "KUBE-PROXY-FIREWALL",
-    "KUBE-PROXY-CANARY",
-}
 MARK: Final = "KUBE-MARK-MASQ"
 """A chain of kube-proxy to which rules of other programs, such as the CNI plugin portmap, may jump too."""
-PREFIXES: Final = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-")
 
-
+_OWN: Final = "kube-proxy's own"
 _TABLES: Final = frozenset({"nat", "filter", "mangle"})
 _DECISIONS: Final = {
     "KUBE-SERVICES": "finds the Service of this address",
@@ -58,23 +48,24 @@ _DECISIONS: Final = {
     "KUBE-PROXY-FIREWALL": "checks the client against the source ranges",
     "KUBE-POSTROUTING": "masquerades packets with the mark",
     "KUBE-FORWARD": "accepts forwarded packets of Services",
-    "KUBE-MARK-MASQ": "marks the packet for masquerade",
+    **dict.fromkeys(("KUBE-PROXY-CANARY", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"), _OWN),
+    MARK: "marks the packet for masquerade",
     "KUBE-SVC-": "an endpoint is picked",
     "KUBE-SVL-": "an endpoint on this node is picked",
     "KUBE-SEP-": "the endpoint",
     "KUBE-EXT-": "the address is external",
     "KUBE-FW-": "checks the client against the source ranges",
+    "KUBE-XLB-": _OWN,
 }
+"""The effect of each chain of a kube-proxy; a key that ends with - is the beginning of many chains' names."""
+PREFIXES: Final = tuple(name for name in _DECISIONS if name.endswith("-"))
+CHAINS: Final = _DECISIONS.keys() - {MARK, *PREFIXES}
 
 
 def decision(table: str, chain: str) -> str | None:
     """Describe the effect of a kube-proxy's chain; None for a chain of another program."""
-    if table not in _TABLES:
-        return None
     key = next((prefix for prefix in PREFIXES if chain.startswith(prefix)), chain)
-    if key in _DECISIONS:
-        return _DECISIONS[key]
-    return "kube-proxy's own" if key in CHAINS or key in PREFIXES else None
+    return _DECISIONS.get(key) if table in _TABLES else None
 
 
 def is_ours(chain: str) -> bool:

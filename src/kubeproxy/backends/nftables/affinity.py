@@ -9,9 +9,7 @@ from typing import Final
 from kubeproxy.backends.mode import Room
 from kubeproxy.backends.nftables import layout, port_ranges
 from kubeproxy.backends.nftables.layout import CLIENTS, FIRST_ENDPOINT, POOLS_OF, TABLE, ChainName, Layout, SetId
-from kubeproxy.backends.nftables.packing import chain_names
 from kubeproxy.backends.nftables.table import KernelTable
-from kubeproxy.backends.state import Elements
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.elements import count, element_messages, plain_element, timed_element
@@ -137,12 +135,6 @@ def client_number(address: bytes) -> bytes:
     """Return the hash of a client in the map of clients, packed: see `client_rules`."""
     number = slot_of(Hashing(HashKey.CLIENT, AFFINITY_SHARE), address, 0)
     return (number or 0).to_bytes(4, "little")
-
-
-def chains_of(elements: Elements) -> set[ChainName]:
-    """Return the names of the chains of session affinity and consistent hashing to which these elements refer."""
-    maps = (*layout.VERDICT_MAPS, SetId.RANGE_CHAINS)
-    return chain_names({data for set_id in maps for data in elements.get(set_id, {}).values()})
 
 
 class ClientGauges:

@@ -22,7 +22,7 @@ from kubeproxy.backends.nftables.layout import LOOKUPS, OF_RANGES, SHARED, TABLE
 from kubeproxy.backends.nftables.localhost import LocalhostRelay
 from kubeproxy.backends.nftables.packing import Packers, Transaction, Users, changed, former, groups
 from kubeproxy.backends.nftables.port_ranges import needed_sets
-from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all, render, translate
+from kubeproxy.backends.nftables.render import Numbers, Parts, Placed, place_all, translate
 from kubeproxy.backends.nftables.ruleset import COMMENT, Ruleset
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import NamedPlans, Plans
@@ -234,9 +234,11 @@ class NftablesBackend:
     def _unused(self, wanted: set[ChainName], missing: set[ChainName]) -> set[ChainName]:
         if not self._is_whole or len(self._chains | missing) <= self._prune_at:
             return set()
-        placed = chain.from_iterable(self._placed.values())
-        sticky = (item for item in placed if item.plan.affinity or item.plan.balance)
-        used = self._ruleset.needed(wanted | affinity.chains_of(render(sticky)))
+        present = Transaction(self._packers, {})  # is not committed
+        for item in chain.from_iterable(self._placed.values()):
+            if item.plan.affinity or item.plan.balance:
+                translate(item, present)
+        used = self._ruleset.needed(wanted | present.chains())
         self._prune_at = max(PRUNE_FROM, 2 * len(used))
         return self._chains - used
 

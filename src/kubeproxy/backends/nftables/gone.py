@@ -51,57 +51,41 @@ class GoneEndpoints:
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._known: dict[bytes, float] = {}  # by element: the time when it expires; sorted by this time
-        self._new: dict[bytes, float] = {}
-        self._taken: set[bytes] = set()
-        self._ports: dict[bytes, set[bytes]] = {}  # by address: the address's keys in _known and _new
+        self._ports: dict[bytes, dict[bytes, float]] = {}
+        """By address: the keys, each with the time when it expires. The addresses are sorted by their latest time."""
+        self._new: set[bytes] = set()  # keys in _ports that are not written yet
+        self._taken: set[bytes] = set()  # keys to remove
 
     def note(self, departed: Departed, now: float) -> bool:
         """Record endpoints that are deleted or used again; return whether the set must change."""
-        self._forget(now)
+        while self._ports and max(next(iter(self._ports.values())).values()) <= now:
+            self._new.difference_update(self._ports.pop(next(iter(self._ports))))
         for key in departed.gone:
             if len(key) - 3 == self._family.address_size:
-                self._known.pop(key, None)
-                self._new[key] = now + SECONDS
-                self._ports.setdefault(key[:-3], set()).add(key)
+                self._ports[key[:-3]] = self._ports.pop(key[:-3], {}) | {key: now + SECONDS}
+                self._new.add(key)
                 self._taken.discard(key)
         for address in self._ports.keys() & departed.taken:
-            self._let_go(self._ports.pop(address))
+            self._let_go(address)
         while len(self._ports) > MOST:
-            self._let_go(self._ports.pop(next(iter(self._ports))))
+            self._let_go(next(iter(self._ports)))
         return bool(self._new or self._taken)
 
     def found(self, elements: Iterable[Element], in_use: Callable[[bytes], bool], now: float) -> None:
         """Replace the recorded content with the kernel's, for example after a restart; keep elements that are not
         written yet."""
-        wanted = self._known | self._new
-        self._known, self._new, self._taken, self._ports = {}, {}, set(), {}
-        for element in sorted(elements, key=lambda element: element.expires):
-            self._known[endpoint_key(element.key)] = now + element.expires / 1000
-        for key, until in wanted.items():
-            if key not in self._known and until > now:
-                self._new[key] = until
-        for key in (*self._known, *self._new):
-            self._ports.setdefault(key[:-3], set()).add(key)
+        there = {endpoint_key(element.key): now + element.expires / 1000 for element in elements}
+        wanted = {key: until for keys in self._ports.values() for key, until in keys.items() if until > now} | there
+        self._ports, self._new, self._taken = {}, wanted.keys() - there.keys(), set()
+        for key, until in sorted(wanted.items(), key=lambda item: item[1]):
+            self._ports[key[:-3]] = self._ports.pop(key[:-3], {}) | {key: until}
         for address in [address for address in self._ports if in_use(address)]:
-            self._let_go(self._ports.pop(address))
+            self._let_go(address)
 
-    def _let_go(self, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            if self._known.pop(key, None) is not None:
-                self._taken.add(key)
-            self._new.pop(key, None)
-
-    def _forget(self, now: float) -> None:
-        while self._known:
-            key, until = next(iter(self._known.items()))
-            if until > now:
-                return
-            del self._known[key]
-            keys = self._ports[key[:-3]]
-            keys.discard(key)
-            if not keys:
-                del self._ports[key[:-3]]
+    def _let_go(self, address: bytes) -> None:
+        keys = self._ports.pop(address).keys()
+        self._taken |= keys - self._new
+        self._new -= keys
 
     def spare(self, commit: Callable[[list[bytes]], None]) -> None:
         """Remove addresses that are used again; call this before a Service uses the addresses. An element may expire at
@@ -115,14 +99,13 @@ class GoneEndpoints:
 
     def reset(self, now: float, commit: Callable[[list[bytes]], None]) -> None:
         """Add deleted endpoints, and log them."""
-        left = [(service_key(key), int((until - now) * 1000)) for key, until in self._new.items()]
-        if not (added := [timed_element(key, 0, ms) for key, ms in left if ms > 0]):
+        left = [(key, int((self._ports[key[:-3]][key] - now) * 1000)) for key in sorted(self._new)]
+        if not (added := [timed_element(service_key(key), 0, ms) for key, ms in left if ms > 0]):
             return
         commit(self._messages(NEW_ELEMENT, added))
-        named = ", ".join(destination_text(key[:-3] + key[-2:]) for key in list(self._new)[:_NAMED])
-        more = f" and {len(self._new) - _NAMED} more" if len(self._new) > _NAMED else ""
+        named = ", ".join(destination_text(key[:-3] + key[-2:]) for key, _ in left[:_NAMED])
+        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
         log.info("Connections to deleted endpoints are reset family=%s endpoints=%s%s", self._family.label, named, more)
-        self._known |= self._new
         self._new.clear()
 
     def _messages(self, kind: int, elements: Iterable[bytes]) -> list[bytes]:

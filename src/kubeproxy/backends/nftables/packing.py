@@ -223,7 +223,8 @@ class Transaction:
 
     def chains(self) -> set[ChainName]:
         """Return the target chains of the added verdicts."""
-        return chain_names(self._verdicts)
+        found = (layout.parse_chain_name(verdict.decode()) for verdict in self._verdicts)
+        return {name for name in found if name is not None}
 
     def messages(self) -> list[bytes]:
         """Return the messages, removals first, because an element with new data is removed and added."""
@@ -241,12 +242,6 @@ class Transaction:
         if packing is Packing.INTERVAL or (packing is Packing.VERDICT and is_new):
             return 0
         return (self._packers.new if is_new else self._packers.old)[set_id].size
-
-
-def chain_names(verdicts: Iterable[bytes]) -> set[ChainName]:
-    """Return the target chains of verdicts."""
-    found = (layout.parse_chain_name(verdict.decode()) for verdict in verdicts)
-    return {name for name in found if name is not None}
 
 
 def groups(
