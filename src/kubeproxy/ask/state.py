@@ -31,7 +31,7 @@ from kubeproxy.model.plan import (
 )
 from kubeproxy.model.planner import Planner
 from kubeproxy.release import build
-from kubeproxy.server.http import JSON, TEXT, Request, Response, refused
+from kubeproxy.server.http import JSON, TEXT, Handler, Request, Response, refused
 from kubeproxy.server.text import json_bytes, printable
 from kubeproxy.wording import counted
 
@@ -184,13 +184,9 @@ def _frontend(plan: ServicePlan, frontend: Frontend, snapshot: Snapshot) -> Json
         "fromOutside": _ACTIONS[traffic.outside],
     }
     if sources is not None:
-        found["sources"] = [text for ends in sources for text in _networks(*ends)]
+        ends = (map(ip_address, each) for each in sources)
+        found["sources"] = [str(network) for each in ends for network in summarize_address_range(*each)]
     return found
-
-
-def _networks(first: bytes, last: bytes) -> list[str]:
-    ends = ip_address(first), ip_address(last)
-    return [str(network) for network in summarize_address_range(*ends)]
 
 
 DRAINED: Final = "drained"
@@ -380,59 +376,57 @@ def _number(parameter: str, given: dict[str, str], expected: str) -> int:
     return int(text)
 
 
-class StatePage:
-    """Answers /debug/state, a few Services at a time between turns of the event loop, each Service in its present
-    state."""
+def state_page(snapshot: Snapshot) -> Handler:
+    """Return the function that answers /debug/state, a few Services at a time between turns of the event loop, each
+    Service in its present state; see docs/operating.md."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    def handle(self, request: Request) -> Response:
-        """Answer a request; see docs/operating.md."""
+    def handle(request: Request) -> Response:
         try:
             query = parse_query(request)
         except ValueError as error:
             return refused(400, str(error))
-        if query.namespace and query.name and self._snapshot.verdict((query.namespace, query.name)) is None:
+        if query.namespace and query.name and snapshot.verdict((query.namespace, query.name)) is None:
             return refused(404, unwatched((query.namespace, query.name)))
-        return Response(200, TEXT if query.text else JSON, self._pieces(query))
+        return Response(200, TEXT if query.text else JSON, _pieces(snapshot, query))
 
-    async def _names(self, query: Query) -> AsyncGenerator[ServiceName, None]:
-        if query.namespace and query.name:
-            yield (query.namespace, query.name)
-            return
-        known = list(dict.fromkeys((*self._snapshot.names, *self._snapshot.planner.slices)))
-        runs = []
-        for start in range(0, len(known), _RUN):
-            runs.append(sorted(filter(query.covers, known[start : start + _RUN])))
+    return handle
+
+
+async def _names(snapshot: Snapshot, query: Query) -> AsyncGenerator[ServiceName, None]:
+    if query.namespace and query.name:
+        yield (query.namespace, query.name)
+        return
+    known = list(dict.fromkeys((*snapshot.names, *snapshot.planner.slices)))
+    runs = []
+    for start in range(0, len(known), _RUN):
+        runs.append(sorted(filter(query.covers, known[start : start + _RUN])))
+        await asyncio.sleep(0)
+    for count, name in enumerate(merge(*runs), 1):
+        yield name
+        if count % _RUN == 0:
+            await asyncio.sleep(0)  # skipping Services also takes time
+
+
+async def _pieces(snapshot: Snapshot, query: Query) -> AsyncGenerator[bytes, None]:
+    there, here = node(snapshot), snapshot.planner.world
+    # The closing brace of the node's JSON is omitted, because the list of Services follows as a field of this object.
+    yield node_text(there) if query.text else json_bytes(there)[:-1] + b',\n"services":['
+    count, batch, last, token = 0, bytearray(), "", ""
+    async for name in _names(snapshot, query):
+        found = service(snapshot, name) if query.finds(snapshot.planner, name) else None
+        if found is None:
+            continue  # the Service was deleted, or only its slices are known
+        if query.limit and count == query.limit:
+            token = last
+            break
+        batch += service_text(found, here) if query.text else (b",\n" if count else b"\n") + json_bytes(found)
+        count, last = count + 1, "/".join(name)
+        if count % _AT_ONCE == 0:
+            yield bytes(batch)
+            batch.clear()
             await asyncio.sleep(0)
-        for count, name in enumerate(merge(*runs), 1):
-            yield name
-            if count % _RUN == 0:
-                await asyncio.sleep(0)  # skipping Services also takes time
-
-    async def _pieces(self, query: Query) -> AsyncGenerator[bytes, None]:
-        there, here = node(self._snapshot), self._snapshot.planner.world
-        # The closing brace of the node's JSON is omitted, because the list of Services follows as a field of this
-        # object.
-        yield node_text(there) if query.text else json_bytes(there)[:-1] + b',\n"services":['
-        count, batch, last, more = 0, bytearray(), None, False
-        async for name in self._names(query):
-            found = service(self._snapshot, name) if query.finds(self._snapshot.planner, name) else None
-            if found is None:
-                continue  # the Service was deleted, or only its slices are known
-            if query.limit and count == query.limit:
-                more = True
-                break
-            batch += service_text(found, here) if query.text else (b",\n" if count else b"\n") + json_bytes(found)
-            count, last = count + 1, name
-            if count % _AT_ONCE == 0:
-                yield bytes(batch)
-                batch.clear()
-                await asyncio.sleep(0)
-        token = f"{last[0]}/{last[1]}" if more and last is not None else ""
-        if query.text:
-            batch += f"\nmore: add continue={printable(token)}\n".encode() * bool(token)
-        else:
-            batch += b'\n],"continue":' + json_bytes(token or None) + b"}\n"
-        yield bytes(batch)
+    if query.text:
+        batch += f"\nmore: add continue={printable(token)}\n".encode() * bool(token)
+    else:
+        batch += b'\n],"continue":' + json_bytes(token or None) + b"}\n"
+    yield bytes(batch)

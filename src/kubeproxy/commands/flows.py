@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from kubeproxy.ask import cluster
-from kubeproxy.ask.flows.follow import Cost, Follower, Ground, Known, Look, ground
+from kubeproxy.ask.flows.follow import Cost, Follower, Ground, Known, ground, read
 from kubeproxy.ask.flows.sampling import Sampled
 from kubeproxy.ask.flows.users import OTHERS, PortUse, ServedPorts, numbers, uses
 from kubeproxy.ask.snapshot import unwatched
@@ -63,18 +63,17 @@ def run(given: argparse.Namespace) -> int:
         raise QuestionError(unwatched(names[0]))
     if given.follow:
         return _follow(where, names, served, given)
-    look = Look(where, served)
-    look.take(given.seconds or 1.0)
+    cost = read(where, served, given.seconds or 1.0)
     known = cluster.pods(where.facts, names[0])[0] if names else {}
-    found = [uses(port, look.seconds, known) for port in served.all]
+    found = [uses(port, cost.seconds, known) for port in served.all]
     if given.output == "json":
-        output.json({"mode": where.facts.mode, "ports": found, "look": look.cost()})
+        output.json({"mode": where.facts.mode, "ports": found, "look": cost})
     elif names:
         _print_service("/".join(names[0]), found)
     else:
         _print_all(found)
     if given.output != "json":
-        _print_cost(look.cost())
+        _print_cost(cost)
     return exit_code(wrong=names and any(one.unanswered for one in found))
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from kubeproxy.ask.desk import Desk
 from kubeproxy.ask.socket import socket_pages
-from kubeproxy.ask.state import StatePage
+from kubeproxy.ask.state import state_page
 from kubeproxy.config.gates import gate_enabled
 from kubeproxy.config.options import Options
 from kubeproxy.config.types import describe, in_effect
@@ -128,7 +128,7 @@ class Servers(Struct):
         options, config = self._options, self._options.config
         on = partial(gate_enabled, config.feature_gates)
         pages = metrics_pages(self.metrics, config.active_mode, neighbours.asked_by)
-        pages["/debug/state"] = StatePage(self.desk.snapshot).handle
+        pages["/debug/state"] = state_page(self.desk.snapshot)
         configz = {"kubeproxy.config.k8s.io": describe(in_effect(config))}
         pages["/configz"] = lambda _: Response(200, JSON, msgspec.json.encode(configz))
         if on("ComponentStatusz"):

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.ask import state as module
-from kubeproxy.ask.state import StatePage
+from kubeproxy.ask.state import state_page
 from kubeproxy.backends import iptables
 from kubeproxy.engine.backlog import FamilyStanding
 from kubeproxy.model.addresses import Family
@@ -83,7 +83,7 @@ class Kit:
         self.local_addresses = {}
         self.families = {family: FamilyStanding(family, 950.0, 900.0) for family in Family}
         self.health = ProxyHealth(ProxyMetrics(), 30.0, wall_clock=lambda: 1795238047.5)
-        self.state = StatePage(snapshot(self.planner, engine=self, health=self.health))
+        self.state = state_page(snapshot(self.planner, engine=self, health=self.health))
         self.planner.apply([Replaced("services", [], frozenset()), Replaced("endpointslices", [], frozenset())])
         self.apply(*objects)
 
@@ -103,7 +103,7 @@ class Kit:
         async def read(pieces):
             return b"".join([piece async for piece in pieces])
 
-        response = self.state.handle(Request("GET", "/debug/state", query, accept))
+        response = self.state(Request("GET", "/debug/state", query, accept))
         body = response.body if isinstance(response.body, bytes) else asyncio.run(read(response.body))
         return response.status, body.decode()
 
@@ -571,7 +571,7 @@ def test_a_service_that_goes_while_it_is_written_is_left_out(monkeypatch):
 
     async def read():
         found = b""
-        async for piece in kit.state.handle(Request("GET", "/debug/state", "")).body:
+        async for piece in kit.state(Request("GET", "/debug/state", "")).body:
             found += piece
             kit.planner.apply([Deleted("services", "default", "s3")])
             kit.planner.take()

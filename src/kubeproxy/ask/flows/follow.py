@@ -164,58 +164,39 @@ class Cost(Struct, frozen=True, rename="camel"):
     announced: bool
 
 
-class Look:
-    """One reading of connection tracking: the entries at its end, and the connections that began during it."""
-
-    def __init__(self, where: Ground, served: ServedPorts) -> None:
-        self._where = where
-        self._census = Census(served, where.own)
-        self.seconds = 0.0
-        self._read = 0
-        self._spent = 0.0
-        self._events = (0, 0, 0)
-
-    def take(self, seconds: float) -> None:
-        """Listen for `seconds`, then read all entries. Raises ApplyError."""
-        spent = time.process_time()
-        with Netlink.open(NETLINK_NETFILTER) as link:
-            silent = self._silent(link)
-            self._listen(seconds)
-            wanted = EVERYTHING if self._where.own is not None else self._where.wanted
-            for entry in self._entries(link, wanted):
-                self._read += 1
-                unanswered = not entry.answered and (silent is None or entry.entry_id in silent)
-                self._census.add(entry, silent=unanswered)
-        self._spent = time.process_time() - spent
-
-    def cost(self) -> Cost:
-        """Return the cost of the reading."""
-        return Cost(self.seconds, self._spent, self._read, *self._events, announced())
-
-    def _entries(self, link: Netlink, wanted: Wanted) -> Iterator[Tracked]:
-        for family in self._where.facts.world.families:
-            yield from entries(link, family, wanted)
-
-    def _silent(self, link: Netlink) -> frozenset[bytes] | None:
-        clients = 0 if self._where.own is not None else self._where.mode.tracked_as
-        found = set()
-        for entry in self._entries(link, Wanted(clients, clients | ANSWERED)):
-            found.add(entry.entry_id)
-            if len(found) > MOST_SILENT:
-                return None
-        return frozenset(found)
-
-    def _listen(self, seconds: float) -> None:
-        began = time.monotonic()
-        own = self._where.own is not None
-        with Events.listen(EVERYTHING if own else self._where.wanted) as events:
+def read(where: Ground, served: ServedPorts, seconds: float) -> Cost:
+    """Count the connections of the service ports: listen for `seconds`, then read all entries. Raises ApplyError."""
+    spent, is_own = time.process_time(), where.own is not None
+    census, wanted = Census(served, where.own), EVERYTHING if is_own else where.wanted
+    with Netlink.open(NETLINK_NETFILTER) as link:
+        silent, began = _silent(where, link), time.monotonic()
+        with Events.listen(wanted) as events:
             sampled = Sampled(events)
             while time.monotonic() < began + seconds:
                 for event, weight in sampled.for_a_while(began + seconds):
                     if not event.ended:
-                        self._census.began(event.entry, weight)
-            self._events = sampled.received, sampled.left_out, sampled.lost
-        self.seconds = time.monotonic() - began
+                        census.began(event.entry, weight)
+        listened, count = time.monotonic() - began, 0
+        for count, entry in enumerate(_entries(where, link, wanted), 1):  # noqa: B007 - the last number is used
+            census.add(entry, silent=not entry.answered and (silent is None or entry.entry_id in silent))
+    spent = time.process_time() - spent
+    return Cost(listened, spent, count, sampled.received, sampled.left_out, sampled.lost, announced())
+
+
+def _entries(where: Ground, link: Netlink, wanted: Wanted) -> Iterator[Tracked]:
+    for family in where.facts.world.families:
+        yield from entries(link, family, wanted)
+
+
+def _silent(where: Ground, link: Netlink) -> frozenset[bytes] | None:
+    """Return the unanswered connections, or None if there are more than MOST_SILENT."""
+    clients = 0 if where.own is not None else where.mode.tracked_as
+    found = set()
+    for entry in _entries(where, link, Wanted(clients, clients | ANSWERED)):
+        found.add(entry.entry_id)
+        if len(found) > MOST_SILENT:
+            return None
+    return frozenset(found)
 
 
 class Ground(NamedTuple):
