@@ -95,8 +95,7 @@ def _render(family: Family, plans: dict[ServiceName, tuple[ServicePlan, ...]]) -
     numbers = Numbers()
     for found in plans.values():
         render([place(plan, None, numbers) for plan in found])
-    contents = Contents(RuleSettings(family, StartOptions(False, False, False), 0, None, ""))
-    contents.load(plans)
+    contents = Contents(RuleSettings(family, StartOptions(False, False, False), 0, None, ""), plans)
     text = "".join(rules for chains in contents.own_chains() for rules in chains.values())
     text += "".join(contents.shared(place).text for place in SHARED)
     for line in text.splitlines():

@@ -135,8 +135,8 @@ class IptablesBackend:
     def _write_all(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
         with self._watch.reading():
             found = {table: self._read(table) for table in skeleton.CANARY_TABLES}
-        self._contents = Contents(self._settings)
-        self._contents.load(wanted)
+        self._contents = Contents(self._settings)  # frees memory before the next line
+        self._contents = Contents(self._settings, wanted)
         kept: set[str] = set()
         last = {"filter": 0, "nat": 0}
 

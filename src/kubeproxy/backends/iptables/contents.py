@@ -4,6 +4,7 @@ Service's rules in shared chains are stored as text, so that one str.join produc
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kubeproxy.backends.iptables import skeleton
@@ -52,12 +53,13 @@ class ContentsChange(NamedTuple):
 
 
 class Contents:
-    """The rules of all Services of one family, all with the same settings."""
+    """The rules of all Services of one family, all with the same settings. Before a change, the caller must exhaust
+    `own_chains`, which counts the rules."""
 
-    def __init__(self, settings: RuleSettings) -> None:
+    def __init__(self, settings: RuleSettings, wanted: Mapping[ServiceName, Plans] = MappingProxyType({})) -> None:
         self.settings = settings
-        self.entries: dict[ServiceName, ServiceEntry] = {}
-        self.endpoints = 0
+        self.entries = self._entries([(name, plans) for name, plans in wanted.items() if plans])
+        self.endpoints = sum([entry.endpoints for entry in self.entries.values()])
         self.nat_rules = 0
 
     @property
@@ -96,12 +98,6 @@ class Contents:
                 self.entries[name] = entry
             else:
                 self.entries.pop(name, None)
-
-    def load(self, wanted: Mapping[ServiceName, Plans]) -> None:
-        """Replace all Services. Before any other change, the caller must exhaust `own_chains`, which counts the
-        rules."""
-        self.entries = self._entries([(name, plans) for name, plans in wanted.items() if plans])
-        self.endpoints = sum([entry.endpoints for entry in self.entries.values()])
 
     def own_chains(self) -> Iterator[OwnChains]:
         """Yield the own chains of each Service, and count the rules of these chains in `nat_rules`."""

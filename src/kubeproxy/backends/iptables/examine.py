@@ -95,9 +95,7 @@ class IptablesExaminer(Examiner):
                 return
 
     def _contents(self, plans: Plans) -> Contents:
-        contents = Contents(self._settings)
-        contents.load(of_family(plans, self.family))
-        return contents
+        return Contents(self._settings, of_family(plans, self.family))
 
     # -- suspected differences ------------------------------------------------------------------------------------
 

@@ -143,8 +143,8 @@ def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
 
 
 def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:  # noqa: ARG001
-    contents = Contents(RuleSettings.of(family, world, StartOptions(False, False, False)))
-    contents.load(of_family(wanted, family))
+    settings = RuleSettings.of(family, world, StartOptions(False, False, False))
+    contents = Contents(settings, of_family(wanted, family))
     rules = sum(map(rule_count, contents.own_chains()))
     rules += sum(block.count("\n") for place in SHARED for block in contents.shared(place).blocks)
     return Weight(rules, "rules")

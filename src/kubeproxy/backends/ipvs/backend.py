@@ -123,8 +123,8 @@ class IpvsBackend:
         self._misbound = False
         self._node = node_of(self._ours, there)
         self._plans = {name: plans for name, plans in wanted.items() if plans}
-        self._desired = desired = Desired()
-        desired.load((name, render(plans, self._node)) for name, plans in self._plans.items())
+        self._desired = Desired()  # frees memory before the next line
+        self._desired = desired = Desired((name, render(its, self._node)) for name, its in self._plans.items())
         surplus, lacking = self._compare_entries()
         kernel.add_entries(lacking)
         yield sum(map(len, lacking.values()))

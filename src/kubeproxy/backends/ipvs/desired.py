@@ -173,9 +173,9 @@ def _hairpin(plan: ServicePlan) -> set[bytes]:
 
 
 class Desired:
-    """The union of the objects of all Services."""
+    """The union of the objects of all Services. `take` does not return the effect of the first `services`."""
 
-    def __init__(self) -> None:
+    def __init__(self, services: Iterable[tuple[ServiceName, DesiredObjects]] = ()) -> None:
         self.servers: dict[bytes, Virtual] = {}
         self.touched = 0
         """The number of virtual servers, real servers and entries that may have changed since the last `take`."""
@@ -186,9 +186,6 @@ class Desired:
         self._entries: dict[IpsetId, Counter[SetEntry]] = {set_id: Counter() for set_id in IpsetId}
         self._servers_before: dict[bytes, Virtual | None] = {}
         self._entries_before: dict[IpsetId, dict[SetEntry, bool]] = {}
-
-    def load(self, services: Iterable[tuple[ServiceName, DesiredObjects]]) -> None:
-        """Add the objects of further Services; `take` does not return them."""
         for name, objects in services:
             self.change(name, objects)
         self._servers_before, self._entries_before, self.touched = {}, {}, 0

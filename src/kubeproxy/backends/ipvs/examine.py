@@ -157,8 +157,7 @@ class _Words:
 
 
 def _owners(objects: Mapping[ServiceName, DesiredObjects]) -> dict[bytes, ServiceName]:
-    desired = Desired()
-    desired.load(objects.items())
+    desired = Desired(objects.items())
     return {key: owner for key in desired.servers if (owner := desired.owner(key)) is not None}
 
 
