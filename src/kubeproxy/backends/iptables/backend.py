@@ -12,18 +12,19 @@ from typing import Final, NamedTuple, Self
 
 from kubeproxy.backends.ahead import Ahead
 from kubeproxy.backends.iptables import restores, skeleton
-from kubeproxy.backends.iptables.contents import Changes, Contents, ContentsChange, OwnChains, Plans, rule_count
+from kubeproxy.backends.iptables.contents import Contents, ContentsChange, OwnChains, rule_count
 from kubeproxy.backends.iptables.found import FoundTable, read
 from kubeproxy.backends.iptables.metrics import Metrics, make_counters
 from kubeproxy.backends.iptables.watch import Audit, Watch, watch
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
+from kubeproxy.backends.state import NamedPlans, Plans
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.proc.sysctl import write_sysctl
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, RestoreError, chain_of, target_of
 from kubeproxy.kernel.xtables.xtables_lock import NotReleasedError, Waited
 from kubeproxy.model.addresses import Family
-from kubeproxy.model.plan import Globals, ServiceName
+from kubeproxy.model.plan import Globals
 
 log = logging.getLogger("kubeproxy.iptables")
 
@@ -76,7 +77,7 @@ class IptablesBackend:
 
     # -- changes --------------------------------------------------------------------------------------------------
 
-    def sync(self, changes: Changes) -> Iterator[int]:
+    def sync(self, changes: Sequence[NamedPlans]) -> Iterator[int]:
         """Program changed Services; after each restore, yield the number of lines. Raises ApplyError."""
         if time.monotonic() >= self._full_due and self._contents.commented:
             yield from self.resync(self._with(changes))
@@ -100,7 +101,7 @@ class IptablesBackend:
         last = {table: text.count("\n-A ") for table, text in lines.items()}
         self._written({**last, "nat": last["nat"] + sum(map(rule_count, delta.written))})
 
-    def _with(self, changes: Changes) -> dict[ServiceName, Plans]:
+    def _with(self, changes: Sequence[NamedPlans]) -> Plans:
         return {name: entry.plans for name, entry in self._contents.entries.items()} | dict(changes)
 
     def _lines(self, shared: Mapping[skeleton.Place, skeleton.SharedChain]) -> dict[str, str]:
@@ -114,7 +115,7 @@ class IptablesBackend:
 
     # -- everything -----------------------------------------------------------------------------------------------
 
-    def resync(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
+    def resync(self, wanted: Plans) -> Iterator[int]:
         """Write the rules of exactly these plans; after each restore, yield the number of lines. Raises ApplyError."""
         if self._settings.options.counters is None:
             self._use_counters(make_counters(self._metrics))
@@ -132,7 +133,7 @@ class IptablesBackend:
     def _use_counters(self, counters: bool | None) -> None:
         self._settings = self._settings._replace(options=self._settings.options._replace(counters=counters))
 
-    def _write_all(self, wanted: Mapping[ServiceName, Plans]) -> Iterator[int]:
+    def _write_all(self, wanted: Plans) -> Iterator[int]:
         with self._watch.reading():
             found = {table: self._read(table) for table in skeleton.CANARY_TABLES}
         self._contents = Contents(self._settings)  # frees memory before the next line

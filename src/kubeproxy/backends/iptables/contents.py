@@ -10,13 +10,12 @@ from typing import Final, NamedTuple
 from kubeproxy.backends.iptables import skeleton
 from kubeproxy.backends.iptables.render import Lines, chains, dispatch, suffixes
 from kubeproxy.backends.iptables.skeleton import Place, RuleSettings, SharedChain
+from kubeproxy.backends.state import NamedPlans, Plans
 from kubeproxy.model.plan import ServiceName, ServicePlan
 
 LARGE: Final = 1000
 """A cluster with more endpoints counts as large: largeClusterEndpointsThreshold of the Go kube-proxy."""
 
-Plans = tuple[ServicePlan, ...]
-Changes = Sequence[tuple[ServiceName, Plans]]
 OwnChains = Mapping[str, str]
 """The chains of the nat table that belong to one Service, with their rules."""
 
@@ -24,7 +23,7 @@ OwnChains = Mapping[str, str]
 class ServiceEntry(NamedTuple):
     """A Service: the plans, and for each plan the hash in its chain names and the plan's rules in shared chains."""
 
-    plans: Plans
+    plans: tuple[ServicePlan, ...]
     suffixes: tuple[str, ...]
     shared: tuple[Lines, ...]
 
@@ -56,7 +55,7 @@ class Contents:
     """The rules of all Services of one family, all with the same settings. Before a change, the caller must exhaust
     `own_chains`, which counts the rules."""
 
-    def __init__(self, settings: RuleSettings, wanted: Mapping[ServiceName, Plans] = MappingProxyType({})) -> None:
+    def __init__(self, settings: RuleSettings, wanted: Plans = MappingProxyType({})) -> None:
         self.settings = settings
         self.entries = self._entries([(name, plans) for name, plans in wanted.items() if plans])
         self.endpoints = sum([entry.endpoints for entry in self.entries.values()])
@@ -67,7 +66,7 @@ class Contents:
         """Return whether rules of endpoints have comments; in a large cluster they have no comments."""
         return self.endpoints <= LARGE
 
-    def delta(self, changes: Changes, settings: RuleSettings) -> ContentsChange:
+    def delta(self, changes: Sequence[NamedPlans], settings: RuleSettings) -> ContentsChange:
         """Return the effect of changes, and of settings that are like the present settings, without applying them: see
         `take`. The cost depends on the changes, not on the number of Services."""
         entries = self._entries(changes)
@@ -125,7 +124,7 @@ class Contents:
         """Return all chains that belong to no Service or to all Services."""
         return {place: self.shared(place) for place in skeleton.SHARED} | skeleton.fixed_chains(self.settings)
 
-    def _entries(self, changes: Changes) -> dict[ServiceName, ServiceEntry]:
+    def _entries(self, changes: Sequence[NamedPlans]) -> dict[ServiceName, ServiceEntry]:
         found = iter(suffixes([plan for _, plans in changes for plan in plans]))
         entries: dict[ServiceName, ServiceEntry] = {}
         for name, plans in changes:

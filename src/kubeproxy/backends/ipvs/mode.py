@@ -11,10 +11,10 @@ from functools import cache
 from itertools import chain
 from typing import Final
 
-from kubeproxy.backends.ipvs.backend import IpvsBackend
-from kubeproxy.backends.ipvs.desired import NodeAddresses, render
+from kubeproxy.backends.ipvs.backend import IpvsBackend, node_of
+from kubeproxy.backends.ipvs.desired import render
 from kubeproxy.backends.ipvs.examine import IpvsExaminer
-from kubeproxy.backends.ipvs.layout import CHAINS, DROP_IN_NAT, OWN_CHAIN, Scheduler, scheduler_named
+from kubeproxy.backends.ipvs.layout import CHAINS, DROP_IN_NAT, OWN_CHAIN, Addresses, Scheduler, scheduler_named
 from kubeproxy.backends.ipvs.wire import NodeKernel, NodeView
 from kubeproxy.backends.mode import RESTORE_FAILURES, Operations, Weight
 from kubeproxy.backends.state import Plans, of_family
@@ -188,9 +188,7 @@ def _sysctls(config: KubeProxyConfiguration) -> list[tuple[str, int]]:
 
 
 def _weigh(world: Globals, family: Family, wanted: Plans, local: Sequence[bytes]) -> Weight:
-    ours = world.of(family) or FamilyGlobals()
-    nodeports = tuple(local) if ours.nodeport_ips is None else ours.nodeport_ips
-    node = NodeAddresses(frozenset(local), nodeports, ours.node_ips)
+    node = node_of(world.of(family) or FamilyGlobals(), Addresses(frozenset(), frozenset(local)))
     objects = render(chain.from_iterable(of_family(wanted, family).values()), node)
     count = sum(1 + len(server.pool) for server in objects.servers.values()) + sum(map(len, objects.entries.values()))
     return Weight(count, "virtual servers, real servers and entries of sets")

@@ -42,8 +42,7 @@ def shapes(family: Family) -> dict[str, SetSpec]:
     for origin in ORIGINS:
         for what, key in (("services", service), ("nodeports", nodeport)):
             found.append(SetSpec(f"{origin}-{what}", key, ("th dport",)))
-            found.append(SetSpec(f"{origin}-{what}-dropped", key))
-            found.append(SetSpec(f"{origin}-{what}-rejected", key))
+            found += SetSpec(f"{origin}-{what}-dropped", key), SetSpec(f"{origin}-{what}-rejected", key)
     found.append(SetSpec(LISTENERS, nodeport))
     found.append(SetSpec(FIREWALL_IPS, service))
     found.append(SetSpec(FIREWALL_ALLOW, (*service, f"{ip} saddr"), flags=INTERVAL))
@@ -59,16 +58,13 @@ def elements(plan: ServicePlan, ports: Mapping[ListenerName, int | None]) -> Ele
         key = element_key(frontend)
         for origin, action in zip(ORIGINS, plan.traffic(frontend), strict=True):
             name, value = carrying_map(origin, frontend), b""
-            if action.forwards:
-                kind = PoolKind.LOCAL if action.picks_local else PoolKind.CLUSTER
-                port = ports.get(ListenerName(plan.key, kind))
-                if port is None:
-                    name = f"{name}-rejected"
-                else:
-                    value = PORT_BYTES[port]
-                    found.setdefault(LISTENERS, {})[_registers(frontend.protocol, port)] = b""
+            kind = PoolKind.LOCAL if action.picks_local else PoolKind.CLUSTER
+            port = ports.get(ListenerName(plan.key, kind)) if action.forwards else None
+            if port is not None:
+                value = PORT_BYTES[port]
+                found.setdefault(LISTENERS, {})[_registers(frontend.protocol, port)] = b""
             else:
-                name = f"{name}-rejected" if action is Action.REJECT else f"{name}-dropped"
+                name += "-dropped" if action is Action.DROP else "-rejected"
             found.setdefault(name, {})[key] = value
         sources = plan.sources(frontend)
         if sources is not None:
