@@ -59,7 +59,6 @@ class UserspaceBackend:
         self._world = world
         self._transactions = transactions
         self._addresses = addresses
-        self._landing: bytes | None = None
         self._ruleset = UserspaceRuleset(family, world, None)
         self._served: dict[ServiceName, _Served] = {}
         self._waiting: dict[ServiceName, tuple[ServicePlan, ...]] = {}  # Services without a free port for a listener
@@ -83,11 +82,7 @@ class UserspaceBackend:
     def set_world(self, world: Globals) -> bool:
         """Set the globals; return whether a resync is needed because rules change."""
         self._world = world
-        return self._update_rules()
-
-    def _update_rules(self) -> bool:
-        self._landing = self._find_landing()
-        ruleset = UserspaceRuleset(self.family, self._world, self._landing)
+        ruleset = UserspaceRuleset(self.family, world, self._find_landing())
         changed = not ruleset.is_like(self._ruleset)
         self._ruleset = ruleset
         return changed
@@ -159,7 +154,7 @@ class UserspaceBackend:
 
     def resync(self, wanted: Plans) -> Iterator[int]:
         """Replace the whole table, if any; yield its size. Raises ApplyError."""
-        self._update_rules()
+        self.set_world(self._world)  # the node's addresses may have changed
         self._path.mark = self._world.masquerade_mark
         # If the kernel refused an earlier attempt, there may be listeners to which no rule redirects.
         needed = {listener for plans in wanted.values() for plan in plans for listener in assignments(plan)}
@@ -191,7 +186,7 @@ class UserspaceBackend:
     def inspect(self, depth: Depth) -> ForeignChange | None:
         """See backends.mode.Backend. The inspection needs only two short requests, unless another program committed to
         nf_tables."""
-        if self._find_landing() != self._landing:
+        if self._find_landing() != self._ruleset.landing:
             return ForeignChange(
                 "the node's addresses changed; rules redirect connections from outside to one of these addresses"
             )

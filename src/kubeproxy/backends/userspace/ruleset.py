@@ -123,7 +123,7 @@ class UserspaceRuleset:
         self.nodeport_ips = ours.nodeport_ips
         self._detector = ours.detector
         self._mark = f"{world.masquerade_mark:#x}"
-        self._landing = landing
+        self.landing = landing
         self.shapes = shapes(family)
 
     @property
@@ -182,7 +182,7 @@ class UserspaceRuleset:
             ),
             "firewall": (None, [f"{self._service} @{FIREWALL_IPS} {unlisted} drop"]),
         }
-        landing = f"dnat to {self._bracketed()} :" if self._landing else "redirect to :"
+        landing = f"dnat to {self._bracketed()} :" if self.landing else "redirect to :"
         for origin in ORIGINS:
             found[f"carry-{origin}"] = None, self._carry(origin, landing)
             found[f"refuse-{origin}"] = None, self._refuse(origin)
@@ -209,7 +209,7 @@ class UserspaceRuleset:
         ]
 
     def _bracketed(self) -> str:
-        text = unpack(self._landing or b"")
+        text = unpack(self.landing or b"")
         return f"[{text}]" if self._family is Family.IPV6 else text
 
     @property
