@@ -312,11 +312,14 @@ class RelayListener(Watched):
         self.port: int = sock.getsockname()[1]
         self.balancer = Balancer()
         self.sock = sock
+        self._is_open = False
 
     def open(self) -> None:
-        """Begin to receive."""
-        self.path.watch(self.sock, self, select.EPOLLIN)
-        self.path.descriptors.listen(self.kind)
+        """Begin to receive, unless the listener receives already. Raises OSError at the system's limit of watches."""
+        if not self._is_open:
+            self.path.watch(self.sock, self, select.EPOLLIN)
+            self.path.descriptors.listen(self.kind)
+            self._is_open = True
 
     def retarget(self, pool: Pool, affinity: int, serving: Pool) -> None:  # noqa: ARG002 - for UdpListener
         """Replace the endpoints and the affinity timeout."""
@@ -324,5 +327,6 @@ class RelayListener(Watched):
 
     def close(self) -> None:
         """Stop receiving."""
-        self.path.descriptors.unlisten(self.kind)
+        if self._is_open:
+            self.path.descriptors.unlisten(self.kind)
         self.path.release(self.sock)

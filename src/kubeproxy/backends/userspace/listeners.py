@@ -75,7 +75,6 @@ class Listeners:
         self._full: set[int] = set()  # protocols that had no free port at the last attempt
         self._open: dict[ListenerName, RelayListener] = {}
         self._assignments: dict[ListenerName, Assignment] = {}
-        self._silent: list[RelayListener] = []  # sockets that are bound, but do not listen yet
         self._former: dict[ListenerName, int] = {}  # the ports of UDP listeners that are closed
 
     def port(self, name: ListenerName) -> int | None:
@@ -105,15 +104,12 @@ class Listeners:
         for name in changed:
             if name not in self._open and (listener := self._opened(name)) is not None:
                 self._open[name] = listener
-                self._silent.append(listener)
         work = [(self._open[name], assignment) for name, assignment in changed.items() if name in self._open]
 
         def apply() -> None:
             for listener, assignment in work:
                 listener.retarget(*assignment)
-            while self._silent:
-                self._silent[-1].open()
-                self._silent.pop()
+                listener.open()
 
         if work:
             self._path.call(apply)
@@ -133,11 +129,7 @@ class Listeners:
 
         def close() -> None:
             for listener in gone:
-                if listener in self._silent:
-                    self._silent.remove(listener)
-                    self._path.release(listener.sock)
-                else:
-                    listener.close()
+                listener.close()
 
         if gone:
             self._path.call(close)
