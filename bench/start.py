@@ -17,8 +17,9 @@ from bench.figures import Spread, ratio, spread
 from bench.report import Column, Report, Row
 from bench.runs import Run
 from kubeproxy.backends.nftables.layout import TABLE, SetId
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.nftables.elements import all_elements
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.model.addresses import Family
 
 FILLED = "10kx10"
@@ -108,7 +109,8 @@ def last_transaction(proxy: Contestant, limit: float, complete: Callable[[], boo
 
 
 def _endpoints() -> int:
-    return sum(1 for _ in all_elements(Family.IPV4, TABLE, SetId.ENDPOINTS.value))
+    with TableReader(Family.IPV4, TABLE, Netlink.open()) as reader:
+        return sum(1 for _ in reader.all_elements(SetId.ENDPOINTS.value))
 
 
 def run(with_: Run) -> Report:

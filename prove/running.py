@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from kubeproxy.kernel.nftables import expressions, nfnetlink
+from kubeproxy.kernel.nftables import expressions, reader
 from prove import crashes, judges, launcher
 from prove.forking import Forked, Forking
 from prove.generate import Generator
@@ -213,7 +213,7 @@ async def world(share: Share, tally: Tally) -> int:
     if launcher.MUTATION in os.environ:
         judges.TIMEOUT = BRIEFLY
     cached = functools.lru_cache(maxsize=1 << 13)  # Most rules never change.
-    nfnetlink._rule, expressions.parse = cached(nfnetlink._rule), cached(expressions.parse)
+    reader._rule, expressions.parse = cached(reader._rule), cached(expressions.parse)
     recent: list[list[Step]] = []
     async with World(share.mode) as world:
         world.shares = SHARES

@@ -13,7 +13,8 @@ from bench import memory
 from kubeproxy.kernel.ipvs import Ipvs
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes, messages, text_attribute
 from kubeproxy.kernel.nftables import nfta
-from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_SET, SUBSYSTEM, rules
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_SET, SUBSYSTEM
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.kernel.xtables.xtables_lock import TableInfo
 from kubeproxy.model.addresses import Family
 
@@ -97,7 +98,8 @@ def legacy_entries() -> float:
 
 def nft_rules() -> float:
     """Return the number of rules in the table nat of iptables-nft."""
-    return float(len(rules(_NF_IPV4, "nat")))
+    with TableReader(_NF_IPV4, "nat", Netlink.open()) as reader:
+        return float(len(reader.rules()))
 
 
 def real_servers() -> float:

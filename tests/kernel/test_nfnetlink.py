@@ -4,6 +4,7 @@ import errno
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import chain
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import HEADER, Netlink, NetlinkError
 from kubeproxy.kernel.nftables import elements, nfnetlink
-from kubeproxy.kernel.nftables.elements import all_elements, element_messages, pairs
-from kubeproxy.kernel.nftables.tables import read
+from kubeproxy.kernel.nftables.elements import element_messages
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.model.addresses import Family
 from support import nft
 
@@ -51,14 +52,21 @@ def delete(name, packed):
     return element_messages(nfnetlink.DELETE_ELEMENT, Family.IPV4, TABLE, name, packed)
 
 
+def asked(question, *given, table=TABLE, family=Family.IPV4):
+    """Return the answer of a TableReader with its own socket."""
+    with TableReader(family, table, Netlink.open()) as reader:
+        found = getattr(reader, question)(*given)
+        return list(found) if isinstance(found, Iterator) else found
+
+
 def keys(name, count=None):
-    return {e.key for e in (all_elements(Family.IPV4, TABLE, name) if count is None else whole(name, count))}
+    return {e.key for e in (asked("all_elements", name) if count is None else whole(name, count))}
 
 
 def whole(name, count):
     """Return a dump without repetitions: while a hash table is resized, some elements are listed twice."""
     for _ in range(200):
-        dump = list(all_elements(Family.IPV4, TABLE, name))
+        dump = asked("all_elements", name)
         assert len(dump) == count
         if len({e.key for e in dump}) == count:
             return dump
@@ -89,8 +97,8 @@ def test_elements_of_every_kind_read_back(link):
     )
 
     def only(name):
-        (found,) = all_elements(Family.IPV4, TABLE, name)
-        assert [*chain(*pairs(Family.IPV4, TABLE, name))] == [(found.key, found.data)]
+        (found,) = asked("all_elements", name)
+        assert [*chain(*asked("pairs", name))] == [(found.key, found.data)]
         return found
 
     assert only("addresses") == (one, b"", 0, 0, False)
@@ -137,7 +145,7 @@ def test_a_big_transaction_and_a_big_dump_are_whole(link):
 def test_a_value_is_replaced_in_one_transaction(link):
     link.commit(add("pairs", [MAP.pack(address(1), address(2))]))
     link.commit([*delete("pairs", [SET.pack(address(1), b"")]), *add("pairs", [MAP.pack(address(1), address(3))])])
-    assert [e.data for e in all_elements(Family.IPV4, TABLE, "pairs")] == [address(3)]
+    assert [e.data for e in asked("all_elements", "pairs")] == [address(3)]
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -223,17 +231,17 @@ def test_every_transaction_adds_one_to_the_generation(link):
 
 
 def test_tables_and_their_comments(link):
-    assert nfnetlink.table(Family.IPV4, "nobody") is None
-    assert nfnetlink.table(Family.IPV6, TABLE) is None
-    bare = nfnetlink.table(Family.IPV4, TABLE)
+    assert asked("header", table="nobody") is None
+    assert asked("header", family=Family.IPV6) is None
+    bare = asked("header")
     assert bare is not None
     assert bare.comment == ""
     nft.run('add table ip said { comment "what we say" ; }\n')
-    said = nfnetlink.table(Family.IPV4, "said")
+    said = asked("header", table="said")
     assert said is not None
     assert said.comment == "what we say"
     nft.run(f"delete table ip {TABLE}\nadd table ip {TABLE}\n")
-    again = nfnetlink.table(Family.IPV4, TABLE)
+    again = asked("header")
     assert again is not None
     assert again.handle != bare.handle
 
@@ -243,11 +251,11 @@ def test_chains_and_rules_of_one_table_only(link):
         "add table ip other\nadd chain ip other c\nadd set ip other s { type ipv4_addr ; }\nadd rule ip other c drop\n"
     )
     nft.run(f"add table ip6 {TABLE}\nadd chain ip6 {TABLE} six\n")
-    assert nfnetlink.chain_names(Family.IPV4, TABLE) == {"target"}
-    assert nfnetlink.chain_names(Family.IPV6, TABLE) == {"six"}
-    assert nfnetlink.chain_names(Family.IPV4, "nobody") == frozenset()
-    assert nfnetlink.rules(Family.IPV4, TABLE) == []
-    assert len(nfnetlink.rules(Family.IPV4, "other")) == 1
+    assert asked("chains") == {"target"}
+    assert asked("chains", family=Family.IPV6) == {"six"}
+    assert asked("chains", table="nobody") == frozenset()
+    assert asked("rules") == []
+    assert len(asked("rules", table="other")) == 1
 
 
 def test_rules_are_alike_when_they_do_the_same(link):
@@ -257,19 +265,16 @@ def test_rules_are_alike_when_they_do_the_same(link):
         nft.run(f"add chain ip {table} c\nadd rule ip {table} c {text}\n")
 
     def rules(table):
-        with Netlink.open() as reads:
-            return read(Family.IPV4, table, reads).chains["c"].rules
+        return asked("contents", table=table).chains["c"].rules
 
     assert rules(TABLE) == rules("other")
-    nft.run(
-        f"replace rule ip {TABLE} c handle {nfnetlink.rules(Family.IPV4, TABLE)[0].handle} ip daddr @addresses drop\n"
-    )
+    nft.run(f"replace rule ip {TABLE} c handle {asked('rules')[0].handle} ip daddr @addresses drop\n")
     assert rules(TABLE) != rules("other")
 
 
 def test_a_missing_set_is_an_error(link):
     with pytest.raises(NetlinkError) as caught:
-        list(all_elements(Family.IPV4, TABLE, "nobody"))
+        asked("all_elements", "nobody")
     assert caught.value.code == errno.ENOENT
 
 

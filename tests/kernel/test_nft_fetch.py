@@ -8,8 +8,8 @@ import pytest
 from kubeproxy.kernel.netlink import protocol
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
 from kubeproxy.kernel.nftables import fetch
-from kubeproxy.kernel.nftables.elements import count, pairs
 from kubeproxy.kernel.nftables.fetch import AnswerReader, Answers, Fetcher
+from kubeproxy.kernel.nftables.reader import TableReader
 from support import nft
 from support.own_network import own_network
 
@@ -31,12 +31,13 @@ def a_map(of, count=0, more="", family="ip"):
 
 
 def dumped(family):
-    return {key: data for part in pairs(family, "t", "m") for key, data in part}
+    with TableReader(family, "t", Netlink.open()) as reader:
+        return {key: data for part in reader.pairs("m") for key, data in part}
 
 
 def counted(family):
-    with Netlink.open() as link:
-        return count(family, "t", "m", link)
+    with TableReader(family, "t", Netlink.open()) as reader:
+        return reader.count("m")
 
 
 def element(number):

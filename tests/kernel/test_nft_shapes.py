@@ -5,9 +5,9 @@ from contextlib import contextmanager
 import pytest
 
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
-from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.expressions import Lookup
-from kubeproxy.kernel.nftables.tables import listed_chains, read
+from kubeproxy.kernel.nftables.reader import TableReader
+from kubeproxy.kernel.nftables.tables import listed_chains
 from support import nft
 from support.own_network import own_network
 
@@ -35,7 +35,7 @@ def bases(link, table):
 
 
 def contents(link, table):
-    return read(IP, table, link)
+    return TableReader(IP, table, link).contents()
 
 
 def test_two_tables_that_are_alike():
@@ -77,7 +77,7 @@ def test_the_type_of_a_set_shows(kind):
 @pytest.mark.parametrize("verdict", ["accept", "goto base-2", "jump base-2"])
 def test_the_elements_of_a_rules_set_show(verdict):
     with tables("one", "two") as link:
-        handle = nfnetlink.rules(IP, "one", link)[1].handle
+        handle = TableReader(IP, "one", link).rules()[1].handle
         nft.run(f"replace rule ip one other handle {handle} tcp dport vmap {{ 81 : {verdict}, 82 : goto base-2 }}\n")
         assert contents(link, "one").chains != contents(link, "two").chains
 
@@ -86,4 +86,4 @@ def test_missing_objects_and_requirements():
     with tables("one") as link:
         assert listed_chains(link, IP, "none") == []
         with pytest.raises(NetlinkError, match="No such file"):
-            read(IP, "none", link)
+            contents(link, "none")

@@ -12,7 +12,8 @@ import pytest
 
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.listing import shortened, text
-from kubeproxy.kernel.nftables.tables import Hook, chain_rules
+from kubeproxy.kernel.nftables.reader import TableReader
+from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import INPUT, OUTPUT, PREROUTING, Mark, Step, TracedFlow, Traces, base_chains
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from support.own_network import own_network
@@ -71,7 +72,7 @@ def test_the_rules_that_a_packet_passes_are_reported(rules, family):
 
 def listed():
     with Netlink.open() as link:
-        rules = chain_rules(1, "firewall", "input", link)
+        rules = TableReader(1, "firewall", link).chain_rules("input")
     return {handle: shortened(text(rule, "ip")) for handle, rule in rules.items()}
 
 

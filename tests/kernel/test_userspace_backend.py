@@ -19,7 +19,6 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from kubeproxy.backends.mode import Depth, ForeignChange
-from kubeproxy.backends.table_view import TableReader
 from kubeproxy.backends.userspace import backend
 from kubeproxy.backends.userspace.backend import UserspaceBackend
 from kubeproxy.backends.userspace.cleanup import cleanup
@@ -29,6 +28,7 @@ from kubeproxy.backends.userspace.udp import Sessions
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.nfnetlink import Transactions
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.plan import (
     Action,

@@ -22,9 +22,11 @@ from kubeproxy.backends.nftables.backend import NftablesBackend
 from kubeproxy.backends.nftables.layout import CLIENTS, NUMBER_MAPS, RANGE_MAPS, TABLE, VERDICT_MAPS, SetId
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.backends.state import NamedPlans, Plans
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.changes import monitor_table
 from kubeproxy.kernel.nftables.elements import Element
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Globals
 from support import nft
@@ -252,7 +254,8 @@ class KernelGround(Ground):
         return {name: [line.strip() for line in body.splitlines()] for name, body in bodies}
 
     def rule_handles(self) -> tuple[int, ...]:
-        return tuple(rule.handle for rule in nfnetlink.rules(V4, TABLE))
+        with TableReader(V4, TABLE, Netlink.open()) as reader:
+            return tuple(rule.handle for rule in reader.rules())
 
     def tables(self) -> set[str]:
         return {line.removeprefix("table ") for line in _nft("list", "tables").splitlines()}

@@ -19,8 +19,8 @@ from kubeproxy.errors import ApplyError, Unsupported
 from kubeproxy.kernel import chains as kernel_chains
 from kubeproxy.kernel.chains import IP_FAMILIES, RuleChain, iptables_nft_chains
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
-from kubeproxy.kernel.nftables.elements import look_up
-from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES, read_sets
+from kubeproxy.kernel.nftables.reader import TableReader
+from kubeproxy.kernel.nftables.tables import TABLE_FAMILIES
 from kubeproxy.kernel.xtables import xtables
 from kubeproxy.kernel.xtables.nft_compat import RuleWriter
 from kubeproxy.model.addresses import PORT_BYTES, PROTOCOL_NAMES, Family, family_of, unpack
@@ -180,10 +180,11 @@ def _table_catches(family: str, table: str, packet: Packet, _: bool) -> bool:
     number = next(number for number, word in TABLE_FAMILIES.items() if word == family)
     port = bytes((packet.protocol, 0, 0, 0)) + PORT_BYTES[packet.port] + bytes(2)
     with Netlink.open() as link:
-        for name in read_sets(number, table, link):
+        reader = TableReader(number, table, link)
+        for name in reader.sets():
             for key in (packet.destination + port, port) if not name.startswith("affinity-") else ():
                 with suppress(NetlinkError):  # the keys of the set have another type
-                    if look_up(number, table, name, [key], link, ranges=False):
+                    if reader.look_up(name, [key]):
                         return True
     return False
 

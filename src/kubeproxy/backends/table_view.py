@@ -7,46 +7,18 @@ from typing import Any, Final
 
 from kubeproxy.backends.mode import Depth, ForeignChange
 from kubeproxy.backends.state import Wording
-from kubeproxy.kernel.netlink.protocol import Closing, Netlink
-from kubeproxy.kernel.nftables import nfnetlink, tables
-from kubeproxy.kernel.nftables.elements import Entries, look_up, one_pass
+from kubeproxy.kernel.netlink.protocol import Netlink
+from kubeproxy.kernel.nftables.elements import Entries
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.model.addresses import Family, unpack
 from kubeproxy.model.plan import ServiceName
 from kubeproxy.wording import counted
 
 
-class TableReader(Closing):
-    """A named table in the network namespace of a socket. Several views may use one socket in turn. All calls raise
-    ApplyError."""
-
-    def __init__(self, family: Family, table: str, link: Netlink) -> None:
-        self.family = family
-        self._table = table
-        self._link = link
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._link.close()
-
-    def header(self) -> nfnetlink.TableHeader | None:
-        """Return the table's handle, comment and state, or None if the table is missing."""
-        return nfnetlink.table(self.family, self._table, self._link)
-
-    def chains(self) -> Collection[str]:
-        """Return the names of the chains."""
-        return nfnetlink.chain_names(self.family, self._table, self._link)
-
-    def sets(self) -> Collection[str]:
-        """Return the names of sets and maps."""
-        return tables.read_sets(self.family, self._table, self._link)
-
-    def contents(self) -> tables.TableContents:
-        """Return the table without the elements of its named sets."""
-        return tables.read(self.family, self._table, self._link)
-
-
 class TableView(TableReader):
     """A table with the elements of its sets; `ranges` are the names of its interval sets."""
+
+    family: Family
 
     def __init__(self, family: Family, table: str, ranges: Collection[str], link: Netlink) -> None:
         super().__init__(family, table, link)
@@ -54,11 +26,11 @@ class TableView(TableReader):
 
     def elements(self, name: str) -> Entries:
         """Return the elements of a set; some may be missing if other programs change the set at the same time."""
-        return one_pass(self.family, self._table, name, self._link)
+        return self.one_pass(name)
 
     def lookup(self, name: str, keys: Iterable[bytes]) -> Entries:
         """Return the given elements that exist in a set."""
-        return look_up(self.family, self._table, name, keys, self._link, ranges=name in self._ranges)
+        return self.look_up(name, keys, ranges=name in self._ranges)
 
 
 def complete(

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from kubeproxy.kernel.netlink.protocol import Netlink, attributes
 from kubeproxy.kernel.nftables import expressions as x
-from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
-from kubeproxy.kernel.nftables.elements import element_lists
+from kubeproxy.kernel.nftables import nfta, tables
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.meaning import rules
 from kubeproxy.meaning.rules import ACCEPT, DROP, TRANSLATING, UNKNOWN_TRANSLATION, Op, Operation, Property
 
@@ -48,14 +48,9 @@ class NftTable(NamedTuple):
 
 def read(family: int, name: str, link: Netlink, most: int | None = None) -> NftTable:
     """Read a table from the kernel; a set with more than `most` elements is returned empty. Raises NetlinkError."""
-    forms = tables.read_sets(family, name, link)
-    sets = {each: _filled(form, _elements(family, name, each, form, link, most), most) for each, form in forms.items()}
-    hooks = {one.name: one.hook for one in tables.listed_chains(link, family, name)}
-    rules: dict[str, list[x.Rule]] = {each: [] for each in hooks}
-    for rule in nfnetlink.rules(family, name, link):
-        rules[rule.chain].append(x.parse(rule.raw))
-    chains = {each: tables.ChainContents(hooks[each], tuple(its)) for each, its in rules.items()}
-    return NftTable(family, name, chains, sets)
+    reader = TableReader(family, name, link)
+    sets = {each: _filled(form, _elements(reader, each, form, most), most) for each, form in reader.sets().items()}
+    return NftTable(family, name, reader.chain_contents(x.parse), sets)
 
 
 def _filled(form: tables.SetForm, elements: Iterator[Element], most: int | None) -> Elements:
@@ -66,11 +61,9 @@ def _filled(form: tables.SetForm, elements: Iterator[Element], most: int | None)
     return Elements(form, keyed, len(keyed) < len(read))
 
 
-def _elements(
-    family: int, table: str, name: str, form: tables.SetForm, link: Netlink, most: int | None
-) -> Iterator[Element]:
+def _elements(reader: TableReader, name: str, form: tables.SetForm, most: int | None) -> Iterator[Element]:
     edges: list[tuple[bytes, bool, bytes | x.RuleVerdict]] = []
-    for data, first, last in element_lists(family, table, name, link):
+    for data, first, last in reader.element_lists(name):
         for _, start, end in attributes(data, first, last):
             parts = {kind: data[s:e] for kind, s, e in attributes(data, start, end)}
             key = parts.get(nfta.SET_ELEM_KEY, b"")[4:]

@@ -16,8 +16,8 @@ from kubeproxy.backends.userspace.ruleset import UserspaceRuleset
 from kubeproxy.features import RESETS
 from kubeproxy.kernel.netlink import protocol
 from kubeproxy.kernel.netlink.protocol import Netlink, text_attribute
-from kubeproxy.kernel.nftables import compiling, expressions, listing, messages, nfnetlink, nfta, tables
-from kubeproxy.kernel.nftables.elements import all_elements
+from kubeproxy.kernel.nftables import compiling, expressions, listing, messages, nfnetlink, nfta
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Detector, FamilyGlobals, Globals, Loopback
 from support import nft
@@ -68,17 +68,17 @@ def written(text):
 def dumped(family, table):
     """Return the kernel's rules by chain, with their anonymous sets."""
     found = {}
-    with closing(Netlink.open()) as link:
-        for rule in nfnetlink.rules(family, table, link):
-            parsed = (with_set(each, family, table, link) for each in expressions.parse(rule.raw))
+    with TableReader(family, table, Netlink.open()) as reader:
+        for rule in reader.rules():
+            parsed = (with_set(each, reader) for each in expressions.parse(rule.raw))
             found.setdefault(rule.chain, []).append(tuple(parsed))
     return found
 
 
-def with_set(expression, family, table, link):
+def with_set(expression, reader):
     if not isinstance(expression, expressions.Lookup) or not expression.set.startswith("__"):
         return expression
-    elements = all_elements(family, table, expression.set, link)
+    elements = reader.all_elements(expression.set)
     return replace(expression, set=frozenset((each.key, each.data) for each in elements))
 
 
@@ -169,8 +169,8 @@ def test_rules_written_over_netlink_read_and_list_like_rules_loaded_by_nft(famil
             protocols = audit.desired_node_sets(FamilyGlobals())[TRANSPORTS]
             transactions.commit(ruleset.creation(names, audit.filling(family, TRANSPORTS, protocols)))
         assert notes(family) == sets
-        with closing(Netlink.open()) as link:
-            assert tables.read(family, TABLE, link) == ruleset.definition(names).contents
+        with TableReader(family, TABLE, Netlink.open()) as reader:
+            assert reader.contents() == ruleset.definition(names).contents
         found = dumped(family, TABLE)
         assert found.keys() == by_nft.keys()
         for chain, rules in by_nft.items():
@@ -187,8 +187,8 @@ def test_the_table_of_userspace_mode_comes_back(family):
         ruleset = UserspaceRuleset(family, world, None)
         with own_network(), closing(nfnetlink.Transactions.open()) as transactions:
             transactions.commit(ruleset.creation())
-            with closing(Netlink.open()) as link:
-                assert tables.read(family, USERSPACE, link) == ruleset.definition().contents
+            with TableReader(family, USERSPACE, Netlink.open()) as reader:
+                assert reader.contents() == ruleset.definition().contents
 
 
 def notes(family):

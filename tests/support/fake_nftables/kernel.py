@@ -17,7 +17,7 @@ from kubeproxy.kernel.nftables import compiling, nfnetlink
 from kubeproxy.kernel.nftables.changes import ForeignChanges
 from kubeproxy.kernel.nftables.elements import Element as KernelElement
 from kubeproxy.kernel.nftables.expressions import Expression, Opaque
-from kubeproxy.kernel.nftables.tables import ChainContents, TableContents
+from kubeproxy.kernel.nftables.tables import ChainContents, SetForm, TableContents
 from kubeproxy.model.addresses import Family
 from support.fake_nftables import netlink, text
 from support.fake_nftables.objects import Element, RefusedError, Set, Table
@@ -146,9 +146,9 @@ class FakeTable(KernelTable):
         table = self._here()
         return nfnetlink.TableHeader(table.handle, table.comment, table.dormant) if table is not None else None
 
-    def chains(self) -> list[str]:
+    def chains(self) -> frozenset[str]:
         found = self._here()
-        return list(found.chains) if found is not None else []
+        return frozenset(found.chains) if found is not None else frozenset()
 
     def contents(self) -> TableContents:
         found = self._here()
@@ -161,9 +161,9 @@ class FakeTable(KernelTable):
         }
         return TableContents({each.name: each.form for each in found.sets.values()}, chains, frozenset(found.counters))
 
-    def sets(self) -> list[str]:
+    def sets(self) -> dict[str, SetForm]:
         found = self._here()
-        return list(found.sets) if found is not None else []
+        return {each.name: each.form for each in found.sets.values()} if found is not None else {}
 
     def count(self, name: str) -> int | None:
         return sum(1 for _ in self._set(name).alive(self.kernel.now)) if self.kernel.counts else None

@@ -22,10 +22,10 @@ from kubeproxy.kernel.ipset import Ipsets, SetKind
 from kubeproxy.kernel.ipvs import Ipvs, family_id, server_key
 from kubeproxy.kernel.netlink.announcements import Announcements
 from kubeproxy.kernel.netlink.protocol import HEADER, NLMSG_DONE, NLMSG_ERROR, Netlink, message
-from kubeproxy.kernel.nftables import fetch, nfnetlink, tables, trace
+from kubeproxy.kernel.nftables import fetch, trace
 from kubeproxy.kernel.nftables.changes import ChangeMonitor, Interest
-from kubeproxy.kernel.nftables.elements import all_elements, element_counts, look_up, one_pass
-from kubeproxy.kernel.nftables.tables import counter_packets, listed_chains
+from kubeproxy.kernel.nftables.reader import TableReader
+from kubeproxy.kernel.nftables.tables import listed_chains
 from kubeproxy.kernel.proc.modules import ModuleFiles, present
 from kubeproxy.kernel.proc.processes import descriptors, holder, proxies
 from kubeproxy.kernel.xtables import xtables
@@ -107,22 +107,26 @@ def _each(*readers: Callable[[], object]) -> None:
 def nf_tables(data: bytes) -> None:
     """Tables, chains, rules, sets and elements."""
     kinds = (0xA00, 0xA03, 0xA06, 0xA09, 0xA0C, 0xA12)
-    answer, name = _answer(data, kinds), "kube-proxy"
+    answer = _answer(data, kinds)
     _each(
-        lambda: nfnetlink.table(V4, name, _link(answer)),
-        lambda: nfnetlink.rules(V4, name, _link(answer)),
-        lambda: nfnetlink.rules(V4, name, _link(answer), "c"),
-        lambda: nfnetlink.chain_names(V4, name, _link(answer)),
-        lambda: tables.read_sets(V4, name, _link(answer)),
-        lambda: tables.read(V4, name, _link(answer)),
-        lambda: all_elements(V4, name, "s", _link(answer)),
+        lambda: _table(answer).header(),
+        lambda: _table(answer).rules(),
+        lambda: _table(answer).rules("c"),
+        lambda: _table(answer).chains(),
+        lambda: _table(answer).sets(),
+        lambda: _table(answer).contents(),
+        lambda: _table(answer).all_elements("s"),
         lambda: listed_chains(_link(answer)),
-        lambda: one_pass(V4, name, "s", _link(answer)),
-        lambda: look_up(V4, name, "s", [bytes(8)], _link(answer), ranges=False),
-        lambda: element_counts(V4, name, "s", [bytes(8)], _link(answer)),
-        lambda: counter_packets(V4, name, _link(answer)),
+        lambda: _table(answer).one_pass("s"),
+        lambda: _table(answer).look_up("s", [bytes(8)]),
+        lambda: _table(answer).element_counts("s", [bytes(8)]),
+        lambda: _table(answer).counter_packets(),
         lambda: fetch.AnswerReader().read(_at_once(answer), [bytes(8)] * 2, {}, "s"),
     )
+
+
+def _table(answer: bytes) -> TableReader:
+    return TableReader(V4, "kube-proxy", _link(answer))
 
 
 def _at_once(answer: bytes) -> fetch.Answers:

@@ -5,14 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.kernel.netlink.protocol import attribute
-from kubeproxy.kernel.nftables import elements, nfta
-from kubeproxy.kernel.nftables.elements import _alike, all_elements, pairs
+from kubeproxy.kernel.nftables import nfta
+from kubeproxy.kernel.nftables.elements import _alike
+from kubeproxy.kernel.nftables.reader import TableReader
 
 
 def both_ways():
     """Return the elements of a dump from the parser of dumps, and from the parser of single elements."""
-    at_once = [pair for part in pairs(2, "t", "s") for pair in part]
-    return at_once, [(element.key, element.data) for element in all_elements(2, "t", "s")]
+    reader = TableReader(2, "t", None)
+    at_once = [pair for part in reader.pairs("s") for pair in part]
+    return at_once, [(element.key, element.data) for element in reader.all_elements("s")]
 
 
 def element(key, data=b"", *, more=b""):
@@ -32,7 +34,7 @@ def dumped(monkeypatch):
         data = b"".join(lists)
         ends = [sum(map(len, lists[: n + 1])) for n in range(len(lists))]
         spans = [(data, end - len(each), end) for each, end in zip(lists, ends, strict=True)]
-        monkeypatch.setattr(elements, "element_lists", lambda *_: iter(spans))
+        monkeypatch.setattr(TableReader, "element_lists", lambda *_: iter(spans))
         return both_ways()
 
     return dump
@@ -51,7 +53,7 @@ def test_at_once_is_as_one_by_one(data):
             for _ in range(draw(st.integers(0, 3)))
         ]
         spans = [(each, 0, len(each)) for each in lists]
-        patch.setattr(elements, "element_lists", lambda *_: iter(spans))
+        patch.setattr(TableReader, "element_lists", lambda *_: iter(spans))
         at_once, one_by_one = both_ways()
         assert at_once == one_by_one
 

@@ -20,7 +20,8 @@ from kubeproxy.backends.mode import FlowsEnd, Mode
 from kubeproxy.errors import ApplyError, KubeProxyError, NoAnswerError, Unsupported
 from kubeproxy.kernel.chains import LEGACY, legacy_tables
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables import listing, tables, trace
+from kubeproxy.kernel.nftables import listing, trace
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.route import local_addresses, silent_neighbour
 from kubeproxy.kernel.xtables import xtables
@@ -195,7 +196,7 @@ def _texts(
     texts: dict[paths.RuleKey, str] = {}
     for family, table, chain in wanted:
         with contextlib.suppress(ApplyError), Netlink.open() as link:  # a missing rule is shown by its handle
-            for handle, rule in tables.chain_rules(family, table, chain, link).items():
+            for handle, rule in TableReader(family, table, link).chain_rules(chain).items():
                 ip = "ip6" if family == socket.AF_INET6 else "ip"
                 texts[family, table, chain, handle] = listing.shortened(listing.text(rule, ip))
     return texts

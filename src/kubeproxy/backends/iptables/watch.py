@@ -18,8 +18,10 @@ from kubeproxy.backends.iptables.restores import declarations, deletion
 from kubeproxy.backends.mode import ForeignChange
 from kubeproxy.backends.rules import Jump
 from kubeproxy.errors import ApplyError
+from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import nfnetlink
 from kubeproxy.kernel.nftables.changes import ChainChange, ChangeMonitor, ForeignChanges, Interest, monitor
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.kernel.xtables import xtables, xtables_lock
 from kubeproxy.kernel.xtables.nft_compat import has_jump
 from kubeproxy.kernel.xtables.xtables import Commands, Incompatible, RestoreError, chain_of
@@ -65,7 +67,8 @@ class NftWatch:
     def present(self, table: str) -> FoundTable:
         """Return the chains of a table that iptables cannot list, and the rules of its built-in chains. Raises
         ApplyError."""
-        chains = nfnetlink.chain_names(self._family, table)
+        with TableReader(self._family, table, Netlink.open()) as reader:
+            chains = reader.chains()
         kept: dict[str, list[str]] = {}
         for name in sorted(_with_jumps(table) & chains):
             try:

@@ -12,8 +12,9 @@ from kubeproxy.backends.nftables.layout import CLIENTS, FIRST_ENDPOINT, POOLS_OF
 from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink
-from kubeproxy.kernel.nftables.elements import count, element_messages, plain_element, timed_element
+from kubeproxy.kernel.nftables.elements import element_messages, plain_element, timed_element
 from kubeproxy.kernel.nftables.nfnetlink import DELETE_ELEMENT, NEW_ELEMENT
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.kernel.nftables.tables import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.maglev import SEED, slot_of
@@ -166,7 +167,7 @@ class ClientGauges:
 def rooms(families: Sequence[Family]) -> Sequence[Room]:
     """Return the use of the maps of clients, read with a separate socket. Raises NetlinkError."""
     with Netlink.open() as link:
-        counts = [(family, count(family, TABLE, CLIENTS, link)) for family in families]
+        counts = [(family, TableReader(family, TABLE, link).count(CLIENTS)) for family in families]
     return [
         Room(
             f"session affinity ({family.label})",

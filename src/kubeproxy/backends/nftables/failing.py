@@ -11,7 +11,7 @@ from typing import Final
 from kubeproxy.backends.nftables.gone import endpoint_key
 from kubeproxy.backends.nftables.layout import TABLE, Layout
 from kubeproxy.kernel.netlink.protocol import LastingLink, NetlinkError
-from kubeproxy.kernel.nftables.elements import pairs
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.kernel.nftables.tables import DYNAMIC, TIMEOUT, SetSpec
 from kubeproxy.model.addresses import Family
 
@@ -71,7 +71,8 @@ class SuspectReader(LastingLink):
         """Return the endpoints in the set; no endpoints if the set is missing. Raises NetlinkError."""
         with self.link() as link:
             try:
-                found = {endpoint_key(key) for some in pairs(self._family, TABLE, FAILING, link) for key, _ in some}
+                listed = TableReader(self._family, TABLE, link).pairs(FAILING)
+                found = {endpoint_key(key) for some in listed for key, _ in some}
             except NetlinkError as error:
                 if error.code != errno.ENOENT:
                     raise

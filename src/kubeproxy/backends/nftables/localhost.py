@@ -22,7 +22,7 @@ from kubeproxy.backends.relay import tcp
 from kubeproxy.backends.relay.datapath import SWITCH_INTERVAL, DataPath
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import LastingLink
-from kubeproxy.kernel.nftables.tables import counter_packets
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import FrontendKind, Policy, Pool, ServiceName, ServicePlan, ServicePortKey
 from kubeproxy.registry import CounterMetric, GaugeMetric, MetricRegistry
@@ -192,7 +192,7 @@ class TableCounters(LastingLink):
         if counter in self._asked:
             self._packets = {}
             with suppress(ApplyError), self.link() as link:
-                self._packets = counter_packets(self._family, TABLE, link)
+                self._packets = TableReader(self._family, TABLE, link).counter_packets()
             self._asked.clear()
         self._asked.add(counter)
         return self._packets.get(counter, 0)

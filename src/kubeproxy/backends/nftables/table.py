@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from typing import Self
 
 from kubeproxy.backends.nftables.layout import TABLE
-from kubeproxy.backends.table_view import TableReader
 from kubeproxy.errors import ApplyError
 from kubeproxy.kernel.netlink.protocol import Netlink, NetlinkError
-from kubeproxy.kernel.nftables import elements, fetch, nfnetlink
+from kubeproxy.kernel.nftables import fetch, nfnetlink
 from kubeproxy.kernel.nftables.changes import ChangeMonitor, ForeignChanges, monitor_table
-from kubeproxy.kernel.nftables.elements import Element, ElementCount, Pairs, all_elements, element_counts, pairs
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.model.addresses import Family
 
 
@@ -21,6 +20,8 @@ class KernelTable(TableReader):
     """The table `kube-proxy` of one family, in the network namespace of the sockets. All calls block for a short time
     and raise ApplyError. The sockets stay open for the life of a backend, because the close of a netfilter socket
     delays the next transaction of any program by 10 to 30 ms (nft_rcv_nl_event of Linux 6.18)."""
+
+    family: Family
 
     def __init__(
         self,
@@ -96,26 +97,8 @@ class KernelTable(TableReader):
         element."""
         return self._others.paused(self.generation)
 
-    def elements(self, name: str) -> Iterable[Element]:
-        """Return the elements of a set. Raises NetlinkError with code ENOENT if the set is missing."""
-        return all_elements(self.family, TABLE, name, self._link)
-
-    def pairs(self, name: str) -> Iterable[Pairs]:
-        """Yield the elements of a set in lists of (key, data), one list per received buffer. Raises the errors of
-        `elements`."""
-        return pairs(self.family, TABLE, name, self._link)
-
-    def count(self, name: str) -> int | None:
-        """Return the number of elements of a set; None if the kernel does not count elements (before Linux 6.16)."""
-        return elements.count(self.family, TABLE, name, self._link)
-
-    def counters(self, name: str, keys: Sequence[bytes]) -> Sequence[ElementCount]:
-        """Return key, data and counter of the elements that exist; a lookup takes 7 us. Raises NetlinkError."""
-        return element_counts(self.family, TABLE, name, keys, self._link)
-
-    def has_catch_all(self, name: str) -> bool:
-        """Return whether a set has a catch-all element, which matches every key that no other element has."""
-        return elements.has_catch_all(self.family, TABLE, name, self._link)
+    elements = TableReader.all_elements
+    counters = TableReader.element_counts
 
     def lookup(self, name: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         """Return the data of each given key that exists in a map. Raises NetlinkError."""

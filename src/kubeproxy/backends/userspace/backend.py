@@ -13,13 +13,14 @@ from typing import Final, NamedTuple, Self
 from kubeproxy.backends.mode import Abilities, Depth, ForeignChange
 from kubeproxy.backends.relay.datapath import DataPath
 from kubeproxy.backends.state import Elements, NamedPlans, Plans, diff
-from kubeproxy.backends.table_view import TableReader, inspected
+from kubeproxy.backends.table_view import inspected
 from kubeproxy.backends.userspace.listeners import KINDS, Assignment, ListenerName, Listeners, assignments
 from kubeproxy.backends.userspace.ruleset import TABLE, UserspaceRuleset, elements, merged, packed
 from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables import nfnetlink
-from kubeproxy.kernel.nftables.elements import element_messages, pairs
+from kubeproxy.kernel.nftables.elements import element_messages
 from kubeproxy.kernel.nftables.messages import table_message, table_removal
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.kernel.route import SCOPE_UNIVERSE, local_addresses
 from kubeproxy.model.addresses import PROTOCOL_NAMES, Family
 from kubeproxy.model.plan import FamilyGlobals, Globals, ServiceName, ServicePlan, ServicePortKey
@@ -163,7 +164,8 @@ class UserspaceBackend:
         expected = self._transactions.generation() + 1
         removal = table_message(self.family, TABLE), table_removal(self.family, TABLE)
         freed, size = self._program(list(wanted.items()), [*removal, *self._ruleset.creation()])
-        self._header, self._generation = nfnetlink.table(self.family, TABLE), expected
+        with self._reader() as table:
+            self._header, self._generation = table.header(), expected
         yield size
         if freed and self._waiting:
             yield from self.sync(list(islice(self._waiting.items(), freed)))
@@ -200,16 +202,19 @@ class UserspaceBackend:
 
     def _changed_elements(self) -> str:
         total = merged(served.elements for served in self._served.values())
-        for name in self._ruleset.shapes:
-            found = dict(chain.from_iterable(pairs(self.family, TABLE, name)))
-            if found != total.get(name, {}):
-                return name
+        with self._reader() as table:
+            for name in self._ruleset.shapes:
+                if dict(chain.from_iterable(table.pairs(name))) != total.get(name, {}):
+                    return name
         return ""
 
     def _is_altered(self) -> bool:
-        with TableReader(self.family, TABLE, Netlink.open()) as table:
+        with self._reader() as table:
             header = table.header()
             return header != self._header or table.contents() != self._ruleset.definition().contents
+
+    def _reader(self) -> TableReader:
+        return TableReader(self.family, TABLE, Netlink.open())
 
 
 def landing_of(world: Globals, family: Family, local: Sequence[bytes]) -> bytes | None:

@@ -4,7 +4,6 @@ nft_counter_do_dump of Linux 6.18."""
 
 from __future__ import annotations
 
-import errno
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -13,7 +12,7 @@ from typing import Final, NamedTuple
 from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.kernel.nftables.expressions import GOTO, RuleVerdict, pack_value, parse_value
-from kubeproxy.kernel.nftables.nfnetlink import GENERIC, GET_ELEMENT, GET_SET, NEW_ELEMENT, dump, names, nft_message
+from kubeproxy.kernel.nftables.nfnetlink import GENERIC, NEW_ELEMENT, names, nft_message
 
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _CATCH_ALL: Final = 2  # NFT_SET_ELEM_CATCHALL
@@ -163,6 +162,14 @@ def element_of(data: bytes, start: int, end: int) -> Element:
     return Element(key + end_key, value, timeout, expires, bool(flags & _INTERVAL_END))
 
 
+def lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (buffer, start, end) of each list of elements in these messages."""
+    for data, start, end in places:
+        for kind, first, last in nl.attributes(data, start, end):
+            if kind == nfta.SET_ELEM_LIST_ELEMENTS:
+                yield data, first, last
+
+
 class ElementLayout(NamedTuple):
     """The byte layout of records of equal size, one record per element. `fields` unpacks a record to its key and data.
     `constant` are the offsets in a record of the bytes that must be equal in all records: the bytes before the key, the
@@ -224,89 +231,10 @@ def _alike(data: bytes, start: int, end: int) -> Pairs | None:
     return list(layout.fields.iter_unpack(body))
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def all_elements(family: int, table: str, name: str, link: nl.Netlink | None = None) -> Iterator[Element]:
-    """Yield the elements of a set. Raises NetlinkError, with code ENOENT if the set is missing."""
-    for data, start, end in element_lists(family, table, name, link):
-        for _, first, last in nl.attributes(data, start, end):
-            yield element_of(data, first, last)
-
-
-def pairs(family: int, table: str, name: str, link: nl.Netlink | None = None) -> Iterator[Pairs]:
-    """Yield the elements of a set in groups, one per buffer of the dump. An element may occur twice (nft_rhash_walk).
-    Raises NetlinkError, with code ENOENT if the set is missing."""
-    for place in element_lists(family, table, name, link):
-        yield decoded(*place)
-
-
-def element_lists(
-    family: int, table: str, name: str, link: nl.Netlink | None = None
-) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (buffer, start, end) of each list of elements in a dump of a set. Raises NetlinkError like `pairs`."""
-    return _lists(dump(GET_ELEMENT, family, names(table, name), f"elements of {name}", link))
-
-
-def _lists(places: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
-    for data, start, end in places:
-        for kind, first, last in nl.attributes(data, start, end):
-            if kind == nfta.SET_ELEM_LIST_ELEMENTS:
-                yield data, first, last
-
-
-@nl.understood("elements of nf_tables")
-def one_pass(family: int, table: str, name: str, link: nl.Netlink) -> Entries:
-    """Return the key and data of each element that one dump of a set contains. Raises NetlinkError. Elements may be
-    missing if another program changes the set during the dump: the kernel finds its place again by counting from the
-    first element."""
-    found: Entries = {}
-    buffers = link.dump_once(GET_ELEMENT, nl.netfilter_header(family) + names(table, name), f"elements of {name}")
-    for place in _lists(nl.answers(buffers, GENERIC.size)):
-        found.update(decoded(*place))
-    return found
-
-
-@nl.understood("sets of nf_tables")
-def count(family: int, table: str, name: str, link: nl.Netlink) -> int | None:
-    """Return the number of elements of a set; None if the kernel refuses, or is older than Linux 6.16."""
-    request = nl.netfilter_header(family) + names(table, name)
-    ((_, _, places),) = link.inquire(GET_SET, [request], f"the number of elements of {name}")
-    found = [nl.find(data, start + GENERIC.size, end, nfta.SET_COUNT) for data, start, end in places]
-    return int.from_bytes(places[0][0][slice(*found[0])], "big") if found and found[0] is not None else None
-
-
-def has_catch_all(family: int, table: str, name: str, link: nl.Netlink) -> bool:
-    """Return whether a set has a catch-all element. Raises NetlinkError. A request by key does not return the catch-all
-    element, and the kernel's count does not include it."""
-    element = nl.nested(nfta.SET_ELEM_LIST_ELEMENTS, catch_all_element())
-    request = nl.netfilter_header(family) + names(table, name) + element
-    ((code, *_),) = link.inquire(GET_ELEMENT, [request], f"elements of {name}")
-    return not code
-
-
-@nl.understood("elements of nf_tables")
-def look_up(family: int, table: str, name: str, keys: Iterable[bytes], link: nl.Netlink, *, ranges: bool) -> Entries:
-    """Return the key and data of the existing elements with these keys; one request per key. Raises NetlinkError. With
-    `ranges`, a key is the first value of a range followed by the last value."""
-    where = nl.netfilter_header(family) + names(table, name)
-    pack = interval_element if ranges else plain_element
-    payloads = [where + nl.nested(nfta.SET_ELEM_LIST_ELEMENTS, pack(key)) for key in keys]
-    found: Entries = {}
-    for code, text, places in link.inquire(GET_ELEMENT, payloads, f"elements of {name}"):
-        if code and code != errno.ENOENT:
-            raise nl.NetlinkError(code, f"cannot read elements of {name}", text)
-        for place in _lists((data, start + GENERIC.size, end) for data, start, end in places):
-            found.update(decoded(*place))
-    return found
-
-
 # -- counters ----------------------------------------------------------------------------------------------------------
 
 COUNTED_AT_ONCE: Final = 100
-"""The best number of elements per call of `element_counts`; such a call takes about 0.6 ms."""
-
-_NUMBER: Final = struct.Struct(">Q").unpack_from
+"""The best number of elements per request of `TableReader.element_counts`; such a request takes about 0.6 ms."""
 
 
 class ElementCount(NamedTuple):
@@ -318,35 +246,7 @@ class ElementCount(NamedTuple):
     bytes: int
 
 
-@nl.understood("counters of nf_tables")
-def element_counts(family: int, table: str, name: str, keys: Sequence[bytes], link: nl.Netlink) -> list[ElementCount]:
-    """Return the counts of the elements with these keys that exist and have a counter. Raises NetlinkError. All keys
-    have the same length. The elements are not dumped, because for each buffer of a dump the kernel starts again at the
-    first element, and a dump misses elements while other programs change the map."""
-    where = nl.netfilter_header(family) + names(table, name)
-    found: list[ElementCount] = []
-    layouts: dict[int, tuple[int, int, int, int] | None] = {}
-    packer = Packer.of(len(keys[0]) if keys else 0, 0)
-    left = list(keys)
-    while left:
-        asked = b"".join([packer.pack(key, b"") for key in left[:COUNTED_AT_ONCE]])
-        payload = where + nl.attribute(nfta.SET_ELEM_LIST_ELEMENTS | nl.NLA_F_NESTED, asked)
-        ((code, text, places),) = link.inquire(GET_ELEMENT, [payload], f"counters of {name}")
-        if code and code != errno.ENOENT:
-            raise nl.NetlinkError(code, f"cannot read the counters of {name}", text)
-        # The kernel answers each request in order, up to the first missing element.
-        for key, (data, start, end) in zip(left, places, strict=False):
-            if end - start not in layouts:
-                layouts[end - start] = _counter_places(data, start, end)
-            if (offsets := layouts[end - start]) is not None:
-                value, after, packets, octets = offsets
-                counts = _NUMBER(data, start + packets)[0], _NUMBER(data, start + octets)[0]
-                found.append(ElementCount(key, data[start + value : start + after], *counts))
-        del left[: len(places) + 1 if code else COUNTED_AT_ONCE]
-    return found
-
-
-def _counter_places(data: bytes, start: int, end: int) -> tuple[int, int, int, int] | None:
+def counter_places(data: bytes, start: int, end: int) -> tuple[int, int, int, int] | None:
     """Return four offsets in an answer: start of the data, end of the data, packet count, byte count; None if the
     answer contains no counts. Answers of equal length have the same layout."""
     element = nl.find(data, start + GENERIC.size, end, nfta.SET_ELEM_LIST_ELEMENTS, nfta.LIST_ELEM)

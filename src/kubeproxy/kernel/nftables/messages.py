@@ -21,6 +21,7 @@ from kubeproxy.kernel.nftables import nfnetlink, nfta, tables
 from kubeproxy.kernel.nftables.elements import element_messages, plain_element
 from kubeproxy.kernel.nftables.fields import FIELDS, INTEGER, MARK, PROTOCOL
 from kubeproxy.kernel.nftables.nfnetlink import names, nft_message
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.kernel.proc.modules import kernel_version
 
 _NUMBERS: Final = count(1)
@@ -260,7 +261,8 @@ def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
         oldest = ".".join(map(str, kernel))
         raise Unsupported(f"{mode} mode needs Linux {oldest} or later, and this is {release}: {otherwise}")
     try:
-        nfnetlink.table(socket.AF_INET, "kube-proxy")
+        with TableReader(socket.AF_INET, "kube-proxy", nl.Netlink.open()) as table:
+            table.header()
     except nl.NetlinkError as error:
         reason = str(error).replace(": ", ", ")  # the text after the first ": " is the fix
         raise Unsupported(
@@ -274,8 +276,9 @@ def remove_table(name: str) -> list[str]:
     failures = []
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
-            if nfnetlink.table(family, name) is None:
-                continue
+            with TableReader(family, name, nl.Netlink.open()) as table:
+                if table.header() is None:
+                    continue
         except ApplyError as error:
             if not isinstance(error, nl.NetlinkError) or error.code not in _NO_NF_TABLES:
                 failures.append(f"cannot look for the table {name}: {error}")

@@ -30,7 +30,6 @@ _BATCH_BEGIN, _BATCH_END = 16, 17
 
 GENERIC: Final = struct.Struct("=BBH")
 """struct nfgenmsg, the start of each message: family, version, resource id."""
-_DORMANT: Final = 1  # NFT_TABLE_F_DORMANT
 _SEND_BUFFER, _RECEIVE_BUFFER = 512 << 20, 16 << 20
 _TIMEOUT: Final = 60.0  # seconds
 _TRANSACTION: Final = "an nf_tables transaction"
@@ -116,11 +115,6 @@ class Transactions(nl.Netlink):
                     return
 
 
-# The readers below use `link` if it is given, else they open a socket and close it. Frequent callers should keep a
-# socket open: after the close of a netfilter socket, the next transaction of any program waits for 10 to 30 ms
-# (nft_rcv_nl_event).
-
-
 class TableHeader(NamedTuple):
     """A table. A table that is deleted and created again has another handle. A dormant table has no effect. `owner` is
     the netlink port of the only socket that may change the table (flag owner); 0 if every socket may change the table.
@@ -132,62 +126,12 @@ class TableHeader(NamedTuple):
     owner: int = 0
 
 
-@nl.understood("nf_tables")
-def table(family: int, name: str, link: nl.Netlink | None = None) -> TableHeader | None:
-    """Return the header of a table; None if the table is missing."""
-    for place in dump(GET_TABLE, family, b"", "nf_tables tables", link):
-        found = parts(*place)
-        if nl.text_of(found.get(nfta.TABLE_NAME, b"")) == name:
-            handle, flags, owner = (
-                int.from_bytes(found.get(k, b""), "big")
-                for k in (nfta.TABLE_HANDLE, nfta.TABLE_FLAGS, nfta.TABLE_OWNER)
-            )
-            return TableHeader(handle, _comment(found.get(nfta.TABLE_USERDATA, b"")), bool(flags & _DORMANT), owner)
-    return None
-
-
-def _comment(userdata: bytes) -> str:
-    if len(userdata) >= 2 and userdata[0] == 0:
-        return userdata[2 : 2 + userdata[1]].rstrip(b"\0").decode(errors="replace")
-    return ""
-
-
 class Rule(NamedTuple):
     """A rule's chain and handle; `raw` are its packed expressions."""
 
     chain: str
     handle: int
     raw: bytes
-
-
-@nl.understood("nf_tables")
-def rules(family: int, table_name: str, link: nl.Netlink | None = None, chain: str = "") -> list[Rule]:
-    """Return the rules of a table, or of one of its chains, in order. Raises NetlinkError."""
-    request = nl.text_attribute(nfta.RULE_TABLE, table_name)
-    if chain:
-        request += nl.text_attribute(nfta.RULE_CHAIN, chain)
-    places = dump(GET_RULE, family, request, f"rules of {chain}" if chain else "nf_tables rules", link)
-    return [_rule(data[start:end]) for data, start, end in places]
-
-
-def _rule(data: bytes) -> Rule:
-    one = parts(data)
-    handle = int.from_bytes(one[nfta.RULE_HANDLE], "big")
-    return Rule(nl.text_of(one[nfta.RULE_CHAIN]), handle, one.get(nfta.RULE_EXPRESSIONS, b""))
-
-
-@nl.understood("chains of nf_tables")
-def chain_names(family: int, table_name: str, link: nl.Netlink | None = None) -> frozenset[str]:
-    """Return the names of a table's chains. Raises NetlinkError."""
-    return frozenset(nl.text_of(parts(*place)[nfta.CHAIN_NAME]) for place in chain_places(family, table_name, link))
-
-
-def chain_places(family: int, table_name: str, link: nl.Netlink | None = None) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (buffer, start, end) of the attributes of each chain in a table; '' selects all tables."""
-    first = nl.text_attribute(nfta.CHAIN_TABLE, table_name) if table_name else b""
-    # The first attribute is the table's name, so chains of other tables are skipped unparsed: there may be 100,000.
-    places = dump(GET_CHAIN, family, b"", "nf_tables chains", link)
-    return (place for place in places if place[0].startswith(first, place[1]))
 
 
 def has_chain(family: int, table_name: str, chain: str) -> bool:
@@ -203,12 +147,6 @@ def has_chain(family: int, table_name: str, chain: str) -> bool:
     return True
 
 
-def dump(
-    kind: int, family: int, request: bytes, what: str, link: nl.Netlink | None
-) -> Iterator[tuple[bytes, int, int]]:
+def dump(kind: int, family: int, request: bytes, what: str, link: nl.Netlink) -> Iterator[tuple[bytes, int, int]]:
     """Yield (buffer, start, end) of the attributes of each entry of a dump. Raises NetlinkError."""
-    payload = nl.netfilter_header(family) + request
-    if link is not None:
-        return nl.answers(link.dump_all(kind, payload, what), GENERIC.size)
-    with nl.Netlink.open() as own:
-        return nl.answers(own.dump_all(kind, payload, what), GENERIC.size)
+    return nl.answers(link.dump_all(kind, nl.netfilter_header(family) + request, what), GENERIC.size)

@@ -1,21 +1,16 @@
-"""A table of nf_tables as a value: sets, named counters, flowtables, chains with rules; and functions to read it.
-Sources: nf_tables_fill_chain_info, nf_tables_fill_set, nf_tables_fill_obj_info in net/netfilter/nf_tables_api.c of
-Linux 6.18."""
+"""A table of nf_tables as a value: sets, named counters, flowtables, chains with rules. Sources:
+nf_tables_fill_chain_info, nf_tables_fill_set in net/netfilter/nf_tables_api.c of Linux 6.18."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables import expressions, nfnetlink, nfta
-from kubeproxy.kernel.nftables.elements import element_lists
 from kubeproxy.kernel.nftables.fields import FIELDS, VERDICTS, Field, padded
-from kubeproxy.kernel.nftables.nfnetlink import GET_FLOWTABLE, GET_OBJECT, GET_SET, chain_places, dump
 
 HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
 INGRESS: Final = "ingress"
@@ -134,29 +129,6 @@ class TableContents(Struct, frozen=True):
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-@nl.understood("a table of nf_tables")
-def read(family: int, table: str, link: nl.Netlink) -> TableContents:
-    """Return the contents of a table; empty contents if the table is missing. Raises ApplyError."""
-    sets = read_sets(family, table, link)
-    hooks = {one.name: one.hook for one in listed_chains(link, family, table)}
-    rules: dict[str, list[expressions.Rule]] = {name: [] for name in hooks}
-    for rule in nfnetlink.rules(family, table, link):
-        rules.setdefault(rule.chain, []).append(_whole(rule.raw, family, table, sets, link))
-    named = {name: form for name, form in sets.items() if not form.flags & ANONYMOUS}
-    found = {name: ChainContents(hooks.get(name), tuple(its)) for name, its in rules.items()}
-    return TableContents(
-        named, found, frozenset(counter_packets(family, table, link)), _flowtables(family, table, link)
-    )
-
-
-@nl.understood("rules of nf_tables")
-def chain_rules(family: int, table: str, chain: str, link: nl.Netlink) -> dict[int, expressions.Rule]:
-    """Return the rules of a chain by handle; the chain may belong to another program. Raises NetlinkError."""
-    sets = read_sets(family, table, link)
-    rules = nfnetlink.rules(family, table, link, chain)
-    return {rule.handle: _whole(rule.raw, family, table, sets, link) for rule in rules}
-
-
 class ListedChain(NamedTuple):
     """A chain: the number of its family, its table and name, and its hook (None unless it is a base chain)."""
 
@@ -164,6 +136,14 @@ class ListedChain(NamedTuple):
     table: str
     name: str
     hook: Hook | None
+
+
+def chain_places(family: int, table: str, link: nl.Netlink) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (buffer, start, end) of the attributes of each chain in a table; '' selects all tables."""
+    first = nl.text_attribute(nfta.CHAIN_TABLE, table) if table else b""
+    # The first attribute is the table's name, so chains of other tables are skipped unparsed: there may be 100,000.
+    places = nfnetlink.dump(nfnetlink.GET_CHAIN, family, b"", "nf_tables chains", link)
+    return (place for place in places if place[0].startswith(first, place[1]))
 
 
 @nl.understood("chains of nf_tables")
@@ -185,42 +165,9 @@ def listed_chains(link: nl.Netlink, family: int = 0, table: str = "") -> list[Li
     return found
 
 
-@nl.understood("counters of nf_tables")
-def counter_packets(family: int, table: str, link: nl.Netlink) -> dict[str, int]:
-    """Return the packet counts of a table's named counters by name; {} if the table is missing. Raises ApplyError."""
-    found: dict[str, int] = {}
-    request = nl.text_attribute(nfta.OBJ_TABLE, table)
-    for data, start, end in dump(GET_OBJECT, family, request, f"the counters of table {table}", link):
-        one = nl.parts(data, start, end)
-        place = nl.find(data, start, end, nfta.OBJ_DATA, nfta.COUNTER_PACKETS)
-        if place is not None and nl.text_of(one[nfta.OBJ_TABLE]) == table:
-            found[nl.text_of(one[nfta.OBJ_NAME])] = int.from_bytes(data[slice(*place)], "big")
-    return found
+def form_of(one: Mapping[int, bytes]) -> SetForm:
+    """Return the form of a set with these attributes."""
 
-
-@nl.understood("flowtables of nf_tables")
-def _flowtables(family: int, table: str, link: nl.Netlink) -> frozenset[str]:
-    """Return the names of a table's flowtables; none if the kernel does not support flowtables. Raises NetlinkError."""
-    try:
-        places = dump(GET_FLOWTABLE, family, nl.text_attribute(nfta.FLOWTABLE_TABLE, table), "flowtables", link)
-    except nl.NetlinkError as error:
-        if error.code != errno.EOPNOTSUPP:
-            raise
-        return frozenset()
-    found = [nl.parts(*place) for place in places]
-    return frozenset(
-        nl.text_of(one[nfta.FLOWTABLE_NAME]) for one in found if nl.text_of(one[nfta.FLOWTABLE_TABLE]) == table
-    )
-
-
-@nl.understood("sets of nf_tables")
-def read_sets(family: int, table: str, link: nl.Netlink) -> dict[str, SetForm]:
-    """Return a table's sets and maps by name, including the anonymous sets of its rules. Raises NetlinkError."""
-    places = dump(GET_SET, family, nl.text_attribute(nfta.SET_TABLE, table), "nf_tables sets", link)
-    return {nl.text_of(one[nfta.SET_NAME]): _form(one) for one in (nl.parts(*place) for place in places)}
-
-
-def _form(one: Mapping[int, bytes]) -> SetForm:
     def number(kind: int) -> int:
         return int.from_bytes(one.get(kind, b""), "big")
 
@@ -243,29 +190,3 @@ def _lengths(data: bytes) -> Iterator[int]:
         for kind, first, last in nl.attributes(data, start, end):
             if kind == nfta.SET_FIELD_LENGTH:
                 yield int.from_bytes(data[first:last], "big")
-
-
-def _whole(raw: bytes, family: int, table: str, sets: Mapping[str, SetForm], link: nl.Netlink) -> expressions.Rule:
-    """Return a rule with the contents of its anonymous sets in place of their names."""
-    found: list[expressions.Expression] = []
-    for one in expressions.parse(raw):
-        if isinstance(one, expressions.Lookup) and isinstance(one.set, str):
-            form = sets.get(one.set)
-            if form is not None and form.flags & ANONYMOUS:
-                elements = frozenset(_elements(family, table, one.set, link))
-                inline = expressions.Inline(form.key_type, form.key_length, form.data_type, elements)
-                found.append(replace(one, set=inline))
-                continue
-        found.append(one)
-    return tuple(found)
-
-
-def _elements(
-    family: int, table: str, name: str, link: nl.Netlink
-) -> Iterator[tuple[bytes, bytes | expressions.RuleVerdict]]:
-    for data, first, last in element_lists(family, table, name, link):
-        for _, start, end in nl.attributes(data, first, last):
-            one = nl.parts(data, start, end)
-            key = expressions.parse_value(one.get(nfta.SET_ELEM_KEY, b""))  # b'' for the catch-all element
-            assert isinstance(key, bytes)  # noqa: S101 - a key is never a verdict
-            yield key.ljust(padded(len(key)), b"\0"), expressions.parse_value(one.get(nfta.SET_ELEM_DATA, b""))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Final, Self
 
@@ -22,7 +22,8 @@ from kubeproxy.kernel.netlink import protocol as nl
 from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables import nfnetlink, nfta
 from kubeproxy.kernel.nftables.expressions import PacketCount, Rule, parse
-from kubeproxy.kernel.nftables.nfnetlink import Transactions, rules
+from kubeproxy.kernel.nftables.nfnetlink import Transactions
+from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.kernel.xtables.xtables import Commands
 from kubeproxy.kernel.xtables.xtables_lock import NOT_WAITED, Waited
 from kubeproxy.model.addresses import PROTOCOLS, Family, pack
@@ -85,9 +86,10 @@ class RuleWriter:
         return NOT_WAITED
 
 
-def expressions(family: int, table: str, chain: str) -> Iterator[bytes]:
-    """Yield the packed expressions of each rule in a chain; nothing if the chain is missing. Raises NetlinkError."""
-    return (rule.raw for rule in rules(family, table, chain=chain))
+def expressions(family: int, table: str, chain: str) -> list[bytes]:
+    """Return the packed expressions of each rule in a chain; [] if the chain is missing. Raises NetlinkError."""
+    with TableReader(family, table, nl.Netlink.open()) as reader:
+        return [rule.raw for rule in reader.rules(chain)]
 
 
 def leads_to(rule: bytes, target: str) -> bool:

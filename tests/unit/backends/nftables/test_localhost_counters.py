@@ -28,13 +28,13 @@ def test_a_scrape_reads_the_table_once(monkeypatch):
     monkeypatch.setattr(protocol, "Netlink", Link)
     answers = [{"localhost-udp": 1}, {"localhost-udp": 2, "localhost-tcp": 3}, ApplyError("no"), {"localhost-udp": 4}]
 
-    def packets(family, table, link):
+    def packets(_):
         answer = answers.pop(0)
         if isinstance(answer, ApplyError):
             raise answer
         return answer
 
-    monkeypatch.setattr(localhost, "counter_packets", packets)
+    monkeypatch.setattr(localhost.TableReader, "counter_packets", packets)
     counters = localhost.TableCounters(Family.IPV4)
     scrapes = [[counters.packets(name) for name in ("localhost-tcp", "localhost-udp")] for _ in range(4)]
     assert scrapes == [[0, 1], [3, 2], [0, 0], [0, 4]]

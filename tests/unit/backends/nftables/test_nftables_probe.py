@@ -11,7 +11,7 @@ from kubeproxy.backends.nftables import mode as mode_module
 from kubeproxy.config.types import KubeProxyConfiguration
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.netlink.protocol import NetlinkError
-from kubeproxy.kernel.nftables import nfnetlink
+from kubeproxy.kernel.nftables import messages
 from kubeproxy.setup import modes
 
 
@@ -20,13 +20,13 @@ def node(monkeypatch):
     """A node with all requirements; return a function that removes one."""
 
     def has(release="6.1.0-13-amd64", answers=True):
-        def table(family, name):
+        def table(_):
             if not answers:
                 raise NetlinkError(errno.EPERM, "table")
 
         uname = os.uname()
         monkeypatch.setattr(os, "uname", lambda: os.uname_result((*uname[:2], release, *uname[3:])))
-        monkeypatch.setattr(nfnetlink, "table", table)
+        monkeypatch.setattr(messages.TableReader, "header", table)
 
     return has
 
@@ -65,8 +65,8 @@ def test_an_old_kernel_is_tried_if_the_operator_allows_it(node, monkeypatch):
 @pytest.mark.parametrize(("mode", "tables"), [("nftables", 2), ("userspace", 1)])
 @pytest.mark.parametrize(("code", "families"), [(errno.EPERM, 2), (errno.EINVAL, 0)])
 def test_a_clean_up_without_the_permission_to_look_fails(monkeypatch, mode, tables, code, families):
-    def table(family, name):
+    def table(_):
         raise NetlinkError(code, "cannot read nf_tables tables")
 
-    monkeypatch.setattr(nfnetlink, "table", table)
+    monkeypatch.setattr(messages.TableReader, "header", table)
     assert len(modes.named(mode).cleanup()) == tables * families
