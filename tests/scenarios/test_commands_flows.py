@@ -8,6 +8,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from lab.netns import run_in
 from support.live import Front, Live
 from support.modes import modes
@@ -69,8 +71,10 @@ async def test_clients_of_short_connections_are_seen_with_shares(live: Live) -> 
     assert int(client.split()[-1]) >= 30
     _, text = await live.ask("flows", "short", "-o", "json")
     (port,) = only(text)
-    shares = [one["share"] for one in port["endpoints"]]
-    assert (abs(sum(shares) - 1) < 1e-6, min(shares) > 0.05) == (True, True)
+    # In userspace mode the counts include connections of earlier tests to the same pods (docs/seeing.md).
+    counts = [one["connections"] + one["closing"] for one in port["endpoints"]]
+    assert (len(counts), min(counts) >= 3, sum(counts) >= 30) == (2, True, True), text
+    assert [one["share"] for one in port["endpoints"]] == pytest.approx([count / sum(counts) for count in counts])
     _, text = await live.ask("flows")
     assert any("default/short" in line and live.ips["pod"]["IPv4"] in line for line in text.splitlines()), text
 
