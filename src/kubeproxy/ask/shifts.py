@@ -286,7 +286,7 @@ def _clients(
     found = [ClientKind("this node", None), ClientKind(_OUTSIDER, _OUTSIDE[family])]
     detectors = dict.fromkeys((side.planner.world.of(family) or FamilyGlobals()).detector for side in (before, after))
     if len(detectors) == 1:
-        return found + [pod for detector in detectors if (pod := _pod("pods", detector, family)) is not None]
+        return found + [pod for detector in detectors if (pod := _pod(detector, family)) is not None]
     known = [one for one in pods if len(one.address) == family.address_size]
     if known and all(detector.kind == "network" for detector in detectors):
         groups: dict[tuple[str, str], list[KnownPod]] = {}
@@ -296,23 +296,22 @@ def _clients(
             groups.setdefault((where if one.node else "pods", words), []).append(one)
         ordered = sorted(groups.items(), key=lambda item: (_HERE, _ELSEWHERE, "pods").index(item[0][0]))
         return found + [_known(f"{who} by {words}", each) for (who, words), each in ordered if words]
-    made_up = (_pod(f"pods by {detector.words}", detector, family) for detector in detectors)
-    return found + _together([pod for pod in made_up if pod is not None])
+    made_up = [(detector.words, pod) for detector in detectors if (pod := _pod(detector, family)) is not None]
+    return found + _together(made_up)
 
 
-def _together(pods: Sequence[ClientKind]) -> list[ClientKind]:
+def _together(pods: Sequence[tuple[str, ClientKind]]) -> list[ClientKind]:
     """Return made-up pods of two configurations. If one configuration recognises pods by a network and the other by an
     interface, return three pods: one pod that both configurations recognise, and for each configuration a pod that the
     other does not recognise."""
-    networks, entering = ([pod for pod in pods if bool(pod.interface) is by] for by in (False, True))
+    networks, entering = ([one for one in pods if bool(one[1].interface) is by] for by in (False, True))
     if not networks or not entering:
-        return list(pods)
-    ((network, *_), (one, *_)) = networks, entering
-    by = one.words.removeprefix("pods by ")
+        return [pod._replace(words=f"pods by {words}") for words, pod in pods]
+    ((network, inside), *_), ((by, entered), *_) = networks, entering
     return [
-        network._replace(words=f"{network.words} that come in by {by}", interface=one.interface),
-        network._replace(words=f"{network.words} that do not come in by {by}"),
-        one._replace(words=f"what comes in by {by} from outside of {network.words.removeprefix('pods by ')}"),
+        inside._replace(words=f"pods by {network} that come in by {by}", interface=entered.interface),
+        inside._replace(words=f"pods by {network} that do not come in by {by}"),
+        entered._replace(words=f"what comes in by {by} from outside of {network}"),
     ]
 
 
@@ -322,13 +321,13 @@ def _known(words: str, pods: Sequence[KnownPod]) -> ClientKind:
     return ClientKind(f"{words} ({', '.join(pod.words for pod in pods[:_SHOWN])}{more})", first, others=tuple(others))
 
 
-def _pod(words: str, detector: Detector, family: Family) -> ClientKind | None:
+def _pod(detector: Detector, family: Family) -> ClientKind | None:
     if detector.kind == "network":
         network = parse_network(detector.value)
         if network is None or len(network[0]) != family.address_size:
             return None
-        return ClientKind(words, _late_address(network))
-    return ClientKind(words, _OUTSIDE[family], detector.value) if detector.implemented else None
+        return ClientKind("pods", _late_address(network))
+    return ClientKind("pods", _OUTSIDE[family], detector.value) if detector.implemented else None
 
 
 def _late_address(network: Range) -> bytes:

@@ -341,7 +341,7 @@ def full_conntrack() -> Iterator[Diagnosis]:
             for family in Family:
                 for entry in entries(link, family):
                     found.add(entry)
-    room = settings.tracked(*level, fullness.fixes(level, (), found.clients, found.states))
+    room = settings.tracked(*level, fullness.fixes(level, found))
     return settings.filled(room, "conntrack")
 
 

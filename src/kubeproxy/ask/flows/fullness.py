@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -92,7 +92,6 @@ def fullness(before: tuple[Level, Refusals], after: tuple[Level, Refusals], seco
     """Return the state of connection tracking from two readings with `seconds` between them."""
     level, refused = after[0], Refusals(*(b - a for a, b in zip(before[1], after[1], strict=True)))
     growth = (level.entries - before[0].entries) / seconds
-    services, clients, states = who.services, who.clients, who.states
     problems = tuple(_problems(level, growth, refused))
     return Fullness(
         entries=level.entries,
@@ -100,11 +99,11 @@ def fullness(before: tuple[Level, Refusals], after: tuple[Level, Refusals], seco
         growth=round(growth, 1),
         refused=refused._asdict(),
         refused_before=before[1]._asdict(),
-        states=states,
-        services=services,
-        clients=clients,
+        states=who.states,
+        services=who.services,
+        clients=who.clients,
         problems=problems,
-        fixes=tuple(fixes(level, services, clients, states)) if problems else (),
+        fixes=tuple(fixes(level, who)) if problems else (),
     )
 
 
@@ -116,24 +115,20 @@ def _problems(level: Level, growth: float, refused: Refusals) -> Iterator[str]:
         yield f"it is nearly full: {int(share * 100)}%"
     elif level.limit and growth > 0 and (level.limit - level.entries) / growth < _SOON:
         yield f"at the present rate, the table is full in {(level.limit - level.entries) / growth:.0f} s"
-    if refused.dropped:
-        yield (
-            f"{counted(refused.dropped, 'packet', 'was')} dropped just now, because the table had no room for "
-            "their connection"
-        )
-    if refused.early:
-        yield f"{counted(refused.early, 'entry', 'was')} removed just now, to make room for new entries"
-    if refused.failed:
-        what = counted(refused.failed, "packet", "was")
-        yield f"{what} dropped just now, as their entry or translated address was taken"
-    if refused.chains:
-        what = counted(refused.chains, "packet", "was")
-        yield f"{what} dropped just now, as the hash table is too small for its entries"
+    for count, noun, reason in (
+        (refused.dropped, "packet", "dropped just now, because the table had no room for their connection"),
+        (refused.early, "entry", "removed just now, to make room for new entries"),
+        (refused.failed, "packet", "dropped just now, as their entry or translated address was taken"),
+        (refused.chains, "packet", "dropped just now, as the hash table is too small for its entries"),
+    ):
+        if count:
+            yield f"{counted(count, noun, 'was')} {reason}"
 
 
-def fixes(level: Level, services: Iterable[Filler], clients: Iterable[Filler], states: dict[str, int]) -> Iterator[str]:
-    """Yield changes that free entries, given the largest users and the number of entries by protocol and state."""
-    for filler in (*list(services)[:1], *list(clients)[:1]):
+def fixes(level: Level, who: Fillers) -> Iterator[str]:
+    """Yield changes that free entries."""
+    states = who.states
+    for filler in (*who.services[:1], *who.clients[:1]):
         if filler.entries > _MANY * max(level.entries, 1):
             yield (
                 f"{filler.name} has {filler.entries} of {level.entries} entries: see whether it leaks connections, or "
