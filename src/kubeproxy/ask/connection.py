@@ -15,13 +15,13 @@ from kubeproxy.ask.explanation import Explanation
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import MISLEADS, NOTHING, STOPS, Diagnosis, Effect, End, Probe, Severity, end_of
 from kubeproxy.ask.kernel import present, probing
+from kubeproxy.ask.places import own_address
 from kubeproxy.ask.source import Source
 from kubeproxy.ask.why import NODEPORTS, POLICIES, Explained, Target, Why, to_other_node
 from kubeproxy.backends.mode import FlowsEnd
 from kubeproxy.backends.relay.tcp import DIAL_TIMEOUTS
 from kubeproxy.errors import KubeProxyError
 from kubeproxy.kernel.nftables.tables import HOOKS, INGRESS
-from kubeproxy.kernel.route import source_for
 from kubeproxy.meaning.firewall import ForeignTranslation, PassingPacket
 from kubeproxy.model.addresses import PROTOCOLS, family_of, pack, unpack
 from kubeproxy.model.answer import Outcome, Packet
@@ -274,19 +274,12 @@ def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:
     kernel picks the address by the route to the endpoint; this function determines it only for probed endpoints."""
     own = packet.source
     if own is None and not all(one.masqueraded for one in endpoints):
-        own = _source_for(packet.destination)
+        own = own_address(packet.destination)
     for number, one in enumerate(endpoints):
         client = None if one.masqueraded else packet.source
         if number < present.MOST:
-            client = _source_for(pack(one.host) or b"") if one.masqueraded else own
+            client = own_address(pack(one.host) or b"") if one.masqueraded else own
         yield replace(one, client=unpack(client) if client is not None else "")
-
-
-def _source_for(destination: bytes) -> bytes | None:
-    """Return the source address that the kernel picks for this node's packets, or None if it cannot be determined."""
-    with suppress(KubeProxyError):
-        return source_for(destination)
-    return None
 
 
 def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:

@@ -175,14 +175,10 @@ def _switch(family: Family, found: Comparison) -> Switch:
 
 def outcome_words(shares: Shares, family: Family) -> tuple[str, ...]:
     """Return the outcomes of a packet and their shares as text."""
-    return tuple(
-        f"{share:.1%} {outcome.kind}"
-        + (
-            f" to {unpack(outcome.address.to_bytes(family.address_size, 'big'))} port {outcome.port}"
-            if outcome.kind == "translated"
-            else ""
-        )
-        + (", masqueraded" if outcome.masquerade else "")
-        + (", remembered" if outcome.remembered else "")
-        for outcome, share in shares
-    )
+    texts = []
+    for outcome, share in shares:
+        address = unpack(outcome.address.to_bytes(family.address_size, "big"))
+        to = f" to {address} port {outcome.port}" * (outcome.kind == "translated")
+        more = ", masqueraded" * outcome.masquerade + ", remembered" * outcome.remembered
+        texts.append(f"{share:.1%} {outcome.kind}{to}{more}")
+    return tuple(texts)

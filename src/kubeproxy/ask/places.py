@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -65,22 +65,23 @@ class Places:
 async def with_node(made: Explained, places: Places) -> Explained:
     """Return the answer. If the client is another Node, or the destination is a NodePort at another Node's address, the
     answer states that the other Node handles the connection."""
-    why, host = made.why, await places.node(made.hosted) if made.hosted is not None else ""
-    if made.hosted is not None and host not in {"", made.world.node_name}:
-        address = unpack(made.hosted)
-        there = Elsewhere(host, f"{address} is {host}'s own address", f"status.addresses of Node {host}", "destination")
-        client = _own_address(made.hosted) if made.packet.source is None else why.source
-        question = moved(replace(why, source=client), there)
-        return replace(made, why=replace(why, elsewhere=there, fixes=question.fixes))
-    node = await places.node(made.stranger) if made.stranger is not None else ""
-    if node in {"", made.world.node_name}:
-        return made
-    there = Elsewhere(node, f"{made.why.source} is {node}'s own address", f"status.addresses of Node {node}")
-    return replace(made, why=moved(made.why, there))
+    why, source = made.why, made.why.source
+    ends: tuple[tuple[bytes | None, Literal["client", "destination"]], ...]
+    ends = (made.hosted, "destination"), (made.stranger, "client")
+    for address, end in ends:
+        node = await places.node(address) if address is not None else ""
+        if address is not None and node not in {"", made.world.node_name}:
+            field = f"status.addresses of Node {node}"
+            there = Elsewhere(node, f"{unpack(address)} is {node}'s own address", field, end)
+            if made.packet.source is None:  # to the other node, the word node would mean that node itself
+                source = unpack(own) if (own := own_address(address)) is not None else ""
+            question = moved(replace(why, source=source), there)
+            return replace(made, why=replace(why, elsewhere=there, fixes=question.fixes))
+    return made
 
 
-def _own_address(destination: bytes) -> str:
-    found = None
+def own_address(destination: bytes) -> bytes | None:
+    """Return the source address that the kernel picks for this node's packets, or None if it cannot be determined."""
     with suppress(KubeProxyError):
-        found = source_for(destination)
-    return unpack(found) if found is not None else ""
+        return source_for(destination)
+    return None
