@@ -3,7 +3,7 @@ objects of a folder or an API server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kubeproxy.engine.backlog import WORST_FIRST, FamilyStanding
@@ -89,7 +89,9 @@ class Snapshot(NamedTuple):
         if service is None and not queued and not self._other_proxies(name):
             return None
         plans = (*(compiled or NOTHING).plans, *self.engine.committed(name))
-        unsound = self._unsound({plan.key.family for plan in plans})
+        families = {plan.key.family for plan in plans}
+        troubles = ((one.family, one.trouble) for one in self.engine.standings if one.family in families)
+        unsound = [(trouble[0], family.label, trouble[1]) for family, trouble in troubles if trouble is not None]
         reasons = "; ".join(f"{family}: {why}" for _, family, why in unsound)
         if service is None and queued:
             return "deleting", reasons
@@ -100,14 +102,6 @@ class Snapshot(NamedTuple):
         if not (compiled or NOTHING).plans:
             return "ignored", self._why_ignored(name)
         return self.complete, ""
-
-    def _unsound(self, families: Collection[Family]) -> list[tuple[str, str, str]]:
-        standings = self.engine.standings if families else ()
-        return [
-            (wrong[0], standing.family.label, wrong[1])
-            for standing in standings
-            if standing.family in families and (wrong := standing.trouble) is not None
-        ]
 
     def _why_ignored(self, name: ServiceName) -> str:
         service = self.planner.services.get(name)

@@ -19,14 +19,10 @@ KUBE_PROXY: Final = "kube-proxy"
 """The name of kube-proxy's container, and the value of LABEL with kubeadm."""
 
 
-class _Labels(ApiStruct, frozen=True):
-    app: str = field(default="", name=LABEL)
-
-
 class _Meta(ApiStruct, frozen=True):
     name: str
     namespace: str
-    labels: _Labels = _Labels()
+    labels: Mapping[str, str] = {}
     creation_timestamp: str = ""
     deletion_timestamp: str = ""
 
@@ -125,12 +121,12 @@ def survey(kubectl: Kubectl, namespace: str, selector: str) -> Survey:
 def _preference(pod: ListedPod) -> tuple[bool, bool, str]:
     """Return a sort key for the pods of a node; the pod with the highest key is queried. A node may have two pods
     during a roll-out."""
-    return pod.runs, pod.metadata.labels.app != KUBE_PROXY, pod.metadata.creation_timestamp
+    return pod.runs, pod.metadata.labels.get(LABEL) != KUBE_PROXY, pod.metadata.creation_timestamp
 
 
 def _container(pod: ListedPod, selector: str) -> str:
     names = [one.name for one in pod.spec.containers]
-    if KUBE_PROXY in names and (selector or KUBE_PROXY in pod.metadata.labels.app):
+    if KUBE_PROXY in names and (selector or KUBE_PROXY in pod.metadata.labels.get(LABEL, "")):
         return KUBE_PROXY
     return names[0] if selector and names else ""
 

@@ -31,11 +31,6 @@ class ConnectionCount(Struct):
     unanswered: int = 0  # open and without a reply so far
     began: int = 0  # began while this program listened
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Return a sort key that puts the busiest entry first."""
-        return -self.connections, -self.closing
-
     def fields(self) -> dict[str, int]:
         """Return the fields that the use of a port, an endpoint and a client share."""
         return {"connections": self.connections, "closing": self.closing, "unanswered": self.unanswered}
@@ -171,7 +166,7 @@ def uses(port: ServedPort, seconds: float, pods: Mapping[bytes, str]) -> PortUse
     everyone = {endpoint: ConnectionCount() for endpoint in port.endpoints} | port.by_endpoint
 
     def ranked(counts: Mapping[bytes, ConnectionCount]) -> list[tuple[bytes, ConnectionCount]]:
-        return sorted(counts.items(), key=lambda item: (item[1].rank, item[0]))
+        return sorted(counts.items(), key=lambda item: (-item[1].connections, -item[1].closing, item[0]))
 
     return PortUse(
         service=port.service,
