@@ -19,6 +19,7 @@ from kubeproxy.errors import ApplyError, Unsupported
 _VERSION_3: Final = 0x20080522  # linux/capability.h: 64 bits, in two rows of effective, permitted, inheritable
 _HEADER: Final = struct.Struct("=Ii")
 _ROWS: Final = struct.Struct("=6I")
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 23, 24, 38
 
 
@@ -94,8 +95,7 @@ def threads() -> int:
 
 def forbid_new_privileges() -> None:
     """Prevent programs that this process starts from gaining privileges. Raises ApplyError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
+    if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
         raise ApplyError(f"cannot set no_new_privs: {os.strerror(ctypes.get_errno())}")
 
 
@@ -109,11 +109,10 @@ def gives_rights(path: str) -> bool:
 
 
 def _lower_bounds(mask: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     number = 0
     # For the number after the kernel's last capability the call fails with EINVAL.
-    while (bounded := libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)) >= 0:
-        if bounded and not mask & 1 << number and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+    while (bounded := _LIBC.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)) >= 0:
+        if bounded and not mask & 1 << number and _LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             raise ApplyError(f"cannot drop capability {number} from the bounds: {os.strerror(ctypes.get_errno())}")
         number += 1
 
@@ -129,18 +128,16 @@ def _readable(path: str) -> bool:
 
 
 def _get() -> _Sets | None:
-    libc = ctypes.CDLL(None, use_errno=True)
     rows = ctypes.create_string_buffer(_ROWS.size)
-    if libc.capget(_header(), rows) < 0:
+    if _LIBC.capget(_header(), rows) < 0:
         return None
     low, high = _ROWS.unpack(rows.raw)[:3], _ROWS.unpack(rows.raw)[3:]
     return _Sets(*(below | above << 32 for below, above in zip(low, high, strict=True)))
 
 
 def _set(sets: _Sets) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     low, high = [one & 0xFFFFFFFF for one in sets], [one >> 32 for one in sets]
-    if libc.capset(_header(), ctypes.create_string_buffer(_ROWS.pack(*low, *high))) < 0:
+    if _LIBC.capset(_header(), ctypes.create_string_buffer(_ROWS.pack(*low, *high))) < 0:
         raise ApplyError(f"cannot set capabilities: {os.strerror(ctypes.get_errno())}")
 
 
@@ -166,7 +163,7 @@ def in_empty_network(work: Callable[[], T]) -> T:
 
 
 def _alone(work: Callable[[], T]) -> T:
-    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0:
+    if _LIBC.unshare(_CLONE_NEWNET) != 0:
         why = os.strerror(ctypes.get_errno())
         raise Unsupported(f"cannot create a network namespace ({why}): give the process the capability CAP_SYS_ADMIN")
     return work()

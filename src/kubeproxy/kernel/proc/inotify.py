@@ -14,6 +14,7 @@ IN_ONLYDIR: Final = 0x1000000
 
 _EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 _BUFFER: Final = 65536
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Inotify:
@@ -25,7 +26,7 @@ class Inotify:
     @classmethod
     def open(cls) -> Self:
         """Open an inotify descriptor; the result's descriptor is -1 if the system's limit is reached."""
-        return cls(ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        return cls(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def fileno(self) -> int:
         """Return the descriptor, which is readable when there are events."""
@@ -35,8 +36,7 @@ class Inotify:
         """Watch a path for events; return whether the path can be watched."""
         if self._descriptor < 0:
             return False
-        libc = ctypes.CDLL(None, use_errno=True)
-        watched: int = libc.inotify_add_watch(self._descriptor, os.fsencode(path), ctypes.c_uint32(mask))
+        watched: int = _LIBC.inotify_add_watch(self._descriptor, os.fsencode(path), ctypes.c_uint32(mask))
         return watched >= 0
 
     def happened(self) -> int:

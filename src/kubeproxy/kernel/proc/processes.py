@@ -119,14 +119,10 @@ def is_elsewhere(pid: int, proc: Path = PROC) -> bool:
 
 def sockets(pid: int, proc: Path = PROC) -> set[str] | None:
     """Return the inodes of a process's open sockets; None if /proc does not show them."""
-    found = set()
     try:
-        for entry in (proc / str(pid) / "fd").iterdir():
-            with suppress(FileNotFoundError):
-                found.add(str(entry.readlink()))
+        return {link[len("socket:[") : -1] for link in _links(proc / str(pid)) if link.startswith("socket:[")}
     except OSError:
         return None
-    return {link[len("socket:[") : -1] for link in found if link.startswith("socket:[")}
 
 
 class Process(NamedTuple):
@@ -171,13 +167,13 @@ def named(beginnings: tuple[str, ...], proc: Path = PROC) -> bool:
 
 
 def _holds(process: Path, links: set[str]) -> bool:
+    return not links.isdisjoint(_links(process))
+
+
+def _links(process: Path) -> Iterator[str]:
     for entry in (process / "fd").iterdir():
-        try:
-            if str(entry.readlink()) in links:
-                return True
-        except FileNotFoundError:
-            continue
-    return False
+        with suppress(FileNotFoundError):
+            yield str(entry.readlink())
 
 
 def _listeners(port: int, net: Path, address: bytes = b"") -> set[str]:
