@@ -145,7 +145,7 @@ class Ipsets(nl.Netlink):
         """Return the counts of all sets by name. The call is fast, because the kernel sends no entries."""
         found = {}
         for one in self._listed(_HEAD + nl.number_attribute(_FLAGS, _LIST_HEADERS), "the ip sets"):
-            numbers = {kind: int.from_bytes(value, "big") for kind, value in nl.parts(one.get(_DATA, b"")).items()}
+            numbers = nl.numbers(one.get(_DATA, b""))
             entries, most, uses = (numbers.get(kind, 0) for kind in (_COUNT, _MAXELEM, _REFERENCES))
             kind = SetKind(nl.text_of(one[_TYPE_NAME]), one[_FAMILY][0])
             found[nl.text_of(one[_SET_NAME])] = SetCounts(entries, most, uses, kind)

@@ -308,7 +308,7 @@ _FIELDS: Final = {"dropped": 10, "early": 11, "failed": 9, "clashes": 14, "chain
 def level(link: nl.Netlink) -> Level:
     """Return the number of entries and its limit. Raises ApplyError."""
     places = link.ask(_GET_STATS, _ALL_FAMILIES, "the number of tracked connections")
-    found = next(map(_numbers, places), {})
+    found = next((nl.numbers(*place) for place in places), {})
     return Level(found.get(1, 0), found.get(2, 0))
 
 
@@ -318,13 +318,9 @@ def refusals(link: nl.Netlink) -> Refusals:
     sums = dict.fromkeys(_FIELDS, 0)
     buffers = link.dump_all(_GET_STATS_CPU, _ALL_FAMILIES, "the statistics of connection tracking")
     for place in nl.answers(buffers, len(_ALL_FAMILIES)):
-        found = _numbers(place)
+        found = nl.numbers(*place)
         sums = {name: total + found.get(_FIELDS[name], 0) for name, total in sums.items()}
     return Refusals(**sums)
-
-
-def _numbers(place: tuple[bytes, int, int]) -> dict[int, int]:
-    return {kind: int.from_bytes(value, "big") for kind, value in nl.parts(*place).items()}
 
 
 _NEW: Final = SUBSYSTEM | 0  # IPCTNL_MSG_CT_NEW

@@ -184,6 +184,11 @@ def parts(data: bytes, start: int = 0, end: int | None = None) -> dict[int, byte
     return found
 
 
+def numbers(data: bytes, start: int = 0, end: int | None = None) -> dict[int, int]:
+    """Return the attributes in data[start:end] by type, as numbers in network byte order. Raises ApplyError."""
+    return {kind: int.from_bytes(value, "big") for kind, value in parts(data, start, end).items()}
+
+
 def _malformed(kind: int, length: int) -> ApplyError:
     return ApplyError(f"malformed netlink attribute of type {kind & NLA_TYPE_MASK}: length {length}")
 

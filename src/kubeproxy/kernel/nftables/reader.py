@@ -42,11 +42,9 @@ class TableReader(nl.Closing):
         for place in self._dump(nfnetlink.GET_TABLE, b"", "nf_tables tables"):
             found = nl.parts(*place)
             if nl.text_of(found.get(nfta.TABLE_NAME, b"")) == self._table:
-                handle, flags, owner = (
-                    int.from_bytes(found.get(k, b""), "big")
-                    for k in (nfta.TABLE_HANDLE, nfta.TABLE_FLAGS, nfta.TABLE_OWNER)
-                )
-                return TableHeader(handle, _comment(found.get(nfta.TABLE_USERDATA, b"")), bool(flags & _DORMANT), owner)
+                number, comment = nl.numbers(*place).get, _comment(found.get(nfta.TABLE_USERDATA, b""))
+                dormant = bool(number(nfta.TABLE_FLAGS, 0) & _DORMANT)
+                return TableHeader(number(nfta.TABLE_HANDLE, 0), comment, dormant, number(nfta.TABLE_OWNER, 0))
         return None
 
     @nl.understood("chains of nf_tables")
