@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Final, Literal
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -66,11 +66,9 @@ async def with_node(made: Explained, places: Places) -> Explained:
     """Return the answer. If the client is another Node, or the destination is a NodePort at another Node's address, the
     answer states that the other Node handles the connection."""
     why, source = made.why, made.why.source
-    ends: tuple[tuple[bytes | None, Literal["client", "destination"]], ...]
-    ends = (made.hosted, "destination"), (made.stranger, "client")
-    for address, end in ends:
-        node = await places.node(address) if address is not None else ""
-        if address is not None and node not in {"", made.world.node_name}:
+    for address, end in made.unplaced:
+        node = await places.node(address)
+        if node not in {"", made.world.node_name}:
             field = f"status.addresses of Node {node}"
             there = Elsewhere(node, f"{unpack(address)} is {node}'s own address", field, end)
             if made.packet.source is None:  # to the other node, the word node would mean that node itself

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -163,6 +163,9 @@ def _cluster_ips(plans: tuple[ServicePlan, ...], family: Family | None) -> Itera
                 yield plan, frontend
 
 
+WhichEnd: TypeAlias = Literal["client", "destination"]
+
+
 class Elsewhere(Struct, frozen=True, rename="camel"):
     """The other node that handles a connection: the node's name ('' if unknown), the reason, the field of the object
     that is the cause, and whether the client or the destination is on that node."""
@@ -170,7 +173,7 @@ class Elsewhere(Struct, frozen=True, rename="camel"):
     node: str
     reason: str
     field: str
-    end: Literal["client", "destination"] = "client"
+    end: WhichEnd = "client"
 
 
 class Home(NamedTuple):

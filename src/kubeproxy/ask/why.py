@@ -8,7 +8,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kubeproxy.ask.question import NODE, Elsewhere, counted_host, home, nodes_of
+from kubeproxy.ask.question import NODE, Elsewhere, WhichEnd, counted_host, home, nodes_of
 from kubeproxy.ask.snapshot import Snapshot
 from kubeproxy.config.modes import LOOPBACK_SWITCHES, spelled_out
 from kubeproxy.kernel.netlink.protocol import NetlinkError
@@ -176,8 +176,7 @@ class Explained(Struct, frozen=True):
     plan: ServicePlan | None
     world: Globals
     packet: Packet  # that of the question
-    stranger: bytes | None = None  # the client's address if another Node may have it; that Node's rules then apply
-    hosted: bytes | None = None  # the destination if another Node may have it
+    unplaced: tuple[tuple[bytes, WhichEnd], ...] = ()  # the ends whose address another Node may have
     policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
     keeps_outside: bool = False  # as in model.answer.Answer; False if the client is certainly a pod of this node
     is_own: bool = False  # the client is this node, or certainly a pod of this node
@@ -205,16 +204,18 @@ def explain(snapshot: Snapshot, packet: Packet) -> Explained:
     there = None if packet.interface or ends_here else client.other
     why = _told(snapshot, packet, made, is_away=client.other is not None and there is None)
     asked = made.plan is not None or packet.source == packet.destination  # a Node that connects to its own NodePort
-    is_unknown = asked and there is None and client.may_be_node and not (packet.interface or is_local)
-    unknown = packet.source if is_unknown else None
     if there is not None:
         why = moved(why, there, _nameless(snapshot))
-    hosted = packet.destination if made.outcome is Outcome.NOT_OURS and not is_local else None
+    unplaced: list[tuple[bytes, WhichEnd]] = []
+    if made.outcome is Outcome.NOT_OURS and not is_local:
+        unplaced.append((packet.destination, "destination"))
+    if packet.source and asked and there is None and client.may_be_node and not (packet.interface or is_local):
+        unplaced.append((packet.source, "client"))
     world, own = snapshot.planner.world, snapshot.planner.nodes.get(snapshot.planner.world.node_name)
     keeps = made.keeps_outside or (packet.source is not None and counted_host(world, own, packet.source))
     kept = bool(keeps) and not client.is_own
     node = client.other.node or "another node" if client.other is not None else ""
-    return Explained(why, made.plan, world, packet, unknown, hosted, made.policy, kept, client.is_own, node)
+    return Explained(why, made.plan, world, packet, tuple(unplaced), made.policy, kept, client.is_own, node)
 
 
 def _own_port(snapshot: Snapshot, packet: Packet) -> Answer | None:

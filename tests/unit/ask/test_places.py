@@ -98,7 +98,7 @@ def test_a_client_that_is_another_node_is_named(stranger, node, decides):
 
     async def main():
         asked = Packet(stranger, b"\n\x60\0\1", 6, 80)
-        made = Explained(why, None, Globals(node_name="node-a"), asked, stranger)
+        made = Explained(why, None, Globals(node_name="node-a"), asked, ((stranger, "client"),) if stranger else ())
         return (await with_node(made, Places(nodes))).why
 
     async def nodes():
@@ -118,7 +118,7 @@ def test_a_node_that_has_the_destination_is_named(node, decides):
 
     async def main():
         asked = Packet(b"\n\xf4\0\7", ADDRESS, 6, 30080)
-        made = Explained(why, None, Globals(node_name="node-a"), asked, hosted=ADDRESS)
+        made = Explained(why, None, Globals(node_name="node-a"), asked, ((ADDRESS, "destination"),))
         return (await with_node(made, Places(nodes))).why
 
     async def nodes():
