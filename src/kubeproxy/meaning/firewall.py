@@ -179,76 +179,71 @@ class Firewall(Struct, eq=False, dict=True):
     def drops(self, packets: Collection[PassingPacket], *, silently: bool = False) -> Iterator[Drop]:
         """Yield the chains that certainly stop one of these packets; with `silently`, only chains that never reject the
         packet."""
-        for packet, walk in self._walks(packets):
-            for name, hook, back, ended in walk.passed(packet):
-                left = [*back, *(one for one, _ in ended)]
-                unordered = hook.priority in {packet.after, packet.before}
-                sure = all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back)
-                refusals = {each.refused or "drops" for each, _ in ended} | ({"drops"} if back else set())
-                if sure and not (silently and refusals != {"drops"}):
-                    verdict = " or ".join(sorted(refusals)) if ended else "drops by its policy"
-                    yield Drop(self.where, name, packet, unordered, verdict=verdict)
-                elif packet.tracked and (all(one.untracked for one in left) or all(one.zoned for one in left)):
-                    unordered = unordered or hook.priority == _TRACKED
-                    verdict = "drops" if all(one.untracked for one in left) else ZONES
-                    yield Drop(self.where, name, packet, unordered, untracks=True, verdict=verdict)
+        for packet, name, hook, back, ended in self._passed(packets):
+            left = [*back, *(one for one, _ in ended)]
+            unordered = hook.priority in {packet.after, packet.before}
+            sure = all(code == DROP and not each.unknown for each, code in ended) and (hook.drops or not back)
+            refusals = {each.refused or "drops" for each, _ in ended} | ({"drops"} if back else set())
+            if sure and not (silently and refusals != {"drops"}):
+                verdict = " or ".join(sorted(refusals)) if ended else "drops by its policy"
+                yield Drop(self.where, name, packet, unordered, verdict=verdict)
+            elif packet.tracked and (all(one.untracked for one in left) or all(one.zoned for one in left)):
+                unordered = unordered or hook.priority == _TRACKED
+                verdict = "drops" if all(one.untracked for one in left) else ZONES
+                yield Drop(self.where, name, packet, unordered, untracks=True, verdict=verdict)
 
     def harmless(self, packets: Collection[PassingPacket]) -> frozenset[str]:
         """Return the chains that some of these packets pass, and that certainly accept and track all packets of these
         connections that pass them."""
         met: set[str] = set()
         unsure: set[str] = set()
-        for packet, walk in self._walks(packets):
-            for state in (NEW, ESTABLISHED):
-                for name, hook, back, ended in walk.passed(packet, state):
-                    if packet.after < hook.priority < packet.before:
-                        left = [(one, code == DROP or bool(one.unknown)) for one, code in ended]
-                        left += [(one, hook.drops) for one in back]
-                        harms = any(stops or one.untracked or one.zoned for one, stops in left)
-                        (unsure if harms else met).add(name)
+        for state in (NEW, ESTABLISHED):
+            for packet, name, hook, back, ended in self._passed(packets, state):
+                if packet.after < hook.priority < packet.before:
+                    left = [(one, code == DROP or bool(one.unknown)) for one, code in ended]
+                    left += [(one, hook.drops) for one in back]
+                    harms = any(stops or one.untracked or one.zoned for one, stops in left)
+                    (unsure if harms else met).add(name)
         return frozenset(met - unsure)
 
     def translations(self, packet: PassingPacket) -> Iterator[ForeignTranslation]:
         """Yield the chains of type nat that may translate a packet's destination. A chain that always translates is the
         last chain, because the kernel runs no further chain."""
-        for _, walk in self._walks([packet]):
-            for name, hook, back, ended in walk.passed(packet, nat=True):
-                moved, width = [each for each, _ in ended if each.translated], len(packet.destination)
-                sure = not back and len(moved) == len(ended)
-                unordered = hook.priority == packet.before and not self.shared
-                ports = [rules.first_of(each.current or each.services)[1] for each in moved]
-                ends = {each.destination.to_bytes(width, "big"): port for each, port in zip(moved, ports, strict=True)}
-                if moved:
-                    yield ForeignTranslation(self.where, name, packet, tuple(sorted(ends.items())), sure, unordered)
-                if moved and sure and not unordered:
-                    return
+        for _, name, hook, back, ended in self._passed([packet], nat=True):
+            moved, width = [each for each, _ in ended if each.translated], len(packet.destination)
+            sure = not back and len(moved) == len(ended)
+            unordered = hook.priority == packet.before and not self.shared
+            ports = [rules.first_of(each.current or each.services)[1] for each in moved]
+            ends = {each.destination.to_bytes(width, "big"): port for each, port in zip(moved, ports, strict=True)}
+            if moved:
+                yield ForeignTranslation(self.where, name, packet, tuple(sorted(ends.items())), sure, unordered)
+            if moved and sure and not unordered:
+                return
 
     def sources(self, packets: Collection[PassingPacket]) -> Iterator[SourceTranslation]:
         """Yield the chains that may translate the source of some of these packets. In a table that the running proxy
         shares, a rule that accepts the packet before the proxy's rules counts, too: it prevents the proxy's
         translation."""
-        for packet, walk in self._walks(packets):
-            for name, hook, back, ended in walk.passed(packet, nat=True):
-                moved = [each for each, _ in ended if each.masquerade]
-                if moved or (self.shared and ended):
-                    new = [packet.source or MASQUERADED if one.new_source is None else one.new_source for one in moved]
-                    found = frozenset(one if isinstance(one, bytes) else None for one in new)
-                    sure = not back and len(moved) in {0, len(ended)}
-                    sure = sure and (self.shared or hook.priority != packet.before)
-                    yield SourceTranslation(self.where, name, packet, found, sure)
+        for packet, name, hook, back, ended in self._passed(packets, nat=True):
+            moved = [each for each, _ in ended if each.masquerade]
+            if moved or (self.shared and ended):
+                new = [packet.source or MASQUERADED if one.new_source is None else one.new_source for one in moved]
+                found = frozenset(one if isinstance(one, bytes) else None for one in new)
+                sure = not back and len(moved) in {0, len(ended)}
+                sure = sure and (self.shared or hook.priority != packet.before)
+                yield SourceTranslation(self.where, name, packet, found, sure)
 
     def marking(self, packets: Collection[PassingPacket]) -> Iterator[Marking]:
         """Yield the chains that may change the mark of some of these packets."""
-        for packet, walk in self._walks(packets):
-            for name, _, back, ended in walk.passed(packet):
-                marks = {one.mark for one in (*back, *(each for each, code in ended if code != DROP))}
-                changed = frozenset(marks - {packet.marks[1]})
-                if changed:
-                    yield Marking(self.where, name, packet, changed, changed == marks)
+        for packet, name, _, back, ended in self._passed(packets):
+            marks = {one.mark for one in (*back, *(each for each, code in ended if code != DROP))}
+            changed = frozenset(marks - {packet.marks[1]})
+            if changed:
+                yield Marking(self.where, name, packet, changed, changed == marks)
 
-    def _walks(self, packets: Collection[PassingPacket]) -> Iterator[tuple[PassingPacket, _ChainWalk]]:
-        """Yield each packet of the table's family with a walk through its chains; nothing if the table was not read
-        completely."""
+    def _passed(self, packets: Collection[PassingPacket], state: int = 0, *, nat: bool = False) -> Iterator[_Passed]:
+        """Yield the chains that packets of the table's family pass, as _ChainWalk.passed; nothing if the table was not
+        read completely."""
         walks: dict[tuple[Family, CompiledFor], _ChainWalk] = {}
         names = frozenset(name for packet in packets for name in packet.interfaces if name)
         for packet in packets if self.whole else ():
@@ -259,7 +254,7 @@ class Firewall(Struct, eq=False, dict=True):
             if walk is None:
                 rules, place = self._rules_of(family, packet.purpose)
                 walk = walks[family, packet.purpose] = _ChainWalk(rules, place, names)
-            yield packet, walk
+            yield from walk.passed(packet, state, nat=nat)
 
 
 def _short(name: str) -> str:
@@ -270,9 +265,10 @@ def _short(name: str) -> str:
 
 
 class _Passed(NamedTuple):
-    """A base chain, and the flows of a packet in two groups: flows that reach the end of the chain, and flows that end
-    before."""
+    """A packet, a base chain, and the flows of the packet in two groups: flows that reach the end of the chain, and
+    flows that end before."""
 
+    packet: PassingPacket
     name: str
     hook: HookPlace
     back: list[PacketSet]
@@ -283,17 +279,14 @@ class _ChainWalk(Walk):
     """Follows single packets through chains, along both branches of a test with an unknown result."""
 
     def __init__(self, rules: CompiledRules, place: NodePlace, names: Collection[str]) -> None:
-        self._names = Interfaces((rules,), names)
-        super().__init__(rules, place, self._names)
-        self._rules = rules
-        self._here = place.local
+        super().__init__(rules, place, Interfaces((rules,), names))
         self._state, self._source_port, self._tracks, self._known_marks = NEW, 0, False, 0
 
     def passed(self, packet: PassingPacket, state: int = 0, *, nat: bool = False) -> Iterator[_Passed]:
         """Yield the base chains that a packet passes or may pass, of type nat or of all other types. `state` is the
         conntrack state; by default, a request is new, and an answer belongs to an established connection."""
         state = state or (ESTABLISHED if packet.purpose is CompiledFor.ANSWER and not nat else NEW)
-        for chain in self._rules.at(packet.hook):
+        for chain in self._ruleset.at(packet.hook):
             hook = chain.hook
             if hook is not None and hook.nat is nat and packet.after <= hook.priority <= packet.before:
                 ended: Ended = []
@@ -301,7 +294,7 @@ class _ChainWalk(Walk):
                 self._state = state if self._tracks else INVALID
                 self._source_port, flow = packet.port, self._flow(packet)
                 self._known_marks, flow.mark = packet.marks if state == NEW else (packet.marks[0], 0)
-                yield _Passed(_short(chain.name), hook, self._chain(chain, flow, ended, 0), ended)
+                yield _Passed(packet, _short(chain.name), hook, self._chain(chain, flow, ended, 0), ended)
 
     def _flow(self, packet: PassingPacket) -> PacketSet:
         address, port = packet.original
@@ -312,7 +305,7 @@ class _ChainWalk(Walk):
         came_in, leaves = packet.interfaces
         flow = PacketSet(
             rules.service(packet.protocol, port) or every,
-            self._here if source is None else ((source, source),),
+            self._place.local if source is None else ((source, source),),
             self._bits(came_in),
             self._bits(leaves),
             int.from_bytes(packet.destination, "big"),
@@ -326,8 +319,8 @@ class _ChainWalk(Walk):
 
     def _bits(self, name: str | None) -> int:
         if name is None:
-            return self._names.every | Interfaces.NONE | Interfaces.LOOPBACK
-        return self._names.named(name)
+            return self._interfaces.every | Interfaces.NONE | Interfaces.LOOPBACK
+        return self._interfaces.named(name)
 
     def _value(self, field: Property, flow: PacketSet) -> int:
         if field is Property.STATE:

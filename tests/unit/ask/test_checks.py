@@ -14,7 +14,7 @@ from kubeproxy.ask.checks import checkup, contact, greeting, identity, ports, pr
 from kubeproxy.ask.checks.node import CheckedNode
 from kubeproxy.ask.checks.settings import InterfacePath, Setting
 from kubeproxy.ask.finding import MISLEADS, Diagnosis, Severity, duration, worst_first
-from kubeproxy.backends.mode import FlowsEnd, Trace
+from kubeproxy.backends.mode import FlowsEnd, Mode, Trace
 from kubeproxy.config.load import read_text
 from kubeproxy.config.types import KubeProxyConfiguration, made_strict
 from kubeproxy.engine.backlog import FamilyStanding
@@ -26,6 +26,7 @@ from kubeproxy.meaning.firewall import Filter, ForeignTranslation, PassingPacket
 from kubeproxy.model.addresses import Family, pack
 from kubeproxy.model.objects import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from kubeproxy.release import build
+from kubeproxy.setup import modes
 
 V4, V6 = Family.IPV4, Family.IPV6
 BROKEN, DEGRADED, NOTE = Severity.BROKEN, Severity.DEGRADED, Severity.NOTE
@@ -698,6 +699,14 @@ def test_a_table_that_the_kernel_refuses_is_one_error(present, reason, monkeypat
     assert report.unknown == []
     assert [one.what for one in report.findings] == ["the kernel refuses changes of IPv4: Operation not permitted"]
     assert reason in report.findings[0].why
+
+
+def test_the_rules_of_each_mode_are_read_once(monkeypatch):
+    looks = []
+    monkeypatch.setattr(Mode, "traces", lambda mode, *_: looks.append(mode.name) or [])
+    node = CheckedNode(None, 0, modes.named("nftables"), KubeProxyConfiguration())
+    assert (node.own_traces, replace(node, family=V4).own_traces) == ([], [])
+    assert looks == [mode.name for mode in modes.every()]
 
 
 @pytest.mark.parametrize(("forwarded", "mark"), [(True, "?"), (False, "x")])
