@@ -174,8 +174,6 @@ class Keyed:
 
 @lru_cache(maxsize=65536)
 def _services(protocol: tuple[int, int] | None, port: tuple[int, int] | None) -> int:
-    if protocol is not None and port is not None and protocol[0] == protocol[1] and port[0] == port[1]:
-        return service(protocol[0], port[0])
     found = -1 if protocol is None else protocol_range(*protocol)
     return found if port is None else found & port_range(*port)
 
@@ -314,9 +312,6 @@ EVERY: Final = (1 << 3 * PORTS) - 1 | OTHERS
 
 def meet(first: Addresses, second: Addresses) -> Addresses:
     """Return the intersection of two address sets."""
-    if len(second) == 1:
-        low, high = second[0]
-        return tuple([(max(a, low), min(b, high)) for a, b in first if a <= high and b >= low])
     return tuple([(max(a, c), min(b, d)) for a, b in first for c, d in second if a <= d and b >= c])
 
 

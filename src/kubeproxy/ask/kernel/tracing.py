@@ -64,7 +64,7 @@ def look(
     captured = _listen(packet, limits, opening)
     decision = partial(_decision, mode)
     legacy, rules = _legacy_rules(), _texts(captured.steps, decision)
-    untraced = partial(_untraced, packet, mode)
+    untraced = partial(_untraced, packet, mode) if mode is not None and legacy else str
     addresses = partial(_addresses, family_of(packet.destination))
     ruleset = paths.KnownRules(
         rules, captured.base_chains, decision, untraced, legacy, decided, _without_room, addresses
@@ -220,9 +220,7 @@ def _served(
             )
 
 
-def _untraced(packet: Packet, mode: Mode | None) -> str:
-    if mode is None or not _legacy_rules():
-        return ""
+def _untraced(packet: Packet, mode: Mode) -> str:
     try:
         return "; ".join(f"{one.text}. Fix: {one.fix}" for one in leftovers(mode, packet))
     except KubeProxyError as error:
