@@ -19,7 +19,8 @@ async def test_udp_by_either_family_is_answered_soon_after_a_start_in_userspace_
 
 
 @pytest.mark.slow("a history in a cluster")
-async def test_a_process_that_a_memory_error_ended_has_its_traceback_in_the_log() -> None:
-    # The error came in an inspection, and the next step looked before the process ran again: a fault of the judge.
+async def test_a_memory_error_in_an_inspection_leaves_no_complaint() -> None:
+    # The error ended the process, and the next step looked before the process ran again: a fault of the judge. Now an
+    # inspection survives the error.
     history: list[Step] = [("faulty", "no-memory", 68), ("quiet",), ("look",)]
     assert await played(history, mode="userspace") == []
