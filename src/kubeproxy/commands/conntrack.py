@@ -48,7 +48,6 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _look(asked: Source, wait: float) -> WatchedAnswer:
-    unknown = ""
     try:
         unknown = "" if asked.facts().listed else _UNLISTED
     except NoAnswerError as error:

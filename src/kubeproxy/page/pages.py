@@ -48,7 +48,7 @@ def page_pages(access: PageAccess, desk: Desk, feed: Feed, ask: Ask) -> dict[str
         "services": lambda request: _services(request, desk, feed),
         "service": lambda request: _service(request, desk),
         "why": lambda request: _why(request, desk, ask),
-        "events": lambda request: _events(request, feed),
+        "events": lambda _: _events(feed),
         "look": lambda request: _look(request, feed),
         "find": lambda request: _find(request, desk),
         "journal": lambda _: _json({"changes": (kept := feed.news.journal).past().entries, "seconds": [*kept.seconds]}),
@@ -162,11 +162,9 @@ def _why(request: Request, desk: Desk, ask: Ask) -> Response:
 _UNCHECKED: Final = "the rules in the kernel, other programs, routes and endpoints"
 
 
-def _events(request: Request, feed: Feed) -> Response:
+def _events(feed: Feed) -> Response:
     if feed.is_full:
         return refused(503, f"{MOST_PAGES} pages are already open: close a page")
-    if request.method == "HEAD":
-        return Response(200, _EVENTS, b"")
     return Response(200, _EVENTS, feed.stream(), lasts="until the client goes")
 
 

@@ -29,15 +29,14 @@ _PAUSE: Final = 0.005  # seconds without accepting after a flooding client's con
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket. Raises OSError. At an unspecified address (0.0.0.0 or ::) the socket accepts both
     families, as in Go; at other IPv6 addresses it accepts only IPv6."""
-    wildcard = host in {"0.0.0.0", "::", ""}  # noqa: S104 - no bind here
-    if wildcard:
-        try:
-            return _bind(socket.AF_INET6, "::", port, only_v6=False)
-        except OSError as error:
-            if host == "::" or error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
-                raise
-        return _bind(socket.AF_INET, "0.0.0.0", port, only_v6=False)  # noqa: S104
-    return bind_exactly(host, port)
+    if host not in {"0.0.0.0", "::", ""}:  # noqa: S104 - no bind here
+        return bind_exactly(host, port)
+    try:
+        return _bind(socket.AF_INET6, "::", port, only_v6=False)
+    except OSError as error:
+        if host == "::" or error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
+            raise
+    return bind_exactly("0.0.0.0", port)  # noqa: S104
 
 
 def bind_exactly(host: str, port: int) -> socket.socket:
