@@ -22,7 +22,6 @@ from kubeproxy.backends.nftables.table import KernelTable
 from kubeproxy.errors import ChangedByOthersError
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import compiling, messages, nfnetlink
-from kubeproxy.kernel.nftables import expressions as x
 from kubeproxy.kernel.nftables.elements import catch_all_element, element_messages, plain_element, timed_element
 from kubeproxy.kernel.nftables.nfnetlink import NEW_ELEMENT
 from kubeproxy.kernel.nftables.tables import ChainContents, Definition, SetForm, TableContents
@@ -225,7 +224,15 @@ def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[
     takes longer. In between, the rules would drop clients in the ranges. The same transaction therefore adds a rule for
     each range, and the next transaction removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c
     of Linux 6.18."""
-    rules = tuple(islice(_rules(ruleset.layout.ip, services), _MOST))
+    ip = ruleset.layout.ip
+    texts = (
+        f"{ip} daddr {unpack(layout.list_number(item.ranges, ruleset.family))}"
+        f" {ip} saddr >= {unpack(first)} {ip} saddr <= {unpack(last)} goto source-allowed"
+        for placed in services
+        for item in placed
+        for first, last in item.allowed
+    )
+    rules = [compiling.rule(text, ip) for text in islice(texts, _MOST)]
     if not rules:
         return {}
     to_number, *others = ruleset.definition(()).chains[SOURCE_RANGES].rules
@@ -236,14 +243,3 @@ def ordinary(ruleset: Ruleset) -> list[bytes]:
     """Return the messages that write the chain of source ranges without temporary rules."""
     place, chain = (ruleset.family, TABLE), ruleset.definition(()).chains[SOURCE_RANGES]
     return [messages.rules_removal(*place, SOURCE_RANGES), *messages.rules(*place, {SOURCE_RANGES: chain})]
-
-
-def _rules(ip: str, services: Iterable[Iterable[Placed]]) -> Iterator[x.Rule]:
-    at_least, at_most = map(x.OPERATORS.index, (">=", "<="))
-    for item in (item for placed in services for item in placed):
-        number = unpack(layout.list_number(item.ranges, item.plan.key.family))
-        for first, last in item.allowed:
-            text = f"{ip} daddr {number} {ip} saddr {unpack(first)} goto source-allowed"
-            *before, equals, onwards = compiling.rule(text, ip)
-            assert isinstance(equals, x.Compare)  # noqa: S101 - its key has the client's address
-            yield (*before, x.Compare(equals.sreg, at_least, first), x.Compare(equals.sreg, at_most, last), onwards)

@@ -73,11 +73,9 @@ class Ruleset:
     def chains(self, names: Iterable[ChainName]) -> dict[str, tuple[tables.Hook | None, Sequence[str]]]:
         """Return hook and rules (as text) of all chains by name: the static chains, the given chains, and all chains
         to which they jump."""
-        found: dict[str, tuple[tables.Hook | None, Sequence[str]]] = {
-            name: (hook, rules) for name, hook, rules in self._base_chains()
-        }
-        found |= {name: (None, rules) for name, rules in self._static().items()}
-        return found | {str(name): (None, self._chain_rules(name)) for name in sorted(self.needed(names))}
+        found: dict[str, Sequence[str]] = {**self._static()}
+        found |= {str(name): self._chain_rules(name) for name in sorted(self.needed(names))}
+        return {**self._base_chains(), **{name: (None, rules) for name, rules in found.items()}}
 
     def definition(self, chains: Iterable[ChainName]) -> tables.Definition:
         """Return the table without Services, but with these chains and their targets."""
@@ -267,7 +265,7 @@ class Ruleset:
         picks = [rule for to in (*[attempt] * layout.tries(size), settled) for rule in (f"jump {to}", *done)]
         return {chain: (back, *picks, first), attempt: (pick,)}
 
-    def _base_chains(self) -> list[tuple[str, tables.Hook, tuple[str, ...]]]:
+    def _base_chains(self) -> dict[str, tuple[tables.Hook, tuple[str, ...]]]:
         # A translated packet goes to an endpoint, not to a frontend.
         new, untranslated = "ct state new jump", "ct state new ct status & dnat == 0 jump"
         firewall, translate, refuse = port_ranges.JUMPS if self.extra else ((), (), ())
@@ -279,20 +277,17 @@ class Ruleset:
         suspects = failing.checks(self.layout) if self._world.ejects else ()
         resets = (gone.CHECK,) if self._resets else ()
         first = (f"{new} firewall-check", *firewall, *resets, *suspects)
-        return [
-            ("filter-prerouting-pre-dnat", tables.Hook("filter", 0, -110), first),
-            ("filter-output-pre-dnat", tables.Hook("filter", 3, -110), first),
-            (
-                "filter-input",
-                tables.Hook("filter", 1, 0),
-                (f"{untranslated} nodeport-endpoints-check", f"{untranslated} service-endpoints-check", *refuse),
-            ),
-            ("filter-forward", tables.Hook("filter", 2, 0), (*checks, *fast)),
-            ("filter-output", tables.Hook("filter", 3, 0), (*checks, *loopback)),
-            ("nat-prerouting", tables.Hook("nat", 0, -100), ("jump services", *translate)),
-            ("nat-output", tables.Hook("nat", 3, -100), ("jump services", *translate)),
-            ("nat-postrouting", tables.Hook("nat", 4, 100), ("jump masquerading",)),
-        ]
+        local = f"{untranslated} nodeport-endpoints-check", f"{untranslated} service-endpoints-check", *refuse
+        return {
+            "filter-prerouting-pre-dnat": (tables.Hook("filter", 0, -110), first),
+            "filter-output-pre-dnat": (tables.Hook("filter", 3, -110), first),
+            "filter-input": (tables.Hook("filter", 1, 0), local),
+            "filter-forward": (tables.Hook("filter", 2, 0), (*checks, *fast)),
+            "filter-output": (tables.Hook("filter", 3, 0), (*checks, *loopback)),
+            "nat-prerouting": (tables.Hook("nat", 0, -100), ("jump services", *translate)),
+            "nat-output": (tables.Hook("nat", 3, -100), ("jump services", *translate)),
+            "nat-postrouting": (tables.Hook("nat", 4, 100), ("jump masquerading",)),
+        }
 
     def _nodeport_match(self) -> str:
         if self._ours.nodeport_ips is None:

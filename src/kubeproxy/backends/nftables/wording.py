@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from kubeproxy.backends.nftables.layout import (
     POOL_MAPS,
     RANGE_POOLS,
     Layout,
+    Packing,
     SetId,
 )
 from kubeproxy.backends.nftables.render import MaglevTable
@@ -26,27 +28,22 @@ from kubeproxy.wording import counted
 SOCKETS: Final = "sockets"
 """Place of the proxy's own listeners in a state; a key is address and port."""
 
+_ENDS: Final = re.compile("-(services|nodeports|ranges)$")
 _MEANINGS: Final[dict[str, str]] = {
-    SetId.CLUSTER_SERVICES: "forwarded",
-    SetId.EXTERNAL_SERVICES: "forwarded, masqueraded",
-    SetId.POLICY_LOCAL_SERVICES: "forwarded by policy Local",
-    SetId.EXTERNAL_NODEPORTS: "forwarded, masqueraded",
-    SetId.POLICY_LOCAL_NODEPORTS: "forwarded by policy Local",
-    SetId.LOCAL_SERVICES: "forwarded to this node's endpoints",
-    SetId.LOCAL_NODEPORTS: "forwarded to this node's endpoints",
-    SetId.STICKY_NODEPORTS: "a NodePort with session affinity",
+    "cluster": "forwarded",
+    "external": "forwarded, masqueraded",
+    "policy-local": "forwarded by policy Local",
+    "local": "forwarded to this node's endpoints",
+    "sticky": "a NodePort with session affinity",
+    "unserved": "refused, as no endpoint is ready",
+    "no-local-endpoint": "dropped, as no endpoint is on this node",
+    "firewalled": "closed to all but its source ranges",
     SetId.CLUSTER_IPS: "a cluster IP; connections to its other ports are refused",
     SetId.HAIRPIN: "masqueraded when it connects to itself",
-    SetId.NO_ENDPOINT_SERVICES: "refused, as no endpoint is ready",
-    SetId.NO_ENDPOINT_RANGES: "refused, as no endpoint is ready",
-    SetId.NO_LOCAL_ENDPOINT_RANGES: "dropped, as no endpoint is on this node",
-    SetId.NO_ENDPOINT_NODEPORTS: "refused, as no endpoint is ready",
-    SetId.NO_LOCAL_ENDPOINT_SERVICES: "dropped, as no endpoint is on this node",
-    SetId.NO_LOCAL_ENDPOINT_NODEPORTS: "dropped, as no endpoint is on this node",
-    SetId.FIREWALL_IPS: "closed to all but its source ranges",
     SetId.SESSION_CLASSES: "with session affinity",
     SetId.SESSION_OWN: "is both endpoint and frontend, and is not translated",
 }
+"""Texts by the name of a set; for sets of frontends, by the name without _ENDS."""
 
 _NUMBERED: Final[dict[str, str]] = {
     **dict.fromkeys(POOL_MAPS, "session affinity uses the pool number"),
@@ -161,14 +158,15 @@ class ElementWords(TableWords):
             size, half = self._layout.family.address_size, len(key) // 2
             first, last = unpack(key[half - size : half]), unpack(key[-size:])
             return f"open for {first}" if first == last else f"open for {first} to {last}"
-        if set_id in (*layout.VERDICT_MAPS, SetId.RANGE_CHAINS):
+        packing = SetId(set_id).packing
+        if packing is Packing.VERDICT:
             return f"forwarded with session affinity, by chain {data.decode(errors='replace')}"
         if set_id in _NUMBERED:
             return f"{_NUMBERED[set_id]} {unpack(data)}"
         if set_id == SetId.SESSION_ENDPOINTS:
             return f"with session affinity, {destination_text(data[:-2])}"
-        meaning = _MEANINGS.get(set_id, "known")
-        if set_id in (*layout.CLASS_MAPS, SetId.SESSION_CLASSES) and data:
+        meaning = _MEANINGS.get(_ENDS.sub("", set_id), "known")
+        if packing is Packing.CLASS and data:
             size = int.from_bytes(data, "big")
             return f"{meaning}, picked among up to {counted(size, 'endpoint')}"
         return meaning
