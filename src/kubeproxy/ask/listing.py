@@ -114,15 +114,15 @@ def flags(plans: Sequence[ServicePlan], slices: Collection[Slice]) -> str:
     """Return letters for unusual settings of a Service. L: external policy Local. l: internal policy Local. A:
     affinity. H: hints exclude ready endpoints. E: failing endpoints are ejected. P: some ports have no
     endpoint, because no EndpointSlice has these ports."""
-    found = dict.fromkeys("LlAHE", False) | {"P": _lack_ports(slices, plans)}
     hinted = [piece for piece in slices if piece.particular and any(e.zones or e.nodes for e in piece.particular)]
-    for plan in plans:
-        found["L"] |= plan.policies.external is Policy.LOCAL and plan.accessible
-        found["l"] |= plan.policies.internal is Policy.LOCAL
-        found["A"] |= plan.affinity > 0
-        found["E"] |= bool(plan.ejected)
-        if hinted and plan.cluster and not found["H"]:
-            found["H"] = any(destination not in plan.cluster for destination in _ready(plan, hinted))
+    found = {
+        "L": any(plan.policies.external is Policy.LOCAL and plan.accessible for plan in plans),
+        "l": any(plan.policies.internal is Policy.LOCAL for plan in plans),
+        "A": any(plan.affinity for plan in plans),
+        "H": any(plan.cluster and not {*_ready(plan, hinted)} <= {*plan.cluster} for plan in plans if hinted),
+        "E": any(plan.ejected for plan in plans),
+        "P": _lack_ports(slices, plans),
+    }
     return "".join(letter for letter, is_so in found.items() if is_so)
 
 

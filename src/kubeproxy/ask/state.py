@@ -353,27 +353,25 @@ def parse_query(request: Request) -> Query:
         raise ValueError(f"format: expected json or text, got {form!r}")
     if after and "/" not in after:
         raise ValueError(f"continue: expected namespace/name, got {after!r}")
-    port = _number("port", given, "a number from 1 to 65535")
-    if port > 65535 or (port == 0 and given.get("port")):
-        raise ValueError(f"port: expected a number from 1 to 65535, got {given['port']!r}")
     prefers_text = "text/plain" in request.accept and "json" not in request.accept
     namespace, _, name = after.partition("/")
     return Query(
         given.get("namespace", ""),
         given.get("name", ""),
         packed,
-        port,
-        _number("limit", given, "a number"),
+        _number("port", given, "a number from 1 to 65535", range(1, 65536)),
+        _number("limit", given, "a number", range(10**_LONGEST_NUMBER)),
         (namespace, name) if after else None,
         form == "text" or (not form and prefers_text),
     )
 
 
-def _number(parameter: str, given: dict[str, str], expected: str) -> int:
-    text = given.get(parameter) or "0"
-    if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
+def _number(parameter: str, given: dict[str, str], expected: str, allowed: range) -> int:
+    text = given.get(parameter, "")
+    is_number = text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER
+    if text and not (is_number and int(text) in allowed):
         raise ValueError(f"{parameter}: expected {expected}, got {text[:40]!r}")
-    return int(text)
+    return int(text or 0)
 
 
 def state_page(snapshot: Snapshot) -> Handler:
