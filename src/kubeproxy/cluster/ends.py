@@ -58,14 +58,14 @@ class Delivery(Struct):
 
     @property
     def text(self) -> str:
-        """The result in one line."""
-        return self.text_for([self.end])
+        """The result in one line, with the reason if the node gave no answer."""
+        return self.text_for([self.end]) + f": {self.reply.reason}" * (self.answer is None)
 
     def text_for(self, ends: Sequence[Target]) -> str:
         """Return the result in one line, for several endpoints of the node with the same kind of result."""
         node, answer, end = self.reply.node, self.answer, _with_share(ends)
         if answer is None:
-            return f"{node}, which has {end}, gave no answer: {self.reply.reason}"
+            return f"{node}, which has {end}, gave no answer"
         if self.judged is None:
             late = ", which the API server has: its objects are outdated, so it could not check the delivery"
             api = {None: "", False: ", and the API server no longer has it", True: late}[self.listed]
@@ -241,9 +241,7 @@ def _parts(answer: WhyAnswer, deliveries: Sequence[Delivery]) -> Iterator[str]:
     kinds = groupby(sorted(deliveries, key=_kind_of_result), key=_kind_of_result)
     for several in (list(group) for (severity, *_), group in kinds if severity < Severity.NOTE):
         one = several[0]
-        text = one.text_for([each.end for each in several])
-        text = text if one.answer is not None else text.partition(": ")[0]  # the reason has its own line
-        yield f"{text} ({one.severity.mark})"
+        yield f"{one.text_for([each.end for each in several])} ({one.severity.mark})"
     if others := unchecked(answer, deliveries):
         share = sum(one.share for one in others)
         yield f"{counted(len(others), 'more endpoint')} ({share:.1%} of the connections) could not be checked (?)"
