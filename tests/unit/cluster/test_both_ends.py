@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from kubeproxy.ask.finding import AS_CLIENT
-from kubeproxy.cluster.ends import MOST
+from kubeproxy.ask.finding import AS_CLIENT, doubt
+from kubeproxy.cluster.answers import WhyAnswer, decoded
+from kubeproxy.cluster.ends import MOST, Delivery, excuse
+from kubeproxy.cluster.fleet import Reply
 from kubeproxy.cluster.main import main
 from kubeproxy.commands import NO, UNKNOWN, YES
 from kubeproxy.errors import NO_PROXY, NoAnswerError
@@ -359,6 +361,19 @@ def test_endpoints_that_cannot_be_listed_are_not_outdated(cluster: StandIn, ask:
     cluster.node("node-b", **far("yes"))
     cluster.errors["endpointslices"] = "Error from server (Forbidden)"
     assert ask()[0] == YES
+
+
+def test_a_probe_is_no_doubt_if_the_endpoints_node_drops_only_the_packets_of_the_clients_node():
+    here, there, probe = (
+        cast("WhyAnswer", decoded(one["out"].encode(), "why", ())[0])
+        for one in (near("unknown", NEAR_DOUBT), far("yes"), far("no", DROPS))
+    )
+    here.node, there.node = "node-a", "node-b"
+    here.doubt, reply = doubt(here.probes, here.findings), Reply(node="node-a", status=UNKNOWN)
+    assert here.decided == "kube-proxy forwards it, but 10.244.1.8:3000 did not answer node-a (?)"
+    excuse(here, reply, Delivery(here.why.endpoints[1], Reply(node="node-b"), there), probe)
+    assert (here.answer, reply.status, here.decided, here.fixes) == ("yes", YES, "kube-proxy forwards it", [])
+    assert here.findings[0].text.endswith(f": node-b drops packets of node-a itself ({GUARD}), and none of this client")
 
 
 MAY_DROP = found("note", "firewall", "table netdev cloud, chain guard may drop packets, and is not evaluated")
