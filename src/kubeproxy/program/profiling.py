@@ -25,7 +25,7 @@ _PAUSE: Final = 0.01  # 100 samples a second, like Go
 LEVEL_PAGE: Final = "/debug/flags/v"
 
 _BUSY: Final = b"a profile is being taken already\n"
-_INDEX: Final = b"""/debug/pprof/
+_INDEX: Final = """/debug/pprof/
 
 goroutine   the stacks of all threads and asyncio tasks
 profile     where the time goes: ?seconds=30; a line for each stack, with its number of samples, 100 a second
@@ -52,18 +52,16 @@ def profiling_pages(set_level: Callable[[int], None]) -> Mapping[str, Handler]:
         set_level(int(text))
         return Response(200, TEXT, f"successfully set klog.logging.verbosity to {text}\n".encode())
 
-    flags = b"/debug/flags/\n\nv   PUT a number to change how much is logged, until the next restart\n"
-    index: Handler = lambda _: Response(200, TEXT, _INDEX)  # noqa: E731 - in the form of the functions below
+    def page(text: Callable[[], str]) -> Handler:
+        return lambda _: Response(200, TEXT, text().encode(errors="replace"))
+
+    flags = "/debug/flags/\n\nv   PUT a number to change how much is logged, until the next restart\n"
     return {
-        "/debug/pprof": index,
-        "/debug/pprof/": index,
-        "/debug/pprof/goroutine": lambda _: Response(200, TEXT, stacks().encode(errors="replace")),
+        **dict.fromkeys(("/debug/pprof", "/debug/pprof/"), page(lambda: _INDEX)),
+        "/debug/pprof/goroutine": page(stacks),
         "/debug/pprof/profile": _profile_page(),
-        "/debug/pprof/cmdline": lambda _: Response(
-            200, TEXT, "\0".join(map(redact, sys.orig_argv)).encode(errors="replace")
-        ),
-        "/debug/flags": lambda _: Response(200, TEXT, flags),
-        "/debug/flags/": lambda _: Response(200, TEXT, flags),
+        "/debug/pprof/cmdline": page(lambda: "\0".join(map(redact, sys.orig_argv))),
+        **dict.fromkeys(("/debug/flags", "/debug/flags/"), page(lambda: flags)),
         LEVEL_PAGE: put_level,
     }
 
@@ -88,7 +86,7 @@ def _profile_page() -> Handler:
     running = threading.Lock()
 
     def answer(request: Request) -> Response:
-        text = dict(pair.partition("=")[::2] for pair in request.query.split("&")).get("seconds", str(SECONDS))
+        text = dict(request.parameters).get("seconds", str(SECONDS))
         try:
             seconds = float(text)
         except ValueError:
