@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from kubeproxy.cluster.kubectl import Items, Kubectl, NamedObject
+from kubeproxy.cluster.kubectl import Items, Kubectl, NamedResource
 from kubeproxy.cluster.main import parser
 from kubeproxy.commands.completion import arguments_at
 from kubeproxy.errors import KubeProxyError
@@ -47,7 +47,7 @@ def following(before: Sequence[str]) -> Iterable[str]:
 
 def _names(kind: str, namespace: str) -> Iterator[str]:
     try:
-        found = Kubectl((), TIMEOUT).get(Items[NamedObject], _RESOURCES[kind], namespace=namespace)
+        found = Kubectl((), TIMEOUT).get(Items[NamedResource], _RESOURCES[kind], namespace=namespace)
     except KubeProxyError:
         return
     yield from (one.metadata.name for one in found.items)

@@ -37,7 +37,7 @@ class Items(Struct, Generic[T]):
     items: list[T]
 
 
-class NamedObject(ApiStruct, frozen=True):
+class NamedResource(ApiStruct, frozen=True):
     """An object of any kind, with its metadata only."""
 
     metadata: ObjectMeta

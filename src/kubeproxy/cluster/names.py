@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kubeproxy.ask.finding import end_of
 from kubeproxy.ask.question import NODE, no_such_port, source_of
 from kubeproxy.ask.why import Why
-from kubeproxy.cluster.kubectl import Items, Kubectl, NamedObject
+from kubeproxy.cluster.kubectl import Items, Kubectl, NamedResource
 from kubeproxy.cluster.proxies import ListedPod
 from kubeproxy.errors import NoAnswerError, QuestionError
 from kubeproxy.model.addresses import family_of, pack, parse_networks, unpack, within
@@ -147,7 +147,7 @@ class Names:
     def _in_other_namespaces(self, resource: str, name: str) -> str:
         options = {"all_namespaces": "true", "field_selector": f"metadata.name={name}"}
         with suppress(NoAnswerError):  # the user may have no right to list all namespaces
-            found = self._kubectl.get(Items[NamedObject], resource, **options).items
+            found = self._kubectl.get(Items[NamedResource], resource, **options).items
             if found:
                 return "; there is " + ", ".join(f"{one.metadata.namespace}/{name}" for one in found[:_SHOWN])
         return ""

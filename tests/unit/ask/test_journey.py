@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubeproxy.ask.kernel.journeys import DecidedFlow, Decision, Journey, KnownRules, journeys
-from kubeproxy.ask.kernel.verdicts import Serving, TracedFlow, TracedReply, Verdict
+from kubeproxy.ask.kernel.verdicts import FollowedFlow, Serving, TracedReply, Verdict
 from kubeproxy.kernel.nftables.tables import Hook
 from kubeproxy.kernel.nftables.trace import FORWARD, INPUT, OUTPUT, POSTROUTING, PREROUTING, Headers, Step
 from kubeproxy.model.addresses import PROTOCOLS, pack, place_text
@@ -76,7 +76,7 @@ def told(
 ):
     found = journeys([step for part in steps for step in part], rules, OWN)
     replies = [replace(TracedReply(*one), source=place_text(pack(CLIENT[0]) or b"", CLIENT[1])) for one in served]
-    return found, TracedFlow(found, replies, rules, protocol, proxied, serving, silent).verdict()
+    return found, FollowedFlow(found, replies, rules, protocol, proxied, serving, silent).verdict()
 
 
 def dropped(packet: int) -> list[Step]:
@@ -84,7 +84,7 @@ def dropped(packet: int) -> list[Step]:
 
 
 def test_nothing_came():
-    assert told() == ([], TracedFlow([], [], RULES, TCP).verdict())
+    assert told() == ([], FollowedFlow([], [], RULES, TCP).verdict())
     assert told()[1].passed is None
 
 
@@ -216,7 +216,7 @@ def test_answers_that_are_not_routed_do_not_count_as_answers(cause, said):
     assert made.text.startswith(
         f"no rule dropped it, but the answers of 10.244.0.1:8080 went no further than prerouting: {said}"
     )
-    assert not TracedFlow(found, [TracedReply(*served[0])], rules, TCP).departed(made)
+    assert not FollowedFlow(found, [TracedReply(*served[0])], rules, TCP).departed(made)
     back = Step(4, INET, "firewall", "forward", 0, "policy", 1, "", headers(POD, CLIENT))
     assert told(marked(1), picked(1), [passing], answer, [back], served=served, rules=rules)[1].passed
     assert told(marked(1), picked(1), answer, served=served, rules=rules)[1].passed  # nothing shows forwarded packets
@@ -545,7 +545,7 @@ def test_a_packet_that_left_without_an_answer():
     assert told(marked(1), out, served=[("10.244.0.1:8080", False)], protocol=UDP)[1].passed is None
     request = Journey("request", "", "10.0.0.1:1", "10.96.0.1:80", (), "", "postrouting")
     ways = [replace(request, leaves=one) for one in ("eth0", "cbr0")]
-    made = TracedFlow(ways, [TracedReply("10.244.0.1:8080", answered=False)], RULES, TCP).verdict()
+    made = FollowedFlow(ways, [TracedReply("10.244.0.1:8080", answered=False)], RULES, TCP).verdict()
     assert made.text.startswith("nothing here dropped it: it left by eth0 or cbr0, and connection tracking saw no ")
     assert told(marked(1), out)[1].passed is None
 
@@ -568,7 +568,7 @@ def test_a_request_without_an_answer_left_unless_it_ended_here(last, refusal, lo
     answer = Journey("answer", refusal, "10.244.0.1:8080", "10.0.0.1:1", (), "", "prerouting", local=local)
     found = [request, answer] if refusal else [request]
     reply = TracedReply("10.244.0.1:8080", answered=False)
-    flow = TracedFlow(found, [reply], RULES, TCP, silent=silent)
+    flow = FollowedFlow(found, [reply], RULES, TCP, silent=silent)
     assert flow.departed(Verdict("", passed=False)) is left
     assert not flow.departed(Verdict("", passed=True))
     assert not flow._replace(served=[]).departed(Verdict("", None))

@@ -72,7 +72,7 @@ def look(
     found = tuple(paths.journeys(captured.steps, ruleset, captured.table, captured.late))
     served = tuple(sorted(_served(packet, found, before), key=lambda one: not one.answered))
     proxied = (mode is not None and mode.flows_end is FlowsEnd.PROXY) or (serving is not None and serving.relayed)
-    flow = verdicts.TracedFlow(found, served, ruleset, packet.protocol, proxied, serving)
+    flow = verdicts.FollowedFlow(found, served, ruleset, packet.protocol, proxied, serving)
     if not any(one.lost for one in found):
         flow = flow._replace(silent=_silent(flow))
     made = flow.verdict()
@@ -84,7 +84,7 @@ def look(
     return verdicts.Traced(found, served, made, captured.lost, legacy, departed, opening is not None, rule)
 
 
-def _silent(flow: verdicts.TracedFlow) -> str:
+def _silent(flow: verdicts.FollowedFlow) -> str:
     """Return the text that the next hops of all endpoints without an answer do not answer ARP or neighbour discovery;
     '' if a next hop answers. A packet that does not leave a bridge has no conntrack entry: it goes to the endpoint that
     leftover rules chose, or, without such rules, to any endpoint of the Service."""

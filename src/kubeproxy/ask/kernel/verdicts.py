@@ -53,7 +53,7 @@ class Traced(Struct, frozen=True, rename="camel"):
     """The result for a flow. `lost` is the number of overruns of the kernel's messages. `legacy` is the number of
     iptables-legacy rules, which are not traced. `departed` means that a request left this node for the endpoint of
     the last entry, and no answer arrived. `sent` means that the command sent packets from the client's network
-    namespace. `lost_answers` is the result of TracedFlow.lost_answers. `undecided` is the reason why the proxy's
+    namespace. `lost_answers` is the result of FollowedFlow.lost_answers. `undecided` is the reason why the proxy's
     decision on the flow is unknown; '' if the decision is known."""
 
     journeys: tuple[Journey, ...]
@@ -75,7 +75,7 @@ class _Outcome(NamedTuple):
     guess: str = ""
 
 
-class TracedFlow(NamedTuple):
+class FollowedFlow(NamedTuple):
     """A traced flow. `proxied` means that the proxy on this node answers the client. `serving` is None if the Service
     is unknown. `silent` is the text of `silent_neighbour` for the endpoint."""
 
