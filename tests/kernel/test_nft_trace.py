@@ -14,7 +14,7 @@ from kubeproxy.kernel.netlink.protocol import Netlink
 from kubeproxy.kernel.nftables.listing import shortened, text
 from kubeproxy.kernel.nftables.reader import TableReader
 from kubeproxy.kernel.nftables.tables import Hook
-from kubeproxy.kernel.nftables.trace import INPUT, OUTPUT, PREROUTING, Mark, Step, TracedFlow, Traces, base_chains
+from kubeproxy.kernel.nftables.trace import INPUT, OUTPUT, PREROUTING, Mark, MarkedFlow, Step, Traces, base_chains
 from kubeproxy.model.addresses import PROTOCOLS, pack
 from support.own_network import own_network
 from support.places import ROOT
@@ -39,8 +39,8 @@ def rules(netns) -> None:
     subprocess.run(["nft", "-f", "-"], input=RULES, text=True, check=True)
 
 
-def flow(family: str, protocol: str, port: int) -> TracedFlow:
-    return TracedFlow(b"", pack(LOOPBACK[family]) or b"", PROTOCOLS[protocol], port, (OUTPUT,))
+def flow(family: str, protocol: str, port: int) -> MarkedFlow:
+    return MarkedFlow(b"", pack(LOOPBACK[family]) or b"", PROTOCOLS[protocol], port, (OUTPUT,))
 
 
 def datagram(family: str, port: int) -> None:
@@ -147,7 +147,7 @@ def test_base_chains_are_reported_with_their_hooks(rules):
 def test_the_table_goes_when_its_process_is_killed(rules):
     program = (
         "import sys\nfrom kubeproxy.kernel.nftables.trace import *\n"
-        "mark = Mark.open(TracedFlow(b'', b'\\x7f\\0\\0\\1', 17, 5353, (OUTPUT,)))\n"
+        "mark = Mark.open(MarkedFlow(b'', b'\\x7f\\0\\0\\1', 17, 5353, (OUTPUT,)))\n"
         "print('open', flush=True)\nsys.stdin.read()"
     )
     with subprocess.Popen(

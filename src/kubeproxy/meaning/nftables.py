@@ -119,7 +119,7 @@ class _Rule:
 
     def _one(self, one: x.Expression) -> None:
         match one:
-            case x.PacketCount() | x.Offload() | x.NamedObject(type=1) | x.Update(op=2):
+            case x.PacketCount() | x.Offload() | x.TableObject(type=1) | x.Update(op=2):
                 pass
             case x.Update() if self._purpose is CompiledFor.EVERYTHING:
                 self._done.append((Op.REMEMBER, one.set))

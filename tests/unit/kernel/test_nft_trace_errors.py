@@ -9,9 +9,9 @@ import pytest
 from kubeproxy.errors import Unsupported
 from kubeproxy.kernel.netlink.protocol import NetlinkError
 from kubeproxy.kernel.nftables import trace
-from kubeproxy.kernel.nftables.trace import OUTPUT, Mark, TracedFlow
+from kubeproxy.kernel.nftables.trace import OUTPUT, Mark, MarkedFlow
 
-FLOW = TracedFlow(b"", b"\x0a\0\0\1", 6, 80, (OUTPUT,))
+FLOW = MarkedFlow(b"", b"\x0a\0\0\1", 6, 80, (OUTPUT,))
 
 
 class Refusing:

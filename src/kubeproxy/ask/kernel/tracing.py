@@ -118,7 +118,7 @@ class _Heard(NamedTuple):
 def _listen(packet: Packet, limits: Limits, opening: Opening | None) -> _Heard:
     hooks = (trace.OUTPUT,) if packet.source is None else (trace.PREROUTING, trace.OUTPUT)
     clients = (packet.source,) if packet.source is not None else _clients(family_of(packet.destination))
-    flow = trace.TracedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks, clients)
+    flow = trace.MarkedFlow(packet.source or b"", packet.destination, packet.protocol, packet.port, hooks, clients)
     steps: list[trace.Step] = []
     requests: set[int] = set()
     late: set[int] = set()

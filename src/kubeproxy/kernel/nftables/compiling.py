@@ -324,7 +324,7 @@ _STATEMENTS: Final[list[tuple[str, Callable[[_Reader], Iterator[x.Expression]]]]
     ("reject with tcp reset", lambda _: _reset()),
     ("reject", lambda reader: iter([x.Reject(0, _UNREACHABLE[reader.ip])])),
     ("masquerade fully-random", lambda _: iter([x.Masquerade(_FULLY_RANDOM)])),
-    ("counter name", lambda reader: iter([x.NamedObject(1, reader.word().strip('"'))])),
+    ("counter name", lambda reader: iter([x.TableObject(1, reader.word().strip('"'))])),
     ("flow add", lambda reader: iter([x.Offload(reader.word().removeprefix("@"))])),
     ("update", _Reader.update),
     ("delete", lambda reader: reader.update(2)),

@@ -297,7 +297,7 @@ class PacketCount(Expression, frozen=True):
     KIND = "counter"
 
 
-class NamedObject(Expression, frozen=True):
+class TableObject(Expression, frozen=True):
     """Uses a named object of the table: a counter (`type` 1), a quota (2), a limit (4) or another kind."""
 
     KIND = "objref"

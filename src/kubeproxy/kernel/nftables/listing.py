@@ -103,7 +103,7 @@ class _Writer:
         match expression:
             case x.PacketCount():
                 self.words.append("counter")
-            case x.NamedObject(type=1, sreg=None):
+            case x.TableObject(type=1, sreg=None):
                 self.words.append(f'counter name "{expression.name}"')
             case x.Offload():
                 self.words.append(f"flow add @{expression.flowtable}")

@@ -42,7 +42,7 @@ _META_NFTRACE: Final = 12  # enum nft_meta_keys
 _REGISTER: Final = 1
 
 
-class TracedFlow(NamedTuple):
+class MarkedFlow(NamedTuple):
     """Selects the packets to trace: from a packed address (b'' for any) to an address, protocol and port. `hooks` are
     the hooks at which the rules mark the packets: PREROUTING, OUTPUT. `clients` are packed addresses: only replies in
     connections of these clients are marked; if `clients` is empty, all replies are marked."""
@@ -62,7 +62,7 @@ def _traced(per_second: int) -> x.Rule:
     return (x.Limit(per_second, 1, per_second), x.Immediate(_REGISTER, b"\1"), x.Meta(_META_NFTRACE, sreg=_REGISTER))
 
 
-def _packets_of(flow: TracedFlow, ip: str) -> tuple[x.Rule, list[x.Rule]]:
+def _packets_of(flow: MarkedFlow, ip: str) -> tuple[x.Rule, list[x.Rule]]:
     """Return a rule that matches a flow's requests, and rules that match its replies, one per client or one for all."""
     to, source = f"{ip} daddr {unpack(flow.destination)}", f"{ip} saddr {unpack(flow.source)}" if flow.source else ""
     original = f"ct original protocol {flow.protocol} ct original {to} ct original proto-dst {flow.port}"
@@ -73,7 +73,7 @@ def _packets_of(flow: TracedFlow, ip: str) -> tuple[x.Rule, list[x.Rule]]:
     )
 
 
-def marking(flow: TracedFlow, table: str) -> list[bytes]:
+def marking(flow: MarkedFlow, table: str) -> list[bytes]:
     """Return the messages that create the table with the rules that mark a flow's packets in both directions."""
     family, ip = (2, "ip") if len(flow.destination) == 4 else (10, "ip6")
     requests, answers = _packets_of(flow, ip)
@@ -107,7 +107,7 @@ class Mark(Closing):
         self.table = table
 
     @classmethod
-    def open(cls, flow: TracedFlow) -> Self:
+    def open(cls, flow: MarkedFlow) -> Self:
         """Start to mark packets in the caller's network namespace. Raises Unsupported if the kernel cannot trace."""
         table = f"kube-proxy-trace-{os.getpid()}"
         transactions = Transactions.open()
