@@ -65,10 +65,8 @@ class UserspaceExaminer(Examiner):
             yield gone
             return
         ours = of_family(plans, self.family)
-        keys: dict[str, set[bytes]] = {name: set() for name in self._sets}
-        for set_id, key in _possible(ours):
-            keys[set_id].add(key)
-        found: dict[str, Any] = {name: self._view.lookup(name, asked) for name, asked in keys.items()}
+        found: dict[str, Any] = {name: {} for name in self._sets}
+        complete(found, _possible(ours), self._view.lookup)
         found[LISTENERS] = self._view.elements(LISTENERS)
         found[FIREWALL_ALLOW] = self._view.elements(FIREWALL_ALLOW) if found[FIREWALL_IPS] else {}
         yield from self._compared(ours, found, {})
