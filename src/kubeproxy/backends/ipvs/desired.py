@@ -344,11 +344,13 @@ class Draining:
                 verb = Verb.ADD_SERVER if weight is None else Verb.SET_SERVER
                 yield ServerChange(verb, server, RealServer(destination, WEIGHT))
         for destination in sorted(weights.keys() - frozenset(wanted.pool)):
-            if self._drains(key, destination, now):
-                if weights[destination]:  # a real server with weight 0 drains already
-                    yield ServerChange(Verb.SET_SERVER, server, RealServer(destination, 0))
-            else:
+            if not self._scheduler.skips_draining:
                 yield ServerChange(Verb.DELETE_SERVER, server, RealServer(destination))
+                continue
+            check = now + (FIRST_CHECK if key[-3] == socket.IPPROTO_TCP else ANSWER_TIME)
+            self._servers.setdefault(key, {}).setdefault(destination, check)
+            if weights[destination]:  # a real server with weight 0 drains already
+                yield ServerChange(Verb.SET_SERVER, server, RealServer(destination, 0))
 
     def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[ServerChange]:
         """Yield the deletion of due real servers: of TCP, only those without connections. `connections` are counts by
@@ -361,14 +363,6 @@ class Draining:
                 self._forget(key, destination)
                 if destination in counts:
                     yield ServerChange(Verb.DELETE_SERVER, VirtualServer(key), RealServer(destination))
-
-    def _drains(self, key: bytes, destination: bytes, now: float) -> bool:
-        """Record a real server that is no longer desired; return False if it must be deleted without draining."""
-        if not self._scheduler.skips_draining:
-            return False
-        check = now + (FIRST_CHECK if key[-3] == socket.IPPROTO_TCP else ANSWER_TIME)
-        self._servers.setdefault(key, {}).setdefault(destination, check)
-        return True
 
     def _forget(self, key: bytes, destination: bytes) -> None:
         draining = self._servers.get(key, {})
