@@ -317,9 +317,11 @@ class NftablesBackend:
 
     def _is_altered(self) -> bool:
         """Return whether the table, its chains or its rules differ from the committed state."""
-        if self._table.header() != self._header:
+        wanted = self._ruleset.definition(self._chains).chains
+        # The names are compared first: the rules of the Go kube-proxy's chains would take seconds to read.
+        if self._table.header() != self._header or set(self._table.chains()) != wanted.keys():
             return True
-        return self._table.contents().chains != self._ruleset.definition(self._chains).chains
+        return self._table.contents().chains != wanted
 
     def _confirm(self, generation: int) -> None:
         """Note the table after our own transaction. Raises ChangedByOthersError if another program changed our rules at

@@ -409,6 +409,15 @@ def test_foreign_rules_are_detected_when_chains_are_created(ground):
     ground.is_clean(backend, plans)
 
 
+def test_further_chains_are_noticed_without_a_read_of_their_rules(ground):
+    """The Go kube-proxy may add ten thousand chains to the table."""
+    backend, _ = disturbed(ground)
+    ground.disturb("add chain ip kube-proxy service-ULMVA6XW-ns1/svc1/tcp/p80")
+    ground.calls.clear()
+    assert "chains or rules" in backend.inspect(Depth.QUICK).what
+    assert "contents" not in ground.calls
+
+
 def test_a_chain_of_another_program_is_detected(ground):
     backend, plans = disturbed(ground)
     ground.disturb("add chain ip kube-proxy pick-10800s", "add rule ip kube-proxy pick-10800s accept")
