@@ -25,7 +25,7 @@ AFFINITY_TIMEOUT: Final = 3 * 3600 * 1000
 """Default timeout of a map of clients, in milliseconds. The rule that adds a client sets the Service's own timeout."""
 
 AFFINITY_SHARE: Final = 1 << 16
-"""Number of different client hashes in one pool. The Go kube-proxy has the same limit for one endpoint."""
+"""Number of different client hashes in one pool. The Go kube-proxy has the same limit of clients for one endpoint."""
 
 AFFINITY_CLIENTS: Final = 1 << 24
 """Capacity of the map of clients: 256 full pools. If the map is full, new clients are served without affinity."""

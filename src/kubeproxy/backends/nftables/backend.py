@@ -324,8 +324,8 @@ class NftablesBackend:
         return self._table.contents().chains != wanted
 
     def _confirm(self, generation: int) -> None:
-        """Note the table after our own transaction. Raises ChangedByOthersError if another program changed our rules at
-        the same time."""
+        """Record the table's header after our own transaction. Raises ChangedByOthersError if another program changed
+        our rules at the same time."""
         self._header = self._table.header()
         if self._table.generation() != generation and self._is_altered():
             raise ChangedByOthersError(altered(self._ruleset.name))

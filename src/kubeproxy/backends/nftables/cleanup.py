@@ -56,7 +56,7 @@ def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no cha
 
 
 def traces(sight: Sight, owns: Owns) -> list[Trace]:  # noqa: ARG001 - no chains of iptables
-    """Return the tables found."""
+    """Return a trace for each of our tables in the kernel."""
     return table_traces(sight, TABLE)
 
 

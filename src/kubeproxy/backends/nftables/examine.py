@@ -147,8 +147,8 @@ class NftablesExaminer(Examiner):
         return {k: data for k, data in found if k[:size] in cluster_ips or any(overlapping(k, each) for each in own)}
 
     def _read_pools(self, found: Elements) -> None:
-        """Add to `found` the elements of the pools whose numbers `found` contains as data of frontends or ranges of
-        ports."""
+        """Add to `found` the elements of the pools to which frontends or ranges of ports in `found` refer by
+        number."""
         numbers = {number for name in (*POOL_MAPS, *layout.RANGE_POOLS) for number in found.get(name, {}).values()}
         size = self.family.address_size
         for name in OF_NUMBERS if numbers else ():

@@ -42,8 +42,8 @@ def checks(layout: Layout) -> tuple[str, ...]:
 
 
 def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Return the chain that adds an endpoint after a client's repeated SYN or a reset from the endpoint, and removes an
-    endpoint that answers a SYN."""
+    """Return the chain that adds an endpoint to the set after a client's repeated SYN or a reset from the endpoint. The
+    chain removes an endpoint that answers a SYN."""
     endpoint = _endpoint(layout)
     return {
         CHAIN: (
@@ -56,13 +56,13 @@ def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
 
 
 def _endpoint(layout: Layout) -> str:
-    """Return the element for the endpoint of a packet's connection. Its protocol is the packet's protocol (ICMP for an
-    ICMP error), because nft cannot list an element with the protocol of the connection."""
+    """Return the element for the endpoint of a packet's connection. The element's protocol is that of the packet (ICMP
+    for an ICMP error), because nft cannot list an element with the protocol of the connection."""
     return f"@{FAILING} {{ ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src }}"
 
 
 class SuspectReader(LastingLink):
-    """Reads the set of one family."""
+    """Reads the suspects of one family from the kernel."""
 
     def __init__(self, family: Family) -> None:
         self._family = family

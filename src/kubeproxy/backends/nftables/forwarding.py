@@ -114,7 +114,7 @@ class Devices:
         try:
             commit([flowtable_message(self._family, TABLE, FLOWTABLE, list(fresh.values()))])
         except ApplyError as error:
-            if len(fresh) > 1:  # one of them may have been deleted in the meantime: add each alone
+            if len(fresh) > 1:  # an interface may have been deleted in the meantime: add each interface alone
                 each = [self._added({index: name}, commit) for index, name in fresh.items()]
                 return {index: name for part in each for index, name in part.items()}
             self._look = True  # either the interface no longer exists, or the next attempt adds it

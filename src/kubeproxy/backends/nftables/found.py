@@ -1,5 +1,5 @@
-"""Reads the elements of our table from the kernel, and the slots and identifying numbers that they contain for each
-plan. Writes nothing.
+"""Reads the elements of our table from the kernel, and derives the slots and identifying numbers of each plan. Writes
+nothing.
 
 Elements of endpoints are read by key, for a few hundred Services at a time; all other sets are read by dumps. Endpoints
 are not read by dumps, because the time of a dump grows faster than the set (kernel/nftables/fetch.py), and 100,000
@@ -233,8 +233,8 @@ class FoundElements:
             self.left[unread] = self._unowned(unread, taken[unread])
 
     def first_difference(self, services: Mapping[ServiceName, tuple[Placed, ...]], users: Users) -> str:
-        """Return the name of the first set whose elements differ from those that these Services need; '' if no set
-        differs. Raises ApplyError. `users` contains the number of Services that use each shared element."""
+        """Return the name of the first set with other elements than these Services need; '' if there is no such set.
+        Raises ApplyError. `users` contains the number of Services that use each shared element."""
         for name, _ in self.ahead((name, tuple([item.plan for item in its])) for name, its in services.items()):
             delta = self.take(Parts(services[name]))
             if any(delta):

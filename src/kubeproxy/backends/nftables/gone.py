@@ -31,8 +31,8 @@ def declaration(layout: Layout) -> SetSpec:
 def rules(layout: Layout) -> dict[str, tuple[str, ...]]:
     """Return the chains that look up a connection's endpoint in the set and reset the connection. The chains run before
     address translation, so the source of the reset is the Service's address, also on a bridge, where the kernel does
-    not translate the reset. An nft expression with a port of connection tracking must follow an expression with the
-    protocol."""
+    not translate the reset. There is a rule for each protocol, because nft accepts a port of connection tracking only
+    after the protocol."""
     endpoint = f"ct reply {layout.ip} saddr . meta l4proto . ct reply proto-src @{GONE}"
     return {
         "gone-endpoints-check": tuple(
@@ -47,12 +47,12 @@ CHECK: Final = "ct direction original ct status dnat jump gone-endpoints-check"
 
 
 class GoneEndpoints:
-    """Found and desired content of one family's set. Times are seconds of one clock; keys have the form of Departed."""
+    """Found and desired content of one family's set. All times are seconds of one clock; keys are as in Departed."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
         self._ports: dict[bytes, dict[bytes, float]] = {}
-        """By address: the keys, each with the time when it expires. The addresses are sorted by their latest time."""
+        """The keys of each address with their expiry times. Addresses are sorted by the last expiry time of a key."""
         self._new: set[bytes] = set()  # keys in _ports that are not written yet
         self._taken: set[bytes] = set()  # keys to remove
 
@@ -72,8 +72,8 @@ class GoneEndpoints:
         return bool(self._new or self._taken)
 
     def found(self, elements: Iterable[Element], in_use: Callable[[bytes], bool], now: float) -> None:
-        """Replace the recorded content with the kernel's, for example after a restart; keep elements that are not
-        written yet."""
+        """Replace the recorded content with the set's content in the kernel, for example after a restart; keep elements
+        that are not written yet."""
         there = {endpoint_key(element.key): now + element.expires / 1000 for element in elements}
         wanted = {key: until for keys in self._ports.values() for key, until in keys.items() if until > now} | there
         self._ports, self._new, self._taken = {}, wanted.keys() - there.keys(), set()
@@ -88,9 +88,9 @@ class GoneEndpoints:
         self._new -= keys
 
     def spare(self, commit: Callable[[list[bytes]], None]) -> None:
-        """Remove addresses that are used again; call this before a Service uses the addresses. An element may expire at
-        any moment, and before Linux 6.3 the kernel refuses to remove a missing element. Therefore each element is added
-        first, which has no effect on an existing element."""
+        """Remove reused addresses from the set; call this before a Service uses these addresses. An element may expire
+        at any moment, and before Linux 6.3 the kernel refuses to remove a missing element. Therefore each element is
+        added first, which has no effect on an existing element."""
         if keys := [service_key(key) for key in self._taken]:
             added = [timed_element(key, 0, SECONDS * 1000) for key in keys]
             removed = map(plain_element, keys)
@@ -98,7 +98,7 @@ class GoneEndpoints:
             self._taken.clear()
 
     def reset(self, now: float, commit: Callable[[list[bytes]], None]) -> None:
-        """Add deleted endpoints, and log them."""
+        """Add deleted endpoints to the set, and log these endpoints."""
         left = [(key, int((self._ports[key[:-3]][key] - now) * 1000)) for key in sorted(self._new)]
         if not (added := [timed_element(service_key(key), 0, ms) for key, ms in left if ms > 0]):
             return

@@ -89,7 +89,7 @@ class SetId(StrEnum):
     POLICY_LOCAL_SERVICES = "policy-local-services", _FRONT, Packing.CLASS
     EXTERNAL_NODEPORTS = "external-nodeports", _NODEPORT, Packing.CLASS
     POLICY_LOCAL_NODEPORTS = "policy-local-nodeports", _NODEPORT, Packing.CLASS
-    # the class of the local pool of a frontend of policy-local-*
+    # the class of the local pool, for frontends in policy-local-*
     LOCAL_SERVICES = "local-services", _FRONT, Packing.CLASS, 1
     LOCAL_NODEPORTS = "local-nodeports", _NODEPORT, Packing.CLASS, 1
     # goto the chain of a frontend with session affinity or consistent hashing
@@ -230,7 +230,7 @@ def slot_counts(weights: tuple[int, ...], most: int) -> tuple[int, ...]:
 def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple[int, ...]:
     smallest, best, least = kinds[0], (1,) * len(kinds), float("inf")
     # If the smallest weight gets smallest / gcd slots, no number of slots is rounded. The loop tries up to four times
-    # as many slots, because the total may then be closer to the size of its class, so that fewer picks hit an empty
+    # as many slots, because the total may then be closer to the size of its class, so that fewer picks hit an unused
     # slot.
     for few in range(1, 4 * smallest // gcd(*kinds) + 1):
         slots = tuple([max(1, (2 * kind * few + smallest) // (2 * smallest)) for kind in kinds])
@@ -250,7 +250,7 @@ def _chosen(kinds: tuple[int, ...], counts: tuple[int, ...], most: int) -> tuple
 
 def _error(kinds: tuple[int, ...], counts: tuple[int, ...], slots: tuple[int, ...], total: int) -> float:
     """Return the largest relative error of a share. The slots of the next smaller class get more than their share,
-    because the rules pick from that class after every try has picked an unused slot."""
+    because the rules pick from that class if all tries have picked unused slots."""
     size = class_of(total)
     missed = (1 - total / size) ** tries(size)
     more = missed * (total / BELOW[size] - 1) if missed else 0
@@ -260,7 +260,7 @@ def _error(kinds: tuple[int, ...], counts: tuple[int, ...], slots: tuple[int, ..
 
 
 class Layout:
-    """The sets of one family, in the order of their creation; of the sets in OF_RANGES, only those in `extra`."""
+    """The sets of one family in creation order. Sets in OF_RANGES are included only if `extra` contains them."""
 
     def __init__(self, family: Family, extra: Collection[SetId] = ()) -> None:
         self.family = family
@@ -296,11 +296,11 @@ POOL_SETS: Final = (*ENDPOINT_MAPS, SetId.SESSION_SLOTS)
 """Maps with keys that end with the slot of a pool."""
 
 PADDING: Final[dict[str, bytes]] = {**dict.fromkeys(ENDPOINT_MAPS, b"\0\0"), SetId.SESSION_SLOTS: b""}
-"""For each map, the padding after an entry of a pool. It extends the port to a whole register."""
+"""For each map, the bytes after an entry of a pool, which extend the entry's port to a whole register."""
 
 
 def pool_number(number: int, policy: Policy, family: Family) -> bytes:
-    """Return the packed number of a service port's pool in the sets of clients. The last bit of the number is the
+    """Return the packed number of a service port's pool for a policy. The last bit of the packed number is the
     policy."""
     return (2 * number + policy).to_bytes(family.address_size, "big")
 
@@ -316,7 +316,7 @@ def protocol_field(protocol: int) -> bytes:
 
 
 def list_number(number: int, family: Family) -> bytes:
-    """Return the packed number of a list of source ranges, padded to the size of an address."""
+    """Return the packed number of a list of source ranges, in the size of an address."""
     return pool_number(number, Policy.CLUSTER, family)
 
 
@@ -374,7 +374,7 @@ class ChainName(NamedTuple):
 
     @property
     def hashed(self) -> str:
-        """Return the element of HASHED for a chain of Maglev, else ''."""
+        """Return the element of HASHED in a Maglev chain's treatment; '' for any other chain."""
         return next((word for word in HASHED[::-1] if self.treatment.endswith(word)), "")
 
     @property
@@ -392,8 +392,8 @@ HASHED: Final = ("maglev", "client-maglev")
 """Names of the treatments that pick an endpoint by a hash, in the order of plan.HashKey."""
 
 _SEQUENCE: Final = ("cluster", "external", "policy-local")
-"""Treatments of a connection: `cluster` masquerades if the globals require it, `external` always. `policy-local`
-forwards connections of pods and this node to the cluster pool, and all other connections to the local pool."""
+"""Treatments of a connection: `cluster` masquerades if the globals require it, `external` masquerades always.
+`policy-local` forwards connections of pods and this node to the cluster pool, and all others to the local pool."""
 
 TREATMENTS: Final = (
     *_SEQUENCE,
@@ -402,7 +402,7 @@ TREATMENTS: Final = (
     "recall",  # a known client
     "local-recall",
     "remember",  # a new client
-    *("range-pick", "range-recall", "range-remember"),  # the same for ranges of ports
+    *("range-pick", "range-recall", "range-remember"),  # pick, recall and remember for ranges of ports
     *(f"{treatment}-{word}" for treatment in (*_SEQUENCE, "local") for word in HASHED),
     *HASHED,
 )
@@ -417,6 +417,6 @@ def parse_chain_name(text: str) -> ChainName | None:
         return None
     nodeport, treatment, size, affinity = found.groups()
     name = ChainName(nodeport is not None, treatment, int(size or 0), int(affinity or 0))
-    # Another program's chain may have any number in its name. Names of static chains, such as pick-4, match too.
+    # Another program's chain may have any number in its name. Static chains, such as pick-4, match _CHAIN_NAME too.
     possible = name.size < SLOTS and name.affinity <= LONGEST_AFFINITY and bool(name.size) == bool(name.hashed)
     return name if possible else None

@@ -1,6 +1,6 @@
 """Transactions: groups of Services that change together, and elements packed into netlink messages. Pure. Packing is
-the hot path of a full sync. Compiled code packs a pool of endpoints as one piece, and at the end the pieces of a set
-are divided into messages."""
+the hot path of a full sync. Functions written in C pack a pool of endpoints as one piece, and at the end the pieces of
+a set are divided into messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.model.plan import Pool, ServiceName
 
 Users = dict[str, Counter[bytes]]
-"""Number of Services that use each element, by shared set."""
+"""For each shared set, the number of Services that use each element."""
 
 _VERDICT, _INTERVAL = Packing.VERDICT, Packing.INTERVAL
 _NOTHING: Mapping[str, Sequence[bytes]] = MappingProxyType({})
@@ -68,8 +68,8 @@ def former(delta: Difference[str, bytes, bytes], *, alone: bool = True) -> dict[
     A packet is processed by the rules of one generation, but each of its lookups uses the elements that are current at
     the time of the lookup (nft_genmask_cur in net/netfilter/nft_set_hash.c of Linux 6.18). If a commit between two
     lookups removed the former elements, the packet would miss a frontend that moves to a map whose lookup is already
-    over. It would also miss the target of an element that it found before: the pool of a chain, a list of source
-    ranges, or an endpoint's number. A packet that misses a removed slot gets the first slot."""
+    over. The packet would also miss the target of an element that it found before: the pool of a chain, a list of
+    source ranges, or an endpoint's number. A packet that misses a removed slot gets the first slot."""
     if not alone:
         return _only_removed(delta, _NUMBERED)
     if _LOOKED_UP.isdisjoint(delta.removed):
@@ -132,8 +132,8 @@ class Packers:
 
 
 class Transaction:
-    """The removed and added elements of one transaction; `elements` is the number of both. render.translate passes new
-    elements to the transaction. A shared element is added only by its first user."""
+    """The removed and added elements of one transaction; `elements` is their total number. render.translate passes new
+    elements to the transaction. A shared element is added only for its first user."""
 
     def __init__(self, packers: Packers, users: Users, asked: Iterable[tuple[str, bytes]] = ()) -> None:
         self.elements = 0
@@ -227,7 +227,7 @@ class Transaction:
         return {name for name in found if name is not None}
 
     def messages(self) -> list[bytes]:
-        """Return the messages, removals first, because an element with new data is removed and added."""
+        """Return the messages, removals first, because an element with new data is removed and added again."""
         return [*self._messages(DELETE_ELEMENT, self._removed), *self._messages(NEW_ELEMENT, self._added)]
 
     def _messages(self, kind: int, sets: dict[str, list[bytes]]) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
-"""Ranges of ports: their chains, the rules by which the base chains reach these chains, and their elements. Pure. A
-table has these chains, rules and sets only while a Service has a range. There is no base chain for ranges, because the
-Go kube-proxy, when it takes over the table, empties only the base chains that it knows. The key of a range is an
-interval, and its data is the number of a pool. Endpoints are picked by numbers, as with session affinity."""
+"""Ranges of ports: the chains of ranges, the jumps from base chains to these chains, and the sets of ranges. Pure. A
+table has these chains, jumps and sets only while a Service has a range. There is no base chain for ranges, because the
+Go kube-proxy, when it takes over the table, empties only the base chains that it knows. In a map, the key of a range is
+an interval, and the data is a pool's number. Endpoints are picked by numbers, as with session affinity."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _translated(ip: str) -> str:
 
 
 def client_rules(ip: str, name: ChainName, known: str, forget: str, onwards: list[str]) -> list[str]:
-    """Return the rules that differ from those of session affinity for service ports: see affinity.client_rules."""
+    """Return the rules of session affinity that are different for ranges of ports: see affinity.client_rules."""
     if name.treatment == "range-pick":
         to_recall, to_remember = onwards
         return [f"{ip} saddr set {ip} daddr", f"{known} {to_recall}", to_remember]
@@ -74,5 +74,5 @@ def client_rules(ip: str, name: ChainName, known: str, forget: str, onwards: lis
 
 
 def of_ranges(set_id: SetId) -> SetId:
-    """Return the set of the ranges of ports that get the same treatment as the service ports in a set."""
+    """Given a set of service ports, return the set of ranges of ports with the same treatment."""
     return SetId(set_id.replace("services", "ranges"))

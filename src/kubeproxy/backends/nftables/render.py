@@ -32,7 +32,7 @@ from kubeproxy.model.plan import (
 # Local names for speed, as in model.compile.
 _CLUSTER_IP, _LOCAL, _CLUSTER_IPS = FrontendKind.CLUSTER, Policy.LOCAL, SetId.CLUSTER_IPS
 _PAD = b"\0\0"  # padding of a two-byte port to a whole register
-_PLACES = ("services", "nodeports")  # ends of the names of sets, by whether a frontend is a NodePort
+_PLACES = ("services", "nodeports")  # endings of set names; the index is whether a frontend is a NodePort
 
 
 def list_key(key: ServicePortKey) -> ServicePortKey:
@@ -93,8 +93,8 @@ class Numbers:
 
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
-        Returns 0 if there is no number, or if another program wrote it: it is too large, or a different service port
-        has it."""
+        Returns 0 if there is no number, or if another program wrote the number, which is then too large or belongs to
+        a different service port."""
         if key in self._had:
             return self._had.pop(key)
         if number in self._taken or number > LARGEST_NUMBER:
@@ -398,8 +398,8 @@ def pools(item: Placed) -> dict[Policy, Pool]:
 class Way(NamedTuple):
     """The sets and maps that contain a frontend, which depend on the frontend's kind and traffic. `picked` contains,
     for each pool, the endpoint map, the map of frontends, the treatment of the pool's chain, and the policy of the
-    pool; it is empty if the frontend forwards no traffic. `unserved` is the set of refused or dropped frontends that
-    contains the frontend, or None if no such set contains it."""
+    pool; it is empty if the frontend forwards no traffic. `unserved` is the set of refused or dropped frontends to
+    which the frontend belongs, or None."""
 
     nodeport: bool
     picked: Sequence[tuple[SetId, SetId, str, Policy]]

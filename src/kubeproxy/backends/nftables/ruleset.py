@@ -42,8 +42,8 @@ SOURCE_RANGES: Final = "source-ranges"
 
 
 class Ruleset:
-    """The definition of one family's table for given globals, without the elements of Services. `extra` are the sets of
-    OF_RANGES, if a Service has ranges of ports."""
+    """The definition of one family's table for given globals, without the elements of Services. `extra` is OF_RANGES if
+    a Service has ranges of ports, else empty."""
 
     def __init__(self, family: Family, world: Globals, extra: tuple[SetId, ...] = ()) -> None:
         ours = world.of(family)

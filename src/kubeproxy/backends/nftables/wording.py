@@ -1,4 +1,4 @@
-"""The texts about elements of nftables mode that differ from the plans. Pure."""
+"""The texts that describe differences between elements of nftables mode and the plans. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MEANINGS: Final[dict[str, str]] = {
     SetId.SESSION_CLASSES: "with session affinity",
     SetId.SESSION_OWN: "is both endpoint and frontend, and is not translated",
 }
-"""Texts by the name of a set; for sets of frontends, by the name without _ENDS."""
+"""Texts by the name of a set; for sets of frontends, by the name without its ending (_ENDS)."""
 
 _NUMBERED: Final[dict[str, str]] = {
     **dict.fromkeys(POOL_MAPS, "session affinity uses the pool number"),
@@ -65,8 +65,8 @@ are not compared."""
 
 
 class ElementWords(TableWords):
-    """See state.StateWords. `owners` are Services by frontend, and by the number that identifies a list of source
-    ranges, a pool or an endpoint. `unplanned` are Services by the address of a surplus endpoint."""
+    """See state.StateWords. `owners` contains the Service of each frontend, and of each number that identifies a list
+    of source ranges, a pool or an endpoint. `unplanned` contains the Service of each surplus endpoint, by address."""
 
     def __init__(
         self, layout: Layout, owners: Mapping[bytes, ServiceName], unplanned: Mapping[bytes, ServiceName]
