@@ -34,8 +34,8 @@ class QuestionError(KubeProxyError):
 
 
 class NoAnswerError(KubeProxyError):
-    """The proxy could not be queried; the message is a fact, the fix, and `more`. The `kind` names an error to which
-    the plugin for kubectl reacts: NO_PROXY, SILENT, HALTED, CANNOT_SEND, or '' for other errors."""
+    """The proxy could not be queried; the message consists of `fact`, `fix` and `more`. `kind` names an error to which
+    the plugin for kubectl reacts: NO_PROXY, SILENT, HALTED or CANNOT_SEND. For all other errors it is ''."""
 
     def __init__(self, fact: str, fix: str = "", *, kind: str = "", more: str = "") -> None:
         super().__init__(fact + f": {fix}" * bool(fix) + f"; {more}" * bool(more))
@@ -48,4 +48,4 @@ class NoAnswerError(KubeProxyError):
 
 NO_PROXY, SILENT, HALTED, CANNOT_SEND = "no proxy", "silent", "halted", "cannot send"
 HANGS: Final = frozenset({SILENT, HALTED})
-"""The kinds of errors of a proxy that runs and does not answer in time."""
+"""The kinds of errors that mean that a proxy runs, but does not answer in time."""

@@ -1,7 +1,7 @@
 """Counters, gauges and histograms with labels, and their Prometheus text form (exposition format 0.0.4).
 
-The Prometheus client is not used, because its import takes 25-50 ms and 5 MB. Not thread-safe: metrics change and are
-rendered on the event loop's thread.
+The Prometheus client library is not used, because its import takes 25-50 ms and 5 MB. The registry is not thread-safe:
+metrics change and are rendered on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -198,6 +198,6 @@ def number_text(value: float) -> str:
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return text.removesuffix(".0")
     digits = text.partition("e")[0].replace(".", "").strip("-0")
-    # Only the exponent of this format is used: for some powers of two, the format's digits are those of another number.
+    # Only the exponent of this format is used: for some powers of two, its digits would be read as another number.
     exponent = f"{value:.{len(digits) - 1}e}".partition("e")[2]
     return f"{'-' * (value < 0)}{digits[0]}{'.' * (len(digits) > 1)}{digits[1:]}e{exponent}"

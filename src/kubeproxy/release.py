@@ -44,7 +44,7 @@ def build(written: Path = _WRITTEN, checkout: Path = _CHECKOUT) -> Build:
 
 
 def different(running: str) -> str:
-    """Return the text for an operator if the version of this command differs from the version of the proxy."""
+    """Return the message that the proxy and this command have different versions, with the fix."""
     return f"the proxy runs version {running}, this command is {build().name}: {SAME_BUILD}"
 
 

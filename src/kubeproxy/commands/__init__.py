@@ -34,7 +34,7 @@ YES, NO, UNKNOWN = 0, 1, 2  # exit codes: no problem, a problem, unknown
 
 
 def exit_code(*, wrong: object, unknown: object = False) -> int:
-    """Return the exit code of an answer, in which NO takes precedence over UNKNOWN."""
+    """Return the exit code of an answer; NO takes precedence over UNKNOWN."""
     return NO if wrong else UNKNOWN if unknown else YES
 
 
@@ -50,7 +50,7 @@ def completed(command: Callable[[], int], form: str = "text") -> int:
         from kubeproxy.commands.output import json, shown  # noqa: PLC0415 - completion must start fast
         from kubeproxy.config.messages import listed  # noqa: PLC0415
 
-        # Only the mistakes in a configuration are on separate lines; any other line end is part of quoted text.
+        # Only a ConfigError has several lines, one per mistake. In other errors, line ends are part of quoted text.
         lines = listed(str(error)).splitlines() if isinstance(error, ConfigError) else [str(error)]
         print("Error: " + "\n".join(map(shown, lines)), file=sys.stderr)
         if form == "json":

@@ -34,7 +34,7 @@ from kubeproxy.setup import host, modes
 PAGE: Final = ProcessorShare(0.01, 0.003)
 """The upper and lower bound of CPU use for following connections while a page is open (see ProcessorShare)."""
 _EACH: Final = 1.0  # seconds between two lines of flows
-_AGAIN: Final = 5.0  # seconds between two checks of the kernel's announcements of connections
+_AGAIN: Final = 5.0  # seconds between two checks whether the kernel announces connections
 _EXPENDABLE: Final = "500"
 """oom_score_adj of this process. With the value inherited from the proxy, the kernel would kill this process last."""
 
@@ -80,7 +80,7 @@ Lines = Iterator[bytes | None]
 
 
 def _lines_of_input() -> Lines:
-    """Yield the lines of standard input, and None whenever no further line is there. Raises EOFError at the end."""
+    """Yield the lines of standard input; yield None while no complete line has arrived. Raises EOFError at the end."""
     os.set_blocking(0, False)
     rest = b""
     while True:

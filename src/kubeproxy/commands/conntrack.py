@@ -1,9 +1,9 @@
 """kube-proxy conntrack: the use of the connection tracking table, its growth, its failures, and its largest users.
 
-Reads the kernel's counters twice, --seconds apart, then all entries, which takes 5 us per entry. If no proxy runs, the
-command counts entries by client only. Exit code 1: the table is nearly full, will be full within a minute, or dropped
-packets between the two readings. With -w, the command reads again and again, and prints counts that change and problems
-that begin or end. `kube-proxy flows -f` prints each connection of a Service when it begins and when it ends.
+The command reads the kernel's counters twice, --seconds apart, and then all entries (5 us per entry). If no proxy runs,
+the command counts entries by client only. Exit code 1: the table is nearly full, will be full within a minute, or
+dropped packets between the two readings. With -w, the command reads again and again, and prints counts that change and
+problems that begin or end. `kube-proxy flows -f` prints each connection of a Service when it begins and when it ends.
 
   kube-proxy conntrack
   kube-proxy conntrack --seconds 10 -o json

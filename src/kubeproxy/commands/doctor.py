@@ -1,9 +1,9 @@
 """kube-proxy doctor: all problems of this node with Services, worst first, each with its fix.
 
-Checks the running proxy, its certificates and configuration file, the kernel's parameters and tables, and other
-programs that may interfere. Changes nothing. Exit code 0: no problem; 1: a problem; 2: unknown, for example if no proxy
-answers. If no proxy runs, the command makes all checks that need no proxy: for the mode of --config or --proxy-mode,
-and for the objects of --kubeconfig or --manifests."""
+The command checks the running proxy, its certificates and configuration file, the kernel's parameters and tables, and
+other programs that may interfere. It changes nothing. Exit code 0: no problem; 1: a problem; 2: unknown, for example if
+no proxy answers. If no proxy runs, the command makes all checks that need no proxy: for the mode of --config or
+--proxy-mode, and for the objects of --kubeconfig or --manifests."""
 
 from __future__ import annotations
 

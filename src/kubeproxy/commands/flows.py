@@ -6,8 +6,8 @@ reply; `trace` finds an endpoint that has replied before but no longer replies. 
 connections; 2: the Service is unknown. With -f, the command prints each connection when it begins and when it ends,
 until Ctrl-C or for --seconds.
 
-The kernel reports no connections without a Service to the command. If following all new connections would take more
-than 0.4 of a CPU, the command follows one in two, four, ..., and prints the number of omitted connections.
+The kernel reports only connections of Services to the command. If following all new connections would take more than
+0.4 of a CPU, the command follows one in two, four, ..., and prints the number of omitted connections.
 
   kube-proxy flows
   kube-proxy flows default/web

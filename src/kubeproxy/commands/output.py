@@ -51,7 +51,7 @@ _INDENT: Final = 5
 
 
 def page(text: bytes) -> None:
-    """Print lines that contain no control characters."""
+    """Print lines that are already free of control characters."""
     sys.stdout.write(text.decode().lstrip("\n"))
 
 

@@ -91,7 +91,7 @@ def _source_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_proxy_flag(group: argparse._ArgumentGroup, name: str, kind: str) -> None:
-    """Add a flag of the proxy, which --help omits, to a command's arguments."""
+    """Add a flag of the proxy to a command's arguments; the command's --help omits the flag."""
     value: dict[str, Any] = {"nargs": "?", "const": "true"} if kind == "bool" else {}
     group.add_argument(f"--{name}", metavar=kind, help=argparse.SUPPRESS, **value)
 

@@ -1,8 +1,8 @@
 """kube-proxy plan: the changes that another configuration or mode would cause.
 
 The new configuration is a file (--config), or the running proxy's configuration changed by flags, as in `kube-proxy
-plan --proxy-mode ipvs --feature-gates KubeProxyIPVS=true`. It is applied to the objects of the running proxy; without a
-proxy, to the objects of --manifests or --kubeconfig, and --now is the configuration to compare with.
+plan --proxy-mode ipvs --feature-gates KubeProxyIPVS=true`. The command applies it to the objects of the running proxy;
+without a proxy, to the objects of --manifests or --kubeconfig, with --now as the configuration to compare with.
 
 With --from-kernel, the rules that any kube-proxy has written are compared with the rules of this program for all
 packets: the result is a proof of equality, or packets with different outcomes. With --shadow, the command repeats this
@@ -10,7 +10,7 @@ comparison while the other kube-proxy runs, until the time is over or Ctrl-C: it
 than --grace, and a summary. With --shadow, exit code 0 means that only intended differences lasted.
 
 Exit code 0: no effect on clients; 1: an effect; 2: unknown, for example if the new configuration is invalid (then all
-its mistakes are printed). Changes nothing."""
+its mistakes are printed). The command changes nothing."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def _without_news(given: argparse.Namespace) -> argparse.Namespace:
 
 
 def _has_strict_flag(asked: Source) -> bool:
-    """Return whether the running strict proxy has the flag --strict, which would also apply with a new file. The result
-    is True if /proc does not show the proxy's arguments."""
+    """Return whether the running strict proxy has the flag --strict, which also applies with a new configuration file.
+    If /proc does not show the proxy's arguments, the result is True."""
     if not isinstance(asked, Running):
         return False
     pid = asked.client.pid()

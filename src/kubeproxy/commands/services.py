@@ -106,7 +106,7 @@ def _raise(error: QuestionError) -> None:
 
 
 def _endpoints(held: ProgrammedService) -> tuple[int, int]:
-    """Return the number of used endpoints and of all serving endpoints, in the family that has more endpoints."""
+    """Return the numbers of used and of all serving endpoints, in the family that has more used endpoints."""
     by_family: dict[Family, tuple[set[bytes], set[bytes]]] = {}
     for plan in held.plans:
         used, serving = by_family.setdefault(plan.key.family, (set(), set()))

@@ -1,8 +1,8 @@
 """kube-proxy trace: follows packets of one flow through all hooks of this node, with the kernel's tracing.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-followed by /udp or /sctp if the protocol is not TCP. PORT may also be the name of a Service's port; a name needs no
-protocol. If SOURCE is node or a pod of this node, the command sends one packet (a TCP SYN or an empty UDP datagram)
+followed by /udp or /sctp if the protocol is not TCP. PORT may also be the name of a Service's port; a port name needs
+no protocol. If SOURCE is node or a pod of this node, the command sends one packet (a TCP SYN or an empty UDP datagram)
 from the client's network namespace, or with --packets several packets, one per second. For other clients, with
 --no-send, or if it cannot enter the namespace, the command sends nothing, and follows the client's own packets for
 --seconds. At most 22 packets per second are traced in each direction. Exit code 0: no rule on this node drops the

@@ -2,8 +2,8 @@
 
 Without a name, the command compares all Services, their shared objects, and objects in the kernel without a Service;
 with NAMESPACE/NAME, or NAME in the namespace default, only that Service, and whether the proxy has its newest version
-from the API server. Exit code 0: no difference; 1: a difference; 2: unknown. It never writes. With -w, the command then
-prints differences that appear or disappear.
+from the API server. Exit code 0: no difference; 1: a difference; 2: unknown. The command never writes. With -w, the
+command then prints differences that appear or disappear.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """kube-proxy why: the outcome of a connection on this node, and the reasons.
 
 SOURCE is the client's address, or the word node for this node itself. TARGET is ADDRESS:PORT or NAMESPACE/NAME:PORT,
-followed by /udp or /sctp if the protocol is not TCP. PORT may also be the name of a Service's port; a name needs no
-protocol. Prints the proxy's decision, and other causes on this node that stop the connection. Exit code 0: an endpoint
-gets the connection, as far as this node can see; 1: no endpoint gets it; 2: the client is on another node, where the
-command must run, or only a probe from this node failed.
+followed by /udp or /sctp if the protocol is not TCP. PORT may also be the name of a Service's port; a port name needs
+no protocol. Prints the proxy's decision, and other causes on this node that stop the connection. Exit code 0: an
+endpoint gets the connection, as far as this node can see; 1: no endpoint gets it; 2: the client is on another node,
+where the command must run, or only a probe from this node failed.
 
   kube-proxy why 10.244.1.7 10.96.0.10:53/udp
   kube-proxy why node default/web:80

@@ -70,7 +70,7 @@ class Client:
             return 0
 
     def silence(self) -> str:
-        """Return the error of a proxy that accepts the connection and does not answer in time; '' if it answers."""
+        """Return the error if a proxy runs, but does not answer in time; otherwise ''."""
         try:
             self.ask("/facts", _Answering)
         except (NoAnswerError, QuestionError) as error:

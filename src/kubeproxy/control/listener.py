@@ -1,6 +1,6 @@
 """The file of the control socket, and the framing of streams over the socket. Only the owner can access the file, from
 its creation on. A new file replaces the file of an ended process. The path may be longer than the kernel's limit for
-sockets."""
+socket paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH = 4  # the size in bytes of the length (in network order) before each par
 
 
 def framed(parts: Iterable[bytes]) -> bytes:
-    """Return the parts of a stream, each after its length."""
+    """Return the parts of a stream as bytes, each part preceded by its length."""
     return b"".join(len(part).to_bytes(LENGTH, "big") + part for part in parts)
 
 
@@ -71,7 +71,7 @@ def discard(path: str) -> None:
 
 
 def _guard(path: str) -> None:
-    """Refuse a folder in which every user may create a socket, because root would trust answers from it."""
+    """Refuse a folder in which every user may create a socket, because root would trust that socket's answers."""
     folder = Path(path).parent
     if folder.stat().st_mode & stat.S_IWOTH:
         reason = f"every user may create a socket in {folder}: use a folder that only its owner can write to"

@@ -162,7 +162,7 @@ class Backlog:
         self.backoff.succeeded()
 
     def refused(self, why: str) -> float:
-        """Record that the kernel refused; return the seconds until the next attempt."""
+        """Record that the kernel refused a change; return the seconds until the next attempt."""
         self._standing.refusal, self._standing.sound_since = why, None
         self.stale = self.resting = True
         return self.backoff.failed()
@@ -192,15 +192,15 @@ class Backlog:
         return {name: self._of(entry) for name, entry in ordered.items()}
 
     def committed_plans(self, name: ServiceName, compiled: Compiled) -> tuple[ServicePlan, ...]:
-        """Return the plans of a Service that the kernel last accepted; `compiled` are its present plans."""
+        """Return the plans of a Service that the kernel last accepted; `compiled` are the Service's present plans."""
         change = self.changes.get(name)
         return self._of(compiled if change is None else change.before)
 
     def everything(self, fresh: Sequence[Change], compiled: Mapping[ServiceName, Compiled]) -> Iterator[list[Change]]:
         """Yield, in parts, the changes since the last commit, and for each unchanged Service a Change with equal plans
         before and after. Services without UDP ports are omitted. A fresh change that was merged into an earlier change
-        is also yielded alone, because the kernel may have accepted the earlier change. A part stands for a fixed number
-        of Services, and is empty if none of them has UDP ports."""
+        is also yielded alone, because the kernel may have accepted the earlier change. A part covers up to PART
+        changes, and is empty if none of them concerns UDP ports."""
         parts = (change for change in fresh if self.changes.get(change.name) is not change)
         same = (Change(name, entry, entry) for name, entry in compiled.items() if name not in self.changes)
         found = chain(parts, self.changes.values(), same)
@@ -322,8 +322,9 @@ class RepairPolicy(Struct):
         return Depth.THOROUGH if self._in_doubt else Depth.QUICK
 
     def to_repair(self, found: ForeignChange | None) -> ForeignChange | None:
-        """Return the difference to repair after an inspection: a certain difference immediately, an uncertain
-        difference if found twice. The first inspection that succeeds after an unfinished one leads to a repair."""
+        """Return the difference to repair after an inspection: a certain difference at once, an uncertain
+        difference if found twice in a row. The first inspection that succeeds after an unfinished one leads to a
+        repair."""
         difference = found or (UNFINISHED if self.unfinished else None)
         self.unfinished = False
         repair = difference is not None and (difference.certain or self._in_doubt)
@@ -379,7 +380,7 @@ UNFINISHED: Final = ForeignChange("an inspection ran out of memory")
 
 def look_after(backend: Backend, depth: Depth) -> ForeignChange | None:
     """Do a backend's periodic work and inspect its rules. An unreadable kernel counts as a difference. The result is
-    UNFINISHED if memory ran out in the inspection, which changes no rules of Services."""
+    UNFINISHED if the inspection, which changes no rules of Services, ran out of memory."""
     try:
         backend.upkeep()
         try:

@@ -1,4 +1,4 @@
-"""Confirms the suspects that the kernel reports, by a connection from this node; ejects endpoints, and ends ejections.
+"""Connects from this node to the suspects that the kernel reports; ejects failing endpoints, and ends ejections.
 The ejector also removes the unanswered connections to failing endpoints from connection tracking, so that a client's
 next SYN reaches another endpoint. See model/ejection.py and docs/failover.md."""
 

@@ -409,8 +409,8 @@ class Engine:
         finally:
             self.progress = None
         seconds = time.monotonic() - began
-        # A partial sync reports only its changes, because the kernel had all earlier changes. New globals may contain a
-        # new NodePort address, to which flows of any Service may have begun before the address had rules.
+        # A partial sync reports only its changes, because the kernel had all earlier changes. New globals require a
+        # report of everything: flows of any Service to a new NodePort address may have begun before it had rules.
         everything = full or world_changed
         changes, services = portion, 0
         if everything:

@@ -70,7 +70,7 @@ class Observer(Protocol):
 
 
 class Audience(Protocol):
-    """Receives reports while a page is open. The engine calls the methods like those of Observer."""
+    """Receives reports while a page is open. As in Observer, the methods must return immediately and not raise."""
 
     def arrived(self, events: Sequence[Event]) -> None:
         """A source has delivered these events; the engine has not received them yet."""

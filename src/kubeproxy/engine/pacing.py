@@ -25,9 +25,9 @@ Clock = Callable[[], float]  # returns seconds of a monotonic clock
 
 class Backoff(Struct):
     """Delays in seconds between failed attempts: the first is `first`, and each failure doubles the delay, up to
-    `slowest`. A random part of up to `spread` times the delay keeps nodes from retrying at the same time. After
-    `healthy` seconds without a failure the next delay is `first` again. `jitter` returns numbers in [0, 1). `failures`
-    is the number of consecutive failures."""
+    `slowest`. Each delay is changed at random, by up to `spread` times its length, so that nodes do not retry at the
+    same time. After `healthy` seconds without a failure the next delay is `first` again. `jitter` returns numbers in
+    [0, 1). `failures` is the number of consecutive failures."""
 
     first: float
     slowest: float

@@ -1,6 +1,6 @@
-"""The features that the Go kube-proxy lacks, each declared once. Pure; the model imports this module. The flags, the
-settings, the check of the mode and the warning about flags without effect are derived from these declarations: see
-CONTRIBUTING.md "A new feature". Fast to import, because the table of flags imports this module."""
+"""The features that the Go kube-proxy lacks, each declared once. The flags, the settings, the check of the mode and the
+warning about flags without effect are derived from these declarations: see CONTRIBUTING.md "A new feature". The module
+is pure, because the model imports it, and fast to import, because the table of flags imports it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Feature(NamedTuple, Generic[T]):
     `default` is the flag's value if the flag is not given, and its type is the type of the flag; `usage` is the flag's
     help. `modes` are the modes that support the feature; None means all. In other modes the feature has the value
     `off`, and the proxy reports that the flag has no effect. `annotations` are the names of the annotations that the
-    feature reads. `mistake` returns the reason to refuse a value of the flag, given all flags, or "". `read` converts
-    the flag's value into the feature's value."""
+    feature reads. `mistake` gets a value of the flag, and all flags; it returns the reason to refuse the value, or "".
+    `read` converts the flag's value into the feature's value."""
 
     flag: str
     default: bool | int | str
@@ -148,7 +148,7 @@ RESETS: Final = Feature[bool](
 
 class Forwarding(NamedTuple):
     """The protocols of connections that bypass all rules (none: the feature is off), and the number of client packets
-    after which they bypass the rules. See docs/beyond.md "Fast forwarding"."""
+    after which a connection bypasses the rules. See docs/beyond.md "Fast forwarding"."""
 
     after: int = 0
     protocols: tuple[int, ...] = ()

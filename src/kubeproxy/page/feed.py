@@ -68,11 +68,11 @@ class OpenPage:
 
 class Feed:
     # ruff: noqa: D102 - observer.Audience documents its methods
-    """Sends events to pages. While a page is open, the Feed is the observer's Audience. All calls must be on the event
-    loop's thread.
+    """Sends events to pages. While a page is open, the Feed is the `audience` of the Journal. All calls must be on the
+    event loop's thread.
 
-    `facts` returns the facts for a greeting. `listen` sets the observer's Audience, or removes it (None). `looks`
-    creates the companions for counts and checks."""
+    `facts` returns the facts for a greeting. `listen` sets this audience, or removes it (None). `looks` creates the
+    companions for counts and checks."""
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ Row = tuple[str, str, int, int, str, str, list[str], float, list[str]]
 terminating endpoints serve, N if the policy is Local and all available endpoints are on other nodes), addresses, time
 of the last change, ports without an available endpoint."""
 
-_LEAVING: Final = {"deleting": "pending"}  # /debug/state: the page's state
+_LEAVING: Final = {"deleting": "pending"}  # the name of a state in /debug/state: its name on the page
 
 
 def row_of(snapshot: Snapshot, name: ServiceName, seen: float = 0.0) -> Row | None:

@@ -308,7 +308,7 @@ def refusal(access: PageAccess, request: Request, *, is_state: bool) -> str | No
 
 
 def _is_known(name: str, local: str, access: PageAccess) -> bool:
-    """Return whether a Host's name is localhost, loopback, the connection's local address, or a name in
+    """Return whether a Host's name is localhost, a loopback address, the connection's local address, or a name in
     --page-hosts."""
     if name == "localhost" or name in access.hosts:
         return True

@@ -96,8 +96,8 @@ def run(options: Options) -> int:
 
 
 def _chosen(options: Options) -> tuple[Options, Mode, Settings]:
-    """Return the options with the field `mode` filled in, that mode, and the node's settings. If the options name no
-    mode and the node cannot run the default mode, select the fallback mode. Raises Unsupported."""
+    """Return the options, the selected mode, and the node's settings. If the options name no mode and the node cannot
+    run the default mode, select the fallback mode, and set it in the options. Raises Unsupported."""
     try:
         return _in_mode(options)
     except Unsupported as error:

@@ -187,9 +187,9 @@ class Neighbours:
     proxy.
 
     A proxy that finds a port in use requests /proxyMode, which every kube-proxy answers. The User-Agent of the request
-    identifies the sender, and both proxies report each other. Only digits and lower-case letters of another proxy's
-    text are used. `mode` is this proxy's mode; `page` (host, port) is the metrics port at which the other proxy's mode
-    is requested."""
+    identifies the sender, so each proxy reports the other. Only digits and lower-case letters of another proxy's text
+    are used. `mode` is this proxy's mode; `page` (host, port) is the metrics port at which the other proxy's mode is
+    requested."""
 
     def __init__(
         self,

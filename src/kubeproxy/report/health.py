@@ -274,7 +274,7 @@ class Notifier:
         self._send("STOPPING=1\nSTATUS=Stopping; the rules stay in the kernel")
 
     async def run(self, healthy: Callable[[], bool], status: Callable[[], str]) -> None:
-        """Send changes of the status, and WATCHDOG=1 in each half of the timeout while `healthy` is true, until
+        """Send changes of the status, and WATCHDOG=1 at least twice per timeout while `healthy` is true, until
         cancelled. A watchdog datagram shows that the event loop runs."""
         if not self._address:
             return

@@ -99,7 +99,7 @@ def _value(key: str, value: object) -> object:
 
 class JsonFormatter(logging.Formatter):
     """component-base's JSON format: ts (milliseconds since the epoch), caller, msg, v (not for errors), and the key=%s
-    pairs of the message's end. The key `error` becomes `err`; `stacktrace` contains a traceback."""
+    pairs at the end of the message. The key `error` becomes `err`; `stacktrace` contains a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line."""

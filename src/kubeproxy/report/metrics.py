@@ -347,7 +347,7 @@ SLIS_PAGE: Final = "/metrics/slis"
 _PING: Final = "ping"
 GZIP: Final = 31  # zlib's value for the gzip format
 
-# k8s.io/component-base/zpages begins with these lines.
+# The pages of k8s.io/component-base/zpages begin with these lines.
 _WARNING: Final = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for"
     " debugging purposes only."

@@ -1,1 +1,1 @@
-"""The HTTP server for the health ports, the metrics port and the control socket; sanitises text."""
+"""The HTTP server for the health ports, the metrics port and the control socket. text.py sanitises text."""

@@ -27,7 +27,7 @@ REMOTE_SHARE: Final = 0.2
 BURST: Final = 1.0  # seconds of the event loop that a client may use in a burst
 LEAST: Final = 1e-4  # seconds reserved for an answer before its time is measured
 _ALL: Final = b"remote"
-_MOST: Final = 4096  # clients in debt
+_MOST: Final = 4096  # recorded clients; above this number, clients that may use a full burst are removed
 
 
 class Budget:
@@ -68,8 +68,8 @@ class OpenConnection(Protocol):
 
 
 class Admission:
-    """Counts the connections of all servers by client, and the listening sockets. `most` returns the maximum number of
-    connections, and of listening sockets."""
+    """Counts the connections of all servers by client, and the listening sockets. `most` returns the maximum numbers of
+    connections and of listening sockets."""
 
     def __init__(self, most: Callable[[], tuple[int, int]]) -> None:
         self.listening = 0

@@ -44,10 +44,10 @@ def _head(response: Response, version: str, more: Sequence[str]) -> bytes:
 class ServerConnection(asyncio.BufferedProtocol):
     """One client's connection. `data_received` calls the parser, which calls the on_... methods.
 
-    One turn of the event loop reads at most REQUEST_BYTES from a connection; a Protocol would read 256 KiB. `lost` is
-    called when the connection is closed, `lasting` at the start of an answer that continues until the client closes the
-    connection. `names` are the Host names, in addition to localhost, that are answered on loopback; `budget` limits the
-    time of answers."""
+    One turn of the event loop reads at most REQUEST_BYTES from a connection; an asyncio.Protocol would read 256 KiB.
+    `lost` is called when the connection is closed, `lasting` at the start of an answer that continues until the client
+    closes the connection. `names` are the Host names, in addition to localhost, that are answered on loopback; `budget`
+    limits the time of answers."""
 
     # ruff: noqa: D102 - asyncio.BufferedProtocol and httptools document their callbacks
 
@@ -63,7 +63,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._budget = budget or Budget()
         self._client = b""
         self._is_remote = False
-        self._waiting: deque[tuple[Request, str, bool]] = deque()  # with the version; whether the connection is kept
+        self._waiting: deque[tuple[Request, str, bool]] = deque()  # request, version, whether the connection is kept
         self._next: asyncio.Handle | None = None  # the timer for the answer to the next request
         self._tell_lost = lost
         self._tell_lasting = lasting
@@ -270,7 +270,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.abort()
 
     async def _send_pieces(self, response: Response, version: str) -> None:
-        """Send a body piece by piece, then close the connection; in HTTP/1.0, which has no chunks, this ends the
+        """Send a body piece by piece, then close the connection; in HTTP/1.0, which has no chunks, the close ends the
         body."""
         chunked = version != "1.0"
         assert not isinstance(response.body, bytes)  # noqa: S101 - checked in _respond

@@ -206,7 +206,7 @@ def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node
 
 
 def _of_the_other_family(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
-    """Yield a sentence for each field with addresses that all differ in family from the Node's first address."""
+    """Yield a sentence for each field that has addresses, but none in the family of the Node's first address."""
     fields: dict[str, Sequence[str]] = {"clusterCIDR": wanted.cluster_cidrs}
     if len(wanted.families) == 1:
         fields |= config.networks
@@ -250,8 +250,8 @@ def _without_network(wanted: Settings) -> list[Family]:
 
 
 def check_pod_cidrs(wanted: Settings, node: Node | None) -> None:
-    """Raise ConfigError when, in NodeCIDR mode, no podCIDR is of the Node's primary family, which is the family of
-    bindAddress or else of the Node's first address."""
+    """Raise ConfigError if detectLocalMode is NodeCIDR, and none of the Node's podCIDRs is of the primary family, which
+    is the family of bindAddress, or else of the Node's first address."""
     cidrs = pod_cidrs(node)
     if wanted.local_mode != "NodeCIDR" or not cidrs:
         return

@@ -35,7 +35,7 @@ class ManifestSources:
     """A folder of YAML and JSON files, with the same methods and attributes as ApiSources."""
 
     knows_nodes = False
-    """Whether the source contains every Node, so that a missing Node was deleted."""
+    """Whether the source contains all Nodes, which means that a missing Node was deleted."""
 
     post: Post | None = None
     """A function that sends Events, or None without an API server."""
@@ -165,8 +165,8 @@ Sources = ManifestSources | _ApiSources
 
 
 def rate_limit(qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Return a function that takes a turn and returns the seconds until it, by clientConnection.qps and burst. As in
-    client-go, 0 means the default (5 and 10), and a negative qps means no limit."""
+    """Return a function that counts a request and returns the seconds until it may be sent, by clientConnection.qps
+    and burst. As in client-go, 0 means the default (5 and 10), and a negative qps means no limit."""
     return TokenBucket(qps or 5.0, burst or 10, clock).reserve if qps >= 0 else lambda: 0.0
 
 
