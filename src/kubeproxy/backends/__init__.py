@@ -1,1 +1,1 @@
-"""The proxy modes, one folder per mode. A backend translates plans, which `model` makes, into kernel objects."""
+"""The proxy modes, one folder per mode. A backend translates the plans of `model` into kernel objects."""

@@ -74,8 +74,8 @@ def is_ours(chain: str) -> bool:
 
 
 def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
-    """Return a trace for each family and iptables variant that has chains; the text of the trace contains their
-    number."""
+    """Return a trace for each family and iptables variant that has chains; the text of the trace contains the number of
+    chains."""
     found: defaultdict[tuple[str, Family], set[RuleChain]] = defaultdict(set)
     for chain in chains:
         found[chain.variant, chain.family].add(chain)
@@ -92,8 +92,8 @@ def chain_traces(chains: Iterable[RuleChain]) -> list[Trace]:
 
 
 def leftover_chains(chains: Iterable[RuleChain], keeps: Keeps) -> tuple[list[Trace], list[Trace]]:
-    """Return the leftover chains of a kube-proxy: chains that the running mode removes at its start, and chains of an
-    iptables variant that is not installed. Raises ApplyError, Unsupported."""
+    """Return two groups of leftover chains of a kube-proxy: chains that the running mode removes at its start, and
+    chains of an iptables variant that is not installed. Raises ApplyError, Unsupported."""
 
     @cache
     def commands(variant: str, family: Family) -> xtables.Commands | None:
@@ -160,7 +160,7 @@ def _reached(chains: Iterable[str], targets: Mapping[str, Collection[str]]) -> s
 
 
 _OWN_HOOKS: Final = frozenset({"OUTPUT", "POSTROUTING"})
-"""The hooks that a packet from this node passes: a packet without a source. Other packets pass _HOOKS."""
+"""The hooks of a packet from this node, which is a Packet without a source. Other packets pass _HOOKS."""
 _HOOKS: Final = frozenset({"PREROUTING", "INPUT", "FORWARD", "POSTROUTING"})
 _DECIDING: Final = frozenset({"DNAT", "REDIRECT", "REJECT", "DROP"})
 

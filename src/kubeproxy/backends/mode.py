@@ -100,7 +100,7 @@ class Backend(Protocol):
 
 
 Keeps = Callable[[Commands, str, str], bool]
-"""Returns whether the running mode uses an iptables chain, by its commands, table and name."""
+"""Returns whether the running mode uses the iptables chain with these commands, table and name."""
 
 
 def keeps_nothing(*_: object) -> bool:
@@ -165,11 +165,11 @@ class Operations(NamedTuple):
     makes the same checks without changing the node, so it detects fewer problems. `weigh`: see Weigh. `open` creates
     the backends, one per family, without Services. `prepare` changes settings that need more than CAP_NET_ADMIN.
     `sysctls` returns the sysctls that the mode changes, at the start or later, in addition to those of conntrack;
-    --init-only writes all of them, for a proxy with fewer rights. `owns`: see Owns; `commands` returns the iptables
-    commands that the mode uses. `remove_displaced` removes rules of this mode in other places, such as another variant
-    of iptables, and returns its failures. `within` returns the settings without the features that this kernel lacks,
-    and logs the removed features. `examine` creates one examiner per family, for a separate process that cannot write.
-    `rooms` reads the tables with a limit, at a constant cost; it raises ApplyError."""
+    --init-only writes all sysctls of the mode, for a proxy with fewer rights. `owns`: see Owns; `commands` returns the
+    iptables commands that the mode uses. `remove_displaced` removes rules of this mode in other places, such as another
+    variant of iptables, and returns the failures. `within` returns the settings without the features that this kernel
+    lacks, and logs the removed features. `examine` creates one examiner per family, for a separate process that cannot
+    write. `rooms` reads the tables with a limit, at a constant cost; `rooms` raises ApplyError."""
 
     check: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
     look: Callable[[KubeProxyConfiguration, Sequence[Family]], None]
@@ -225,8 +225,8 @@ class Mode(NamedTuple):
     of the mode, with addresses of Services. `table` is the name of the mode's nf_tables table in each family.
     `refusals` is the mode's counter of syncs that the kernel refused, by family. `habits` are the differences between
     modes that clients can observe. `tracked_as` are the status bits of the mode's connections in connection tracking,
-    or 0 if these are not distinguishable. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's rules
-    for all packets."""
+    or 0 if no bits distinguish these connections. `comparable`: `kube-proxy plan --from-kernel` can compare the mode's
+    rules for all packets."""
 
     config: ModeConfig
     room: str
@@ -241,7 +241,7 @@ class Mode(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name, in the spelling of the field `mode` of the configuration."""
+        """The mode's name, as the configuration's field `mode` spells it."""
         return self.config.name
 
     def operations(self) -> Operations:
@@ -250,7 +250,7 @@ class Mode(NamedTuple):
         return operations
 
     def decision(self, table: str, chain: str) -> str | None:
-        """Return a text about a netfilter chain's decision; None if the chain is not of this mode."""
+        """Return a text about a netfilter chain's decision; None if the chain does not belong to this mode."""
         words: str | None = import_module(f"{self.room}.cleanup").decision(table, chain)
         return words
 

@@ -36,8 +36,8 @@ def pods_in_nft(detector: Detector, ip: str, negation: str = "") -> str:
 
 
 def pods_in_iptables(detector: Detector) -> str:
-    """Return the iptables match for packets from pods, or '' if there is none. "! " before the match negates it. Raises
-    ConfigError for an interface name that has another meaning in a rule."""
+    """Return the iptables match for packets from pods, or '' if there is none. The prefix "! " negates the match.
+    Raises ConfigError for an interface name that has another meaning in a rule."""
     if detector.kind == "none":
         return ""
     if detector.kind == "network":

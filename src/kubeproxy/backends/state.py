@@ -42,8 +42,8 @@ class Finding(NamedTuple):
     present: str = ""
 
     def misses(self, endpoint: str) -> bool:
-        """Return whether the kernel lacks an endpoint, given as address and port. Every mode writes `endpoint
-        ADDRESS:PORT` into `what`."""
+        """Return whether this finding is that the kernel lacks an endpoint, given as address and port. Every mode
+        writes `endpoint ADDRESS:PORT` into `what`."""
         return self.kind is Kind.MISSING and f"endpoint {endpoint} " in f"{self.what} "
 
 
@@ -76,7 +76,7 @@ def of_family(plans: Plans, family: Family) -> dict[ServiceName, tuple[ServicePl
 
 
 def front_text(address: bytes, protocol: int, port: int) -> str:
-    """Return a frontend as text: 10.96.0.1:80/tcp, [fd00::1]:80/tcp, NodePort 30080/tcp without address."""
+    """Return a frontend as text: 10.96.0.1:80/tcp, [fd00::1]:80/tcp; without an address, NodePort 30080/tcp."""
     text = addresses.front_text(address, port, protocol)
     return text if address else f"NodePort {text.removeprefix('*:')}"
 

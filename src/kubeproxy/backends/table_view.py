@@ -38,7 +38,7 @@ def complete(
     elements: Iterable[tuple[str, bytes]],
     lookup: Callable[[str, Iterable[bytes]], Entries],
 ) -> bool:
-    """Look up these elements, which a dump may have missed, and add those that exist. Returns whether any exist."""
+    """Look up those of `elements` that the dump `actual` lacks; add the found elements. Returns whether any exist."""
     missing: dict[str, list[bytes]] = {}
     for set_id, key in elements:
         if key not in actual[set_id]:

@@ -180,7 +180,7 @@ class IptablesBackend:
         self._change_each(chains, restores.declarations)
         try:
             lines = [line for line in self._commands.saved("nat") if line[:1] == "-"]
-        except Incompatible:  # the jumps are unknown; iptables refuses to delete a chain with a jump to it
+        except Incompatible:  # the jumps are unknown: iptables refuses the deletion of a chain to which a rule jumps
             lines = []
         used = frozenset(chains).intersection(target_of(line.rstrip()) for line in lines)
         for name in sorted(used - self._used):

@@ -67,8 +67,8 @@ class Contents:
         return self.endpoints <= LARGE
 
     def delta(self, changes: Sequence[NamedPlans], settings: RuleSettings) -> ContentsChange:
-        """Return the effect of changes, and of settings that are like the present settings, without applying them: see
-        `take`. The cost depends on the changes, not on the number of Services."""
+        """Return the effect of changes, and of new settings that are like the present settings. `take` applies the
+        effect. The cost depends on the changes, not on the number of Services."""
         entries = self._entries(changes)
         before = {name: self.entries.get(name, _NONE) for name in entries}
         total = self.endpoints + sum(e.endpoints for e in entries.values()) - sum(e.endpoints for e in before.values())

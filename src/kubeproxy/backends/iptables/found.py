@@ -59,7 +59,7 @@ class FoundTable(NamedTuple):
         return self.asked is None or chain in self.asked
 
     def present(self, chain: str) -> Sequence[str] | None:
-        """Return the rules of a chain that `rules` contains, or None if the chain does not exist."""
+        """Return the stored rules of a chain (may be none), or None if the chain does not exist."""
         return self.rules.get(chain, ()) if chain in self.chains else None
 
     def has_jump(self, jump: Jump) -> bool:
@@ -109,7 +109,7 @@ def read(commands: Commands, table: str, keep: Callable[[str], bool] | None = No
 def read_some(
     commands: Commands, table: str, names: AbstractSet[str], read_rules: ReadRules | None = None
 ) -> FoundTable:
-    """Return these chains of a table with their rules. iptables-legacy lists whole tables. Raises `read`'s errors."""
+    """Return these chains of a table with their rules. iptables-legacy lists whole tables. Raises ApplyError."""
     if not commands.uses_nft or len(names) > 2 * MOST_PLACES:
         return read(commands, table, names.__contains__)._replace(asked=names)
     found = {name: (read_rules or commands.rules)(table, name) for name in sorted(names)}
@@ -192,7 +192,7 @@ def as_printed(suspects: Sequence[Suspect], printer: Printer) -> Iterator[tuple[
 
 
 def as_saved(rules: str, family: Family) -> str:
-    """Return our rules as iptables-save prints them (1.8.9, the same for both variants)."""
+    """Return our rules as iptables-save 1.8.9 prints them, in both variants."""
     if " --probability " in rules:
         rules = _PROBABILITY.sub(lambda found: _rounded(found[0]), rules)
     if " -m recent " in rules:

@@ -59,8 +59,8 @@ def _check(config: KubeProxyConfiguration, families: Sequence[Family]) -> None:
 
 
 def _is_there(family: Family, table: str) -> bool:
-    """Return whether the kernel has a table of the legacy variant, without the lock, and without loading modules. The
-    result is False while the modules are not loaded."""
+    """Return whether the kernel has a table of the legacy variant. The function takes no lock and loads no modules, so
+    the result is False while the modules are not loaded."""
     try:
         with closing(TableInfo.open(family)) as asked:
             asked.info(table)
@@ -159,5 +159,5 @@ OPERATIONS: Operations = Operations(
     sysctls=_sysctls,
     owns=lambda _, chain: chain not in leftovers.IPVS_CHAINS,
     commands=_commands,
-    remove_displaced=lambda: leftovers.remove_iptables_rules(OPERATIONS.keeps),  # also of ipvs mode
+    remove_displaced=lambda: leftovers.remove_iptables_rules(OPERATIONS.keeps),  # includes rules of ipvs mode
 )

@@ -47,7 +47,7 @@ class _Port:
 
 
 def suffixes(plans: Sequence[ServicePlan]) -> list[str]:
-    """Return the hash of each service port, with which the names of its chains end."""
+    """Return the hash of each service port; the names of a port's chains end with its hash."""
     return chain_hashes([port_name(plan.key) + PROTOCOL_WORDS[plan.key.protocol] for plan in plans])
 
 
@@ -102,8 +102,8 @@ def _refuse(port: _Port, frontend: Frontend, address: str, action: Action, lines
 
 
 def chains(plan: ServicePlan, suffix: str, settings: RuleSettings, commented: bool) -> dict[str, str]:
-    """Return a service port's own chains of the nat table, each with its rules. `commented`: rules of endpoints have
-    comments with the Service's name, except in a large cluster."""
+    """Return a service port's own chains of the nat table, each with its rules. `commented` (False in a large cluster):
+    rules of endpoints have comments with the Service's name."""
     port = _Port(plan, suffix)
     if not plan.usable:
         return {}

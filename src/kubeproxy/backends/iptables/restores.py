@@ -8,7 +8,7 @@ these chains, so that no packet passes an incomplete Service.
 Tables are committed one after the other. The filter table rejects packets that the nat table does not translate. A
 reject rule is added before nat stops translating, and removed after nat translates again. If nat stopped translating
 before the reject rule exists, connection tracking would track a packet without translation, and the client would get no
-answer as long as it retries."""
+answer to any retry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def declarations(chains: Iterable[str]) -> str:
 def one_restore(work: Work) -> Iterator[str]:
     """Yield the input of a single restore in pieces, while `work.own` is computed; nothing if there is no change."""
     yield from _input(_first(work))
-    # iptables would read and write the nat table also for an empty block.
+    # An empty block is omitted, because iptables would still read and write the nat table.
     start, end = f"*nat\n{work.before.get('nat', '')}", ""
     own = iter(work.own)
     while services := list(islice(own, _PIECE)):

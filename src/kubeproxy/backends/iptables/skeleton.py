@@ -1,6 +1,6 @@
-"""The chains that all Services share, the jumps to these chains, the settings of their rules, and names of chains.
-Pure. The names are those of the Go kube-proxy, so that tools and runbooks work unchanged, and each of the two proxies
-can take over from the other. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains, syncProxyRules,
+"""The chains that all Services share, the jumps to these chains, the settings of all rules, and names of chains. Pure.
+The names are those of the Go kube-proxy, so that tools and runbooks work unchanged, and each of the two proxies can
+take over from the other. Source: kube-proxy v1.36 pkg/proxy/iptables/proxier.go iptablesJumpChains, syncProxyRules,
 portProtoHash and servicePortEndpointChainName."""
 
 from __future__ import annotations

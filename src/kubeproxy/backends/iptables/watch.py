@@ -96,8 +96,8 @@ class NftWatch:
         return _places(self._others.changes(self._family, self._transactions.generation)) != frozenset()
 
     def inspect(self) -> ForeignChange | None:
-        """Return a change by another program, searched for without reading all rules. If there is none, `touched`
-        returns False until the next change. Raises ApplyError."""
+        """Return a change by another program that can be found without reading all rules, or None. After None,
+        `touched` returns False until the next change. Raises ApplyError."""
         places = _places(self._others.changes(self._family, self._transactions.generation))
         for table in skeleton.CANARY_TABLES if places is None else ():
             if not nfnetlink.has_chain(self._family, table, skeleton.CANARY):

@@ -62,7 +62,7 @@ class IpvsBackend:
         self._plans: dict[ServiceName, tuple[ServicePlan, ...]] = {}
         self._node = NodeAddresses()
         self._there = Addresses(frozenset(), frozenset())
-        self._misbound = False  # kube-ipvs0 had foreign addresses when it was last read
+        self._misbound = False  # kube-ipvs0 had other addresses than desired when they were last read
         self._written: RuleState = {}
         self._examined = 0
 

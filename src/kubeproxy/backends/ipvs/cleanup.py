@@ -31,7 +31,7 @@ _SETS: Final = frozenset(set_id.named(family) for set_id in IpsetId for family i
 
 
 def cleanup(keeps: Keeps = keeps_nothing) -> list[str]:  # noqa: ARG001 - no other mode has these chains
-    """Remove everything; return the failures."""
+    """Remove all objects of ipvs mode; return the failures."""
     failures: list[str] = []
     for step in (_remove_servers, _remove_interface, _remove_rules, _remove_sets):
         try:

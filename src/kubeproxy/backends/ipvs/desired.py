@@ -100,7 +100,7 @@ def _frontend(plan: ServicePlan, frontend: Frontend, node: NodeAddresses, object
             _enter(objects, dropping, service_entry(key))
     if frontend.kind is FrontendKind.CLUSTER or not (nodeport or frontend.address in node.own):
         _enter(objects, IpsetId.IPVS_IPS, SetEntry(frontend.address))
-    # External frontends keep the client's source address: only connections from this node are masqueraded.
+    # With externalTrafficPolicy Local the client's address is kept: only connections of this node are masqueraded.
     keeps_source = plan.policies.external is Policy.LOCAL and plan.usable
     for set_id, entry in _memberships(frontend, keys, local=keeps_source):
         _enter(objects, set_id, entry)
@@ -122,7 +122,7 @@ _SETS: Final = {
     FrontendKind.EXTERNAL: ((IpsetId.EXTERNAL_IP,), (IpsetId.EXTERNAL_IP_LOCAL,)),
     FrontendKind.LOADBALANCER: ((IpsetId.LOAD_BALANCER,), (IpsetId.LOAD_BALANCER, IpsetId.LOAD_BALANCER_LOCAL)),
 }
-"""The sets of a frontend's address and port, in two cases: without and with the client's source address."""
+"""The sets of a frontend's address and port, in two cases: the client's source address is masqueraded, or kept."""
 
 
 def _memberships(frontend: Frontend, keys: Iterable[bytes], *, local: bool) -> Iterator[tuple[IpsetId, SetEntry]]:
@@ -158,7 +158,7 @@ def _sources(
 
 
 def _networks(first: bytes, last: bytes) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Yield the networks of a range; two for all addresses, because hash:net allows no prefix length 0 (ipset(8))."""
+    """Yield the networks of a range; all addresses are two networks, because hash:net allows no /0 (ipset(8))."""
     ends = (ipaddress.ip_address(unpack(first)), ipaddress.ip_address(unpack(last)))
     for network in ipaddress.summarize_address_range(*ends):
         yield from [network] if network.prefixlen else network.subnets()
@@ -173,7 +173,7 @@ def _hairpin(plan: ServicePlan) -> set[bytes]:
 
 
 class Desired:
-    """The union of the objects of all Services. `take` does not return the effect of the first `services`."""
+    """The union of the objects of all Services. `take` does not return the effect of the initial `services`."""
 
     def __init__(self, services: Iterable[tuple[ServiceName, DesiredObjects]] = ()) -> None:
         self.servers: dict[bytes, Virtual] = {}
@@ -294,7 +294,7 @@ class Draining:
     servers. A TCP real server is deleted when it has no connections left; the kernel forgets an idle connection after
     15 minutes (IP_VS_TCP_S_ESTABLISHED in net/netfilter/ipvs/ip_vs_proto_tcp.c). UDP and SCTP real servers are deleted
     after ANSWER_TIME, so that the kernel moves UDP flows to other real servers (expire_nodest_conn). With weight 0
-    alone, the flow of a client that sends without pause would remain on a dead endpoint. With a deletion at once, as in
+    alone, the flow of a client that sends without pause would remain on a dead endpoint. With immediate deletion, as in
     the Go kube-proxy, answers to earlier requests would be lost: since Linux 5.9 the kernel removes the connections of
     a deleted real server, and their entries of connection tracking, within a tick (ip_vs_expire_nodest_conn_flush)."""
 
@@ -314,7 +314,7 @@ class Draining:
         return ActualServer(self._scheduler.server(key, virtual.affinity), weights)
 
     def retain(self, found: Mapping[bytes, ActualServer]) -> None:
-        """Remove draining real servers that the kernel no longer has from the record."""
+        """Remove from the record the draining real servers that the kernel no longer has."""
         for key, checks in list(self._servers.items()):
             there = found[key].weights if key in found else {}
             for destination in checks.keys() - there.keys():
@@ -353,7 +353,7 @@ class Draining:
                 yield ServerChange(Verb.SET_SERVER, server, RealServer(destination, 0))
 
     def finished(self, connections: Mapping[bytes, Mapping[bytes, int]], now: float) -> Iterator[ServerChange]:
-        """Yield the deletion of due real servers: of TCP, only those without connections. `connections` are counts by
+        """Yield the deletion of due real servers, except TCP real servers with connections. `connections` are counts by
         due virtual server and real server; a real server without a count is already deleted."""
         for key, counts in connections.items():
             for destination in [one for one, at in self._servers[key].items() if at <= now]:

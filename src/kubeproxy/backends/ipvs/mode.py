@@ -45,11 +45,11 @@ STRICT_ARP: Final = (("net/ipv4/conf/all/arp_ignore", 1), ("net/ipv4/conf/all/ar
 
 CONN_REUSE: Final = ("net/ipv4/vs/conn_reuse_mode", 0)
 CONN_REUSE_FIXED: Final = (5, 9)
-"""First version in which a reused client port causes no delay of 1 s (kubernetes issue 93297, Linux f0a5e4d7a594)."""
+"""First Linux without a delay of 1 s after a client reuses a port (kubernetes issue 93297, Linux f0a5e4d7a594)."""
 
 
 def settings(config: IPVS, kernel: tuple[int, int]) -> list[tuple[str, int]]:
-    """Return the sysctls that the mode needs on a kernel of a version, in order."""
+    """Return the sysctls that the mode needs on a kernel version, in the order of writing."""
     wanted = list(SYSCTLS)
     if kernel < CONN_REUSE_FIXED:
         wanted.append(CONN_REUSE)

@@ -75,7 +75,7 @@ class NodeView(Struct, eq=False):
         return dict(self._with_weights(self._listed()))
 
     def survey(self, keys: Iterable[bytes]) -> tuple[set[bytes], Mapping[bytes, ActualServer]]:
-        """Return two values: all virtual servers, and the given virtual servers with their real servers."""
+        """Return two values: the keys of all virtual servers, and the given virtual servers with their real servers."""
         listed = {server.key: server for server in self._listed()}
         return set(listed), dict(self._with_weights(listed[key] for key in keys if key in listed))
 
@@ -165,7 +165,7 @@ class NodeKernel(NodeView, eq=False):
     # -- virtual servers ------------------------------------------------------------------------------------------
 
     def connections(self, keys: Iterable[bytes]) -> Mapping[bytes, Mapping[bytes, int]]:
-        """Return the number of connections of the real servers of virtual servers."""
+        """Return the number of connections of each real server, by virtual server and real server."""
         return {
             key: {real.key: real.active + real.inactive for real in self._ipvs.destinations(key).values()}
             for key in keys
@@ -207,7 +207,7 @@ class NodeKernel(NodeView, eq=False):
     # -- rules ----------------------------------------------------------------------------------------------------
 
     def rules(self, rules: Rules) -> RuleState:
-        """See NodeView. Rules of iptables-nft are read over netlink without a command; their texts are signatures."""
+        """See NodeView. Rules of iptables-nft are read over netlink, without a command, as texts only to compare."""
         return _grouped(self._fetched(rules), rules) if self._commands.uses_nft else super().rules(rules)
 
     def _fetched(self, rules: Rules) -> Iterator[tuple[str, str, str, str]]:

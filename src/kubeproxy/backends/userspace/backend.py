@@ -94,8 +94,8 @@ class UserspaceBackend:
     # -- incremental ------------------------------------------------------------------------------------------------
 
     def sync(self, changes: Sequence[NamedPlans]) -> Iterator[int]:
-        """Program changed Services in one transaction; yield its size. Raises ApplyError. Services without a port are
-        tried again when a port is free."""
+        """Program changed Services in one transaction; yield its size. Raises ApplyError. If the changes free ports,
+        Services without a port are tried again."""
         freed, size = self._program(changes)
         yield size
         while freed and self._waiting:

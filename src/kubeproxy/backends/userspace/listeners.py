@@ -63,7 +63,7 @@ def assignments(plan: ServicePlan) -> dict[ListenerName, Assignment]:
 
 
 class Listeners:
-    """The listeners of one family. The engine's threads call it; the listeners run on the relay's thread."""
+    """The listeners of one family. The engine's threads call the methods; listeners run on the relay's thread."""
 
     def __init__(self, path: DataPath, sessions: udp.Sessions, ports: range) -> None:
         self._path = path
@@ -116,7 +116,7 @@ class Listeners:
         self._assignments.update((name, assignment) for name, assignment in changed.items() if name in self._open)
 
     def drop(self, names: Iterable[ListenerName]) -> None:
-        """Close these listeners; no rule may redirect connections to them."""
+        """Close these listeners, to which no rule redirects connections any more."""
         gone = []
         for name in list(names):
             self._assignments.pop(name, None)

@@ -128,7 +128,7 @@ class UserspaceRuleset:
 
     @property
     def name(self) -> str:
-        """Return the table as nft names it."""
+        """Return the name of the table in nft."""
         return f"{self._ip} {TABLE}"
 
     def creation(self) -> list[bytes]:
@@ -151,7 +151,7 @@ class UserspaceRuleset:
         return Definition(tuple(sets), chains)
 
     def is_like(self, other: UserspaceRuleset) -> bool:
-        """Return whether another table has the same rules, and whether its NodePorts answer on the same addresses."""
+        """Return whether another table has the same rules and the same addresses on which NodePorts answer."""
         return self.chains() == other.chains() and self.nodeport_ips == other.nodeport_ips
 
     def chains(self) -> dict[str, tuple[Hook | None, list[str]]]:

@@ -168,7 +168,7 @@ class Session(Struct, eq=False):
         return self._owed > 0
 
     def send(self, datagram: memoryview) -> bool:
-        """Send to the endpoint; if the endpoint has refused, close the session and return False."""
+        """Send a datagram to the endpoint. If the endpoint refused a datagram, close the session and return False."""
         try:
             self._sock.send(datagram)
         except BlockingIOError:
