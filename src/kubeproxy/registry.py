@@ -120,7 +120,7 @@ class MetricFamily(Generic[C]):
         self._children.clear()
 
     def render(self) -> Iterable[str]:
-        """Yield the lines of the text; none while there is no series."""
+        """Yield the family's lines of Prometheus text; none while there is no series."""
         if self._children:
             yield _head(self.name, self.kind, self.help)
         for values, child in sorted(self._children.items()):

@@ -72,7 +72,7 @@ def of_checkout(root: Path) -> Build:
 
 
 def architecture() -> str:
-    """Return the architecture of this machine, with its name in Go."""
+    """Return Go's name for the architecture of this machine, such as amd64."""
     machine = os.uname().machine
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 

@@ -72,7 +72,7 @@ class ShadowReport(Struct, kw_only=True, rename="camel"):
 
     @property
     def sizes(self) -> str:
-        """The number of classes in each family, as text."""
+        """The number of classes of packets in each family, as text."""
         return " and ".join(
             f"{counted(number, 'class')} of {family} packets" for family, number in self.classes.items()
         )

@@ -94,7 +94,7 @@ def _clear(path: str) -> None:
 
 def server(path: str) -> int | None:
     """Return the pid of the process that listens at `path`; None if no process listens. Raises OSError if the process
-    is unknown, for example if the backlog is full, because this function does not block."""
+    is unknown, for example if the backlog is full: this function does not wait for room."""
     try:
         with connect(path, 0.0) as sock:
             return peer(sock)

@@ -28,7 +28,7 @@ from kubeproxy.server.text import timestamp
 FIRST_RETRY = 0.05
 SLOWEST_RETRY = 10.0
 _UDP = socket.IPPROTO_UDP
-PART = 2000  # Services per step of `everything`: 2 ms
+PART = 2000  # changes per step of `everything`; a step takes 2 ms
 LARGE = 10_000
 """A change is committed in parts if its size (see `is_large`) exceeds this number."""
 PART_SIZE = 6000

@@ -81,7 +81,7 @@ class Ejector:
                 attempts.create_task(self._try(key))
 
     def _read(self) -> None:
-        """Read the suspects. The kernel bounds their number, and no lock of another program delays the read."""
+        """Read the suspects on this thread: the kernel bounds their number, and no other program's lock delays it."""
         try:
             self._suspects = {key for read in self._readers for key in read()}
         except ApplyError as error:

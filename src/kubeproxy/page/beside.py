@@ -86,8 +86,8 @@ def _line(name: ServiceName, ports: Mapping[str, Keys]) -> bytes:
 
 
 class Problems:
-    """Sends problems to the pages: the findings of `kube-proxy doctor`, which a companion collects, and the fields of
-    objects that the proxy cannot use."""
+    """Sends problems to the pages: the findings of `kube-proxy doctor`, which a companion collects, and the unusable
+    fields of objects."""
 
     def __init__(self, planner: Planner, socket: str, tell: Tell) -> None:
         self._planner = planner

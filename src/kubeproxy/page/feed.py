@@ -171,7 +171,7 @@ class Feed:
         def ended(task: asyncio.Task[None]) -> None:
             self._running.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("What tells pages failed", exc_info=error)
+                log.error("A task for the open pages failed", exc_info=error)
 
         task.add_done_callback(ended)
         return task
@@ -196,7 +196,7 @@ class Feed:
             self._stirred.clear()
             try:
                 data = self._message()
-            except Exception:  # without this task the pages would show no changes
+            except Exception:  # an error must not end this task, because pages would show no changes
                 log.exception("The message to the open pages could not be built")
             else:
                 for page in self._pages:

@@ -120,8 +120,8 @@ def needed(legacy: Sequence[str], others_files: Sequence[str], plugin: str) -> f
     `legacy` contains the commands of legacy iptables on this node. `others_files` contains the files that the proxy
     reads again later and can read only with a capability. `plugin` is the credential plugin; '' if there is none.
 
-    CAP_NET_ADMIN is needed for rules, sets, servers, addresses, marks and the network's sysctls. CAP_NET_BIND_SERVICE
-    is needed for ports below 1024, which a new Service may use (health checks, relayed NodePorts)."""
+    CAP_NET_ADMIN is needed for rules, sets, IPVS servers, addresses, marks and network sysctls. CAP_NET_BIND_SERVICE is
+    needed for ports below 1024, which a new Service may use (health checks, relayed NodePorts)."""
     wanted = {Capability.NET_ADMIN, Capability.NET_BIND_SERVICE}
     if legacy:
         wanted.add(Capability.NET_RAW)

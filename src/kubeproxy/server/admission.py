@@ -48,7 +48,7 @@ class Budget:
         return delay
 
     def spend(self, peer: bytes, seconds: float, *, remote: bool) -> None:
-        """Charge a client for the additional time of an answer, compared with a small answer."""
+        """Charge a client for an answer that took `seconds`, less the time that `reserve` charged for it."""
         if seconds > LEAST:
             self._charge(peer, seconds - LEAST, remote)
 

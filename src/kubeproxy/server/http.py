@@ -58,7 +58,7 @@ class Response(NamedTuple):
 
 
 def refused(status: int, text: str) -> Response:
-    """Return the response to a refused request; the text may quote the client or an object."""
+    """Return the response to a refused request; `text`, which may quote the client or an object, is sanitised."""
     return Response(status, TEXT, f"{printable(clean(text))}\n".encode())
 
 

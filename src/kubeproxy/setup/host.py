@@ -173,7 +173,7 @@ def check_families(wanted: Settings) -> None:
 
 
 def warn_of_addresses(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> None:
-    """Log a warning about each configured address that does not fit the families of the Node (None if it is unknown).
+    """Log a warning about each configured address that does not fit the Node's families; `node` is None if unknown.
     Source: docs/reference.md "Start" 6 and 9; checkBadConfig and checkBadIPConfig of cmd/kube-proxy."""
     for warning in (
         *_open_nodeports(config, wanted, node),

@@ -136,7 +136,7 @@ class _ApiSources:
     async def nodes(self) -> Mapping[bytes, str]:
         from kubeproxy.api.lists import node_names  # noqa: PLC0415 - loaded for the first question
 
-        # If the API server cannot be reached, the answer does not wait for it.
+        # If the API server cannot be reached, there are no names, so that the caller does not wait for a timeout.
         return {} if self._client.contact.trouble else await node_names(self._client)
 
     async def close(self) -> None:
