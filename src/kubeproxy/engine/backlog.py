@@ -322,9 +322,8 @@ class RepairPolicy(Struct):
         return Depth.THOROUGH if self._in_doubt else Depth.QUICK
 
     def to_repair(self, found: ForeignChange | None) -> ForeignChange | None:
-        """Return the difference to repair after an inspection: a certain difference at once, an uncertain
-        difference if found twice in a row. The first inspection that succeeds after an unfinished one leads to a
-        repair."""
+        """Return the difference to repair after an inspection: a certain difference at once, an uncertain one if found
+        twice in a row. The first success after an unfinished inspection leads to a repair."""
         difference = found or (UNFINISHED if self.unfinished else None)
         self.unfinished = False
         repair = difference is not None and (difference.certain or self._in_doubt)
