@@ -202,8 +202,8 @@ def remove_iptables_rules(keeps: Keeps = keeps_nothing, sets: Collection[str] = 
         try:
             commands = xtables.commands(name)
             is_kept = partial(keeps, commands)
-            # iptables-nft-save starts again after each change of the rules, so during frequent syncs it would never
-            # end.
+            # Without ipsets and leftover chains, no rules are read: iptables-nft-save starts again after each change of
+            # the rules, and would never end during frequent syncs.
             if commands.uses_nft and not sets and not _are_unkept(nft_chains(), commands.family, is_kept):
                 continue
             if found := list(owned(xtables.tables(name), is_kept, sets)):

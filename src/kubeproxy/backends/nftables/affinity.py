@@ -105,8 +105,8 @@ def client_rules(layout: Layout, name: ChainName, frontend: str, onwards: list[s
 class NumberMark:
     """The marker element of the map of clients: an element that belongs to no client, with a number that no assigned
     endpoint number exceeds. The marker element is needed because clients may still be stored with a removed endpoint's
-    number. A later process reads the marker element, and assigns only larger numbers. The element is in this map
-    because it must exist as long as the map. Its number advances in steps of 1,024."""
+    number. A later process reads the marker element, and assigns only larger numbers. The marker element must exist as
+    long as the map, so it is in the map. The marker element's number advances in steps of 1,024."""
 
     def __init__(self, family: Family) -> None:
         self._family = family

@@ -217,13 +217,13 @@ def _clients(pools: Mapping[bytes, Sequence[bytes]], found: TableContents, table
 
 
 def spelled_out(ruleset: Ruleset, services: Iterable[Iterable[Placed]]) -> dict[str, ChainContents]:
-    """Return the chain of source ranges by its name, with a rule for each range of these Services; {} if there are no
-    ranges.
+    """Return the chain of source ranges, keyed by name, with a rule for each range of these Services; {} if there are
+    no ranges.
 
     At the end of a commit the kernel activates rules first, and then the elements of a set of ranges; a larger set
-    takes longer. In between, the rules would drop clients in the ranges. The same transaction therefore adds a rule for
-    each range, and the next transaction removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c
-    of Linux 6.18."""
+    takes longer. In between, the rules would drop admitted clients. The same transaction therefore adds a rule for each
+    range, and the next transaction removes these rules. Source: nf_tables_commit in net/netfilter/nf_tables_api.c of
+    Linux 6.18."""
     ip = ruleset.layout.ip
     texts = (
         f"{ip} daddr {unpack(layout.list_number(item.ranges, ruleset.family))}"

@@ -38,14 +38,14 @@ from kubeproxy.model.plan import FamilyGlobals, Globals, Loopback, ServiceName
 log = logging.getLogger("kubeproxy.nftables")
 
 BATCH = 20_000
-"""Maximum number of elements in a transaction. The kernel holds its commit lock for about 0.05 s to commit them."""
+"""Maximum number of elements in a transaction. The kernel holds its commit lock for about 0.05 s for this number."""
 
 ELEMENT = 160
 """Upper bound of the mean size of a transaction's elements, in bytes."""
 
 PRUNE_FROM = 500
-"""Unused chains are removed if there are more chains than this number, and more than twice as many as were used at the
-last removal."""
+"""Unused chains are removed if the number of chains exceeds this number, and exceeds twice the number of chains in use
+at the last removal."""
 
 
 class NftablesBackend:

@@ -88,7 +88,7 @@ class NftablesExaminer(Examiner):
         yield from self._compared(ours, self._placed(ours, found), found, *self._of_node())
 
     def _placed(self, plans: Plans, found: Elements, taken: Iterable[int] = ()) -> dict[ServiceName, Parts]:
-        """Return the desired elements, with the slots that they have in the kernel; look up elements that the dumps
+        """Return the desired elements, in the slots that they have in the kernel; look up elements that the dumps
         lack."""
         parts = _parts(plans, found, taken)
         if complete(found, chain.from_iterable(map(_places, parts.values())), self._view.lookup):

@@ -69,8 +69,8 @@ def ranges_by_list(actual: Elements) -> dict[bytes, list[bytes]]:
 
 
 def recall(plan: ServicePlan, actual: Elements, known: Numbers) -> Placed:
-    """Return a plan with the slots and numbers that its endpoints have in the kernel. The elements of the returned plan
-    differ from the kernel's elements only if a resync must write them."""
+    """Return a plan with the slots and numbers that its endpoints have in the kernel. An element of the returned plan
+    differs from the kernel's element only if a resync must write the element."""
     cluster: Pool = ()
     local: Pool = ()
     endpoints: Identities = {}

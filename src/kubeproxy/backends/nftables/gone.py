@@ -52,7 +52,7 @@ class GoneEndpoints:
     def __init__(self, family: Family) -> None:
         self._family = family
         self._ports: dict[bytes, dict[bytes, float]] = {}
-        """The keys of each address with their expiry times. Addresses are sorted by the last expiry time of a key."""
+        """The keys of each address with their expiry times. Addresses are sorted by the latest expiry of their keys."""
         self._new: set[bytes] = set()  # keys in _ports that are not written yet
         self._taken: set[bytes] = set()  # keys to remove
 

@@ -25,7 +25,7 @@ from kubeproxy.model.plan import Globals
 from kubeproxy.registry import MetricRegistry
 
 KERNEL: Final = (5, 13)
-"""Minimum Linux version of the Go kube-proxy's nftables mode."""
+"""Minimum Linux version, as in the Go kube-proxy's nftables mode."""
 
 SKIP_KERNEL: Final = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 """Environment variable of the Go kube-proxy that allows older kernels to which a distribution backported nf_tables."""

@@ -367,7 +367,7 @@ def _forward(item: Placed, key: bytes, way: Way, recipient: Recipient) -> None:
 def sticky_pool(
     number: bytes, members: Pool, numbers: Mapping[bytes, bytes], protocol: int, recipient: Recipient
 ) -> None:
-    """Pass the number, the endpoints and the endpoints' numbers of a pool with session affinity to a recipient. All
+    """Pass to a recipient the number, the endpoints and the endpoints' numbers of a pool with session affinity. All
     frontends of the pool share these elements."""
     recipient.entry(SetId.SESSION_CLASSES, number, packed_class(len(members)))
     recipient.pool(SetId.SESSION_SLOTS, number, tuple([numbers[each] for each in members]))
