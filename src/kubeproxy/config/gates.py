@@ -3,7 +3,7 @@ test/compatibility_lifecycle/reference of Kubernetes, with the gates of client-g
 
 Clusters often pass the same list to all components, so every gate of the release is accepted, although a proxy reads
 only a few; NOT_SWITCHED explains why the other gates of the Go kube-proxy have no effect here. A locked gate can only
-be set to its final value. Gates of later releases of the proxy (LATER) are accepted, too."""
+be set to its default. Gates of later releases of the proxy (LATER) are accepted, too."""
 
 from __future__ import annotations
 

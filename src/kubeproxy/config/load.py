@@ -181,7 +181,7 @@ class Decoded(NamedTuple):
     config: KubeProxyConfiguration
     given: frozenset[str]  # the paths of the fields with a value other than null
     wrong: list[Mistake]  # the mistakes in invalid fields
-    strict: list[Mistake]  # of strict reading
+    strict: list[Mistake]  # the mistakes of strict reading
 
 
 _UNSET_WHEN_EMPTY = """

@@ -1,6 +1,6 @@
 """The proxy modes in the configuration: each mode's blocks and flags, and the checks of its settings. A mode consists
-of a ModeConfig in the list below, its block (a struct in fields.py), and a folder of kubeproxy.backends with the mode's
-name, whose code programs the kernel."""
+of a ModeConfig in the list below, its block (a struct in fields.py), and the folder kubeproxy/backends/NAME with the
+code that programs the kernel."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def parse_port_range(text: str) -> range | None:
 
 
 class ModeConfig(Struct, frozen=True, kw_only=True):
-    """One mode in the configuration. The methods implement defaults; a subclass overrides the methods whose default
-    does not fit its mode."""
+    """One mode in the configuration. The methods implement defaults; a subclass overrides a method if the default does
+    not fit the mode."""
 
     name: str
     syncs: str  # the field of KubeProxyConfiguration that contains the sync periods

@@ -56,8 +56,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def build_options(line: CommandLine) -> Options:
-    """Return the options of a command line. Raises ConfigError: for mistakes in the file with the text of load_file,
-    for mistakes in flags with one line per mistake, which starts with the flag."""
+    """Return the options of a command line. Raises ConfigError: mistakes in the file have the text of
+    load_file; each mistake in a flag has one line, which starts with the flag."""
     given = line.given
     host = _hostname(given)
     file = given.get("config", "")

@@ -33,7 +33,7 @@ _REFERENCES: Final = 25
 _BIG_ENDIAN: Final = 0x4000  # NLA_F_NET_BYTEORDER
 
 _HEADER_SIZE: Final = 4  # struct nfgenmsg
-_HEAD: Final = nl.netfilter_header(socket.AF_INET) + nl.attribute(1, b"\6")  # and the protocol version of ipset
+_HEAD: Final = nl.netfilter_header(socket.AF_INET) + nl.attribute(1, b"\6")  # attribute 1: ipset's protocol version
 _ADDRESS: Final = struct.Struct("=HHHH")
 _PORT_AND_PROTOCOL: Final = struct.Struct("=HH2sxx HHBxxx")
 # Maximum size of a list in bytes: its length is a 16-bit number, and the kernel sends a refused message back in full.
@@ -186,7 +186,7 @@ class Ipsets(nl.Netlink):
 
     @nl.understood("ip sets")
     def _revision(self, kind: SetKind) -> int:
-        """Return the newest revision of a set type that the kernel supports. The kernel loads the type's module."""
+        """Return the newest revision of a set type that the kernel supports. The request loads the type's module."""
         request = _HEAD + nl.text_attribute(_TYPE_NAME, kind.type) + nl.attribute(_FAMILY, bytes([kind.family]))
         what = f"the ip set type {kind.type}"
         ((code, _, places),) = self.inquire(_TYPE, [request], what)

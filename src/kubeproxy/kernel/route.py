@@ -82,14 +82,14 @@ def interface_changes() -> Announcements:
 
 
 def link_index(name: str) -> int | None:
-    """Return an interface's index; None if the interface is missing. Unlike other calls, does not cause the kernel to
-    run modprobe. Raises NetlinkError."""
+    """Return an interface's index; None if the interface is missing. Raises NetlinkError. Unlike if_nametoindex, this
+    function does not make the kernel run modprobe."""
     return next((one.number for one in interfaces() if one.name == name), None)
 
 
 def ensure_dummy(name: str) -> int:
-    """Return the index of a dummy interface without a link-local address; create it if it is missing, and set it up.
-    Raises NetlinkError, with code EOPNOTSUPP if the module dummy is missing."""
+    """Return the index of a dummy interface without a link-local address; create the interface if it is missing, and
+    set it up. Raises NetlinkError, with code EOPNOTSUPP if the module dummy is missing."""
     index = link_index(name)
     with nl.Netlink.open(nl.NETLINK_ROUTE) as netlink:
         if index is None:
@@ -151,8 +151,8 @@ def _pack(index: int, ip: bytes) -> bytes:
         # Without duplicate detection the address is usable immediately. A prefix route is not needed, because the local
         # table already has a route to the address.
         payload += nl.attribute(_FLAGS, struct.pack("=I", _NO_DUPLICATE_DETECTION | _NO_PREFIX_ROUTE))
-        # The address is deprecated, so that the kernel never selects it as the most similar source (RFC 6724, rules 3
-        # and 8).
+        # The address is deprecated, so that the longest matching prefix never makes it the source address (RFC 6724,
+        # rules 3 and 8).
         payload += nl.attribute(_CACHE, struct.pack("=IIII", 0, _FOREVER, 0, 0))
     return payload
 
@@ -166,7 +166,7 @@ SYSCTL: Final = {family: f"net.bridge.bridge-nf-call-{word}" for family, word in
 
 
 class Bridge(NamedTuple):
-    """A bridge, and the families whose packets pass the rules when the bridge forwards them."""
+    """A bridge, and the families in which bridged packets pass the rules."""
 
     name: str
     filtered: tuple[Family, ...]
@@ -286,7 +286,7 @@ def _number(name: str) -> int:
 
 
 def way_out(source: bytes, destination: bytes) -> str:
-    """Return the outgoing interface for packed addresses; '' if there is no route. Raises NetlinkError."""
+    """Return the outgoing interface for a packed source and destination; '' without a route. Raises NetlinkError."""
     index = nl.host_number(_route(destination, source).get(_OUT, b""))
     try:
         return socket.if_indextoname(index)

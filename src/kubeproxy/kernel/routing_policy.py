@@ -70,7 +70,7 @@ class RoutingTables(NamedTuple):
     @nl.understood("the rules of policy routing")
     def refusing(self, packet: RoutedPacket) -> str:
         """Return the rule or route that refuses a packet, such as 'ip rule 100 (prohibit)' or 'prohibit default in
-        table 7 (ip rule 100)'; '' if no table has a route. Raises ApplyError."""
+        table 7 (ip rule 100)'; '' if neither a rule nor a route refuses it. Raises ApplyError."""
         for (_, to_bits, from_bits, _, table, _, _, action, _), values in _entries(self.rules):
             if not _matches(packet, values, to_bits, from_bits):
                 continue
@@ -94,7 +94,7 @@ def _rules(family: Family) -> list[bytes]:
 
 
 def _entries(buffers: list[bytes]) -> Iterator[tuple[tuple[int, ...], dict[int, bytes]]]:
-    """Yield the fields of the header, and the attributes, of each rule or route."""
+    """Yield the header's fields, and the attributes, of each rule or route."""
     for data, start, end in nl.answers(buffers, ROUTE_HEAD.size):
         yield ROUTE_HEAD.unpack_from(data, start - ROUTE_HEAD.size), nl.parts(data, start, end)
 

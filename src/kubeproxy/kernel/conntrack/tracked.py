@@ -192,7 +192,7 @@ class EntryLayout:
         ports: Container[bytes] = (),
     ) -> Iterator[Ends | None]:
         """Yield those entries of a buffer that have a target in `targets`, or a target port in `ports`; with `targets`
-        None, all entries. For an entry of another protocol, or without ports, the iterator yields None. The function is
+        None, all entries. For an entry without ports, or not of `protocol`, the iterator yields None. The function is
         long and uses local variables for speed: its loop runs 100,000 times per sync of a busy node."""
         unpack, size, header, done = self._tuples.unpack_from, self._tuples.size, nl.HEADER.unpack_from, nl.NLMSG_DONE
         head, kind, port = self.head, self._protocol, self._port
@@ -357,7 +357,7 @@ class Event(NamedTuple):
 
 
 class Events(Announcements):
-    """A socket that receives events of connections; after `sample`, only of a share of the connections. For a
+    """A socket that receives events of all connections, or, after `sample`, of a share of the connections. For a
     connection that began before `listen`, the kernel announces only the end."""
 
     wanted = EVERYTHING
@@ -371,7 +371,7 @@ class Events(Announcements):
         return opened
 
     def sample(self, one_in: int) -> None:
-        """Receive only events of the share 1/`one_in` of the connections, by entry id; `one_in` is a power of two."""
+        """Receive only events of 1/`one_in` of the connections, selected by entry id; `one_in` is a power of two."""
         self.attach(filter_program(self.wanted, one_in))
         self.one_in = one_in
 
@@ -394,7 +394,7 @@ def read(data: bytes) -> Event | None:
 
 
 def filter_program(wanted: Wanted, one_in: int) -> bytes:
-    """Return a BPF filter that accepts messages of the share 1/`one_in` of the connections with a wanted status."""
+    """Return a BPF filter that accepts messages of 1/`one_in` of the connections with the `wanted` status."""
     tests = []
     if wanted.mask:
         tests.append([*_attribute(STATUS), (_AND, wanted.mask), (IF_EQUAL, wanted.status)])

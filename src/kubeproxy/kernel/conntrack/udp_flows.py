@@ -94,7 +94,7 @@ def stale_flows(
 
     `services` maps the target of each cluster, external and load balancer frontend to the serving endpoints;
     `nodeports` maps packed ports, which are frontends on each of `node_addresses`. A Service that is deleted or has no
-    endpoints has an empty set, so all its flows are stale. (The Go kube-proxy skips such Services, so that clients lose
+    endpoints has an empty set, so all its flows are stale. (The Go kube-proxy skips such Services, so clients lose
     packets.) The replies of a flow without translation come from the frontend's own address, so the flow is stale as
     well. Flows to other destinations are stale if they are translated to a `former` endpoint."""
     stale = []
@@ -166,7 +166,7 @@ class Conntrack(LastingLink):
             results = link.requests(tracked.DELETE, payloads, "the deletion of stale UDP flows")
             deleted = max(0, table.entries - level(link).entries)
         for code, text in results:
-            if code in {errno.EINVAL, errno.EOPNOTSUPP}:  # a kernel that deletes by a whole tuple only
+            if code in {errno.EINVAL, errno.EOPNOTSUPP}:  # this kernel deletes only by a complete tuple
                 self._deletes = False
                 return None
             if code not in {0, errno.ENOENT}:
@@ -183,9 +183,9 @@ class Conntrack(LastingLink):
         former: Callable[[bytes], bool] | None = None,
     ) -> int | None:
         """Delete the stale flows (see stale_flows); return their number. Raises ApplyError when the kernel refuses. The
-        serving endpoints may change while flows are read. After the read their newest state is used, so that no flow is
-        deleted that has become valid. If they are not `certain` after the read, nothing is deleted, and the result is
-        None."""
+        serving endpoints may change while flows are read. After the read, the endpoints' newest state is used, so that
+        no flow that has become valid is deleted. If `certain` returns False after the read, nothing is deleted, and the
+        result is None."""
         if not services and not nodeports:
             return 0
         flows = self.udp_flows(family, services.keys() if former is None else None, nodeports.keys())

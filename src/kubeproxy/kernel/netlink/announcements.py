@@ -29,7 +29,7 @@ _SENDER: Final = 12  # nlmsg_pid of struct nlmsghdr
 _KEEP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0xFFFFFFFF)
 _DROP: Final = _INSTRUCTION.pack(_RETURN, 0, 0, 0)
 _LOAD_INDEXED: Final = {2: 0x48, 4: 0x40}
-"""The opcode of LD IND, which loads from offset X + operand, by the number of loaded bytes."""
+"""Opcodes of LD IND, by the number of bytes that the instruction loads from offset X + operand."""
 _LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (3, 2)  # the two low bytes of nlmsg_len: enough below 64 KiB
 _NEXT_MESSAGE: Final = b"".join(
     _INSTRUCTION.pack(code, 0, 0, operand)
@@ -84,7 +84,7 @@ class Announcements(nl.Closing):
         return opened
 
     def close(self) -> None:
-        """Close the socket; remove it from an event loop first."""
+        """Close the socket, which the caller has removed from any event loop."""
         self._socket.close()
 
     def fileno(self) -> int:
@@ -168,7 +168,7 @@ def without_senders(ports: Collection[int], wanted: bytes = _KEEP) -> bytes:
 
 
 def loaded(field: bytes) -> int:
-    """Return the number that a filter loads from these bytes, in network byte order."""
+    """Return these bytes as a filter loads them: a number in network byte order."""
     return int.from_bytes(field, "big")
 
 

@@ -207,7 +207,7 @@ class ChangeMonitor:
     def _catch_up(self, generation: Callable[[], int]) -> bool:
         """Read the announcements; if an announcement is missing, mark the changes of all families as incomplete. Return
         False while a transaction is in progress, and during a pause, when the number of our transactions is unknown. At
-        most one transaction is not announced, because the kernel counts and announces a transaction under its mutex."""
+        most one transaction is not announced yet, because the kernel counts and announces it under one mutex."""
         late, self._late_since = self._late_since, None
         if self._pauses:
             return False

@@ -29,7 +29,7 @@ _NAT: Final = {"ip": 2, "ip6": 10}
 _UNREACHABLE: Final = {"ip": 3, "ip6": 4}
 """The codes of "port unreachable" in ICMP and in ICMPv6, which `reject` sends."""
 _BITS: Final = frozenset({"new", "established", "related", "dnat", "assured", "syn", "rst"})
-"""Operands that are names of bits: they match if the bit is set, whatever the other bits are."""
+"""Operands that are names of bits: an operand matches if its bit is set, with any other bits."""
 _SPECIFIED, _MAPPED, _FULLY_RANDOM = 2, 1, 16  # NF_NAT_RANGE_PROTO_SPECIFIED, _MAP_IPS, _PROTO_RANDOM_FULLY
 
 

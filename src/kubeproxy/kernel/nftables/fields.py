@@ -12,7 +12,7 @@ from kubeproxy.model.addresses import PROTOCOLS, pack, unpack
 
 NETWORK, TRANSPORT = 1, 2
 IPV4_ADDRESS, IPV6_ADDRESS, INTEGER, PROTOCOL, PORT, TCP_FLAGS, MARK, INTERFACE = 7, 8, 4, 12, 13, 15, 19, 41
-_INDEX: Final = 20  # of an interface
+_INDEX: Final = 20  # the type of an interface's index
 VERDICTS: Final = 0xFFFFFF00
 """The data type of a map to verdicts."""
 # Numbers of this module for types that never occur in the key of a set.
@@ -118,7 +118,7 @@ def shown(kind: int, value: bytes) -> str:
         return f'"{value.rstrip(bytes(1)).decode(errors="replace")}{"" if len(value) == 16 else "*"}"'
     number = int.from_bytes(value, "little" if kind in _HOST_ORDER else "big")
     if kind == _INDEX:
-        with suppress(OSError):  # if the interface no longer exists, nft prints the number, too
+        with suppress(OSError):  # nft, too, prints the number of an interface that no longer exists
             return f'"{socket.if_indextoname(number)}"'
     if kind == MARK:
         return f"{number:#010x}"

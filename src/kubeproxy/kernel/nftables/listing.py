@@ -62,7 +62,7 @@ def shortened(text: str) -> str:
 
 def _bracketed(expression: x.Expression, ip: str) -> str:
     if isinstance(expression, x.Opaque):
-        if expression.name in {"match", "target"}:  # of iptables-nft
+        if expression.name in {"match", "target"}:  # expressions of iptables-nft
             found = parts(expression.raw)
             name = found.get(nfta.MATCH_NAME, b"").rstrip(b"\0").decode(errors="replace")
             info = found.get(nfta.MATCH_INFO, b"")
@@ -88,7 +88,7 @@ class _Writer:
     def __init__(self, ip: str) -> None:
         self.words: list[str] = []
         self._ip = ip
-        self._terms: dict[int, _Term] = {}  # by their first slot
+        self._terms: dict[int, _Term] = {}  # the terms by their first slot
 
     def add(self, expression: x.Expression) -> None:
         """Print the next expression, or store it in a register."""
@@ -122,7 +122,7 @@ class _Writer:
         self._terms[_slot(register)] = term
 
     def _key(self, register: int) -> tuple[str, _Term]:
-        """Remove the terms in this register and the registers after it; return their text and the first term."""
+        """Remove the terms from this register on; return their text and the first term."""
         slot = _slot(register)
         first = self._terms[slot]
         words = []

@@ -251,7 +251,7 @@ def _inline(family: int, table: str, name: str, number: int, inline: x.Inline) -
 
 
 _NO_NF_TABLES: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT})
-"""The errno of a kernel without nf_tables or nfnetlink."""
+"""Errnos of a kernel without nf_tables or nfnetlink."""
 
 
 def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
@@ -264,7 +264,7 @@ def require(mode: str, kernel: tuple[int, int], otherwise: str) -> None:
         with TableReader(socket.AF_INET, "kube-proxy", nl.Netlink.open()) as table:
             table.header()
     except nl.NetlinkError as error:
-        reason = str(error).replace(": ", ", ")  # the text after the first ": " is the fix
+        reason = str(error).replace(": ", ", ")  # in the message, the fix follows the first ": "
         raise Unsupported(
             f"nf_tables does not answer ({reason}): load the kernel module nf_tables (modprobe nf_tables), "
             "and give the process the capability CAP_NET_ADMIN"

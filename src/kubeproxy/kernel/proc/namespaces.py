@@ -119,7 +119,7 @@ def _serve(address: bytes, channel: socket.socket) -> None:
 
 def _enter(address: bytes) -> None:
     """Move this process into the namespace with the address. A thread searches, and enters each namespace. During the
-    search /proc/PID/ns/net still shows the first namespace, so a program that ends all processes of a searched
+    search /proc/PID/ns/net still shows the original namespace, so a program that ends all processes of a searched
     namespace does not end this process."""
     if _has(address):
         return

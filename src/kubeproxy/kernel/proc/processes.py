@@ -161,7 +161,7 @@ def _processes(proc: Path) -> Iterator[Process]:
 
 
 def named(beginnings: tuple[str, ...], proc: Path = PROC) -> bool:
-    """Return whether the name of a visible process starts with one of these texts. A process that certainly is in
+    """Return whether the name of a visible process starts with one of `beginnings`. A process that certainly is in
     another network namespace does not count."""
     return any(one.command.startswith(beginnings) and not is_elsewhere(one.pid, proc) for one in _processes(proc))
 
@@ -177,12 +177,12 @@ def _links(process: Path) -> Iterator[str]:
 
 
 def _listeners(port: int, net: Path, address: bytes = b"") -> set[str]:
-    """Return the inodes of the sockets that listen on a TCP port, or on a port of one address (packed)."""
+    """Return the inodes of the sockets that listen on a TCP port of any address, or of one packed address."""
     found: set[str] = set()
     for family in Family:
         with suppress(ApplyError):
             for inode, one in listeners(family, socket.IPPROTO_TCP, net).items():
-                # A socket that is bound to zeros listens on each address.
+                # A socket that is bound to an address of zeros listens on each address.
                 if one.port == port and (not address or one.address == address or not any(one.address)):
                     found.add(inode)
     return found
@@ -269,7 +269,7 @@ def shares() -> Shares:
 
 
 def shares_of(limit: int) -> Shares:
-    """Divide a limit into shares."""
+    """Divide a limit of open files into shares."""
     if limit < 0:  # RLIM_INFINITY
         limit = 1 << 30
     clients, listeners = min(_MOST_CLIENTS, limit // 8), limit // 8

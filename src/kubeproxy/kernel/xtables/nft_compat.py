@@ -51,8 +51,8 @@ class RuleWriter:
 
     @property
     def chains_at_once(self) -> int:
-        """The best number of chains to change together. Over netlink, this number of chains takes about 0.4 s, because
-        at the end of a transaction the kernel checks all rules of the table."""
+        """The best number of chains to change together. Over netlink, such a change takes about 0.4 s, because at
+        the end of a transaction the kernel checks all rules of the table."""
         return min(10_000, max(1, self._transactions.room // _CHAIN)) if self._transactions is not None else 1000
 
     def close(self) -> None:
@@ -61,9 +61,9 @@ class RuleWriter:
             self._transactions.close()
 
     def prepared(self, text: str) -> Callable[[], Waited]:
-        """Return a function that applies this input of `iptables-restore --noflush`. The function changes each table
-        atomically, and keeps the chains that the text does not name. The function returns how long another program held
-        the lock, and raises RestoreError or ApplyError."""
+        """Return a function that applies `text`, an input of `iptables-restore --noflush`. The function changes each
+        table atomically, and keeps the chains that `text` does not name. The function returns how long another program
+        held the lock, and raises RestoreError or ApplyError."""
         if self._transactions is not None:
             try:
                 tables = encode(text, self._commands.family)

@@ -57,7 +57,7 @@ class RestoreError(CommandError):
 
 
 class Incompatible(ApplyError):  # noqa: N818 - the name in the command's message
-    """A chain has native nft rules; iptables-nft does not print its table, but can change other chains of the table."""
+    """A chain has native nft rules; iptables-nft does not print the table, but can change the table's other chains."""
 
 
 class SavedTable(NamedTuple):

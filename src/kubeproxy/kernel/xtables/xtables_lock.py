@@ -2,9 +2,9 @@
 
 The commands can wait for the lock (-w), but they report neither the duration nor the holder, and they cannot hold the
 lock from the time when we read a table until they change it. The kernel does not count changes of legacy tables. If a
-change leaves the size of a table the same, the only sign of it is that a program took the lock. Programs use the lock
-also to list rules. If the lock file cannot be watched, its use is not detected. Sources: iptables' xshared.c; struct
-ipt_getinfo in include/uapi/linux/netfilter_ipv4/ip_tables.h, and in ip6_tables.h."""
+change leaves the size of a table the same, the only sign of the change is that a program took the lock. Programs use
+the lock also to list rules. If the lock file cannot be watched, its use is not detected. Sources: iptables' xshared.c;
+struct ipt_getinfo in include/uapi/linux/netfilter_ipv4/ip_tables.h, and in ip6_tables.h."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Place:
             return self._ours
 
     def come_back(self) -> bool:
-        """Enter the queue again. If the kernel granted or refused the lock after `leave`, return False: open a new
-        place."""
+        """Enter the queue again. If the kernel granted or refused the lock after `leave`, return False; the
+        caller then opens a new place."""
         with self._deciding:
             self._left = False
             return not self._over.is_set()
@@ -189,8 +189,8 @@ class Lock:
 
     def start(self) -> dict[str, Any]:
         """Return the arguments of subprocess.Popen for a command that changes rules while the lock is held. The command
-        locks another file, and inherits the descriptor of this lock, which holds the lock until the command ends, even
-        if this process is killed."""
+        locks another file, and inherits a descriptor that holds this lock until the command ends, even if this process
+        is killed."""
         if self._file < 0:
             return {}
         environment = {**os.environ, _VARIABLE: f"/proc/self/fd/{self._nobodys}"}
@@ -336,7 +336,7 @@ class LockWatch:
         return self._taken
 
     def forget(self) -> None:
-        """Ignore the events since the last call; this process caused them."""
+        """Ignore the events that have arrived; this process caused them."""
         if IN_IGNORED & self._inotify.happened():
             self._add()
 
