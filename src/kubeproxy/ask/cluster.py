@@ -63,7 +63,7 @@ def pods(facts: Facts, service: ServiceName | None) -> tuple[Mapping[bytes, str]
 
 def behind(held_by: Ask, facts: Facts, names: Sequence[ServiceName]) -> list[Finding]:
     """Return the objects of these Services, or of all Services, that are outdated in the proxy. Raises NoAnswerError.
-    An object is outdated if the proxy lacks the object's version in TRIES comparisons, PAUSE seconds apart."""
+    An object is outdated if TRIES comparisons with the API server, PAUSE seconds apart, find the same difference."""
     before: list[Finding] = []
     for attempt in range(TRIES):
         if attempt:

@@ -32,7 +32,7 @@ PROBES = (PROTOCOLS["TCP"], PROTOCOLS["UDP"])  # protocols of the probes of endp
 
 
 def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[int] = PROBES) -> Explanation:
-    """Add findings of the node and probes of endpoints to an answer. Raises KubeProxyError."""
+    """Add to an answer the findings about this node, and the probes of endpoints. Raises KubeProxyError."""
     why, packet = explained.why, explained.packet
     if why.is_inside:
         return Explanation(why)
@@ -56,7 +56,7 @@ def tell(asked: Source, facts: Facts, explained: Explained, probed: Collection[i
         why = replace(why, fixes=() if misnamed else why.fixes)
     else:
         findings += _without_proxy(asked, node, why, explained)
-    if any(one.about == "source" for one in findings):  # another program decides which address endpoints see
+    if any(one.about == "source" for one in findings):  # another program determines the source that endpoints see
         why = replace(why, endpoints=tuple(replace(one, client="") for one in why.endpoints))
     lost = Explanation(why, tuple(findings)).surely_lost
     findings += probing.findings(way, explained, why, probes, at_proxy=at_proxy, lost=lost)
@@ -111,7 +111,7 @@ def _of_running(
         around.look("port", lambda: ports.asked(way, asked, explained.packet, why.steps[0].field))
     kernel = present.look(asked, facts, explained) if explained.plan is not None else ()
     if why.forwarded and not explained.relayed and any(one.is_wrong for one in kernel):
-        ends = {end_of(one.address) for one in explained.why.endpoints}  # all, not only the endpoint of a bound client
+        ends = {end_of(one.address) for one in explained.why.endpoints}  # of all endpoints, even for a bound client
         kernel = _untranslated(kernel, *checkup.all_translations(way), ends)
     reached = {one.address for one in probes if not (one.failed or one.unanswered)}
     away = probing.away(why, explained)
@@ -125,7 +125,7 @@ def _of_running(
 
 def unrouted(asked: Source, explained: Explained) -> str:
     """Return a text of the findings and fixes about routes, forwarding, bridges and rules of other programs. If some of
-    these findings harm the connection, the text omits the other findings. Return '' without findings."""
+    these findings harm the connection, the text omits the other findings. Without findings, return ''."""
     why, report = explained.why, checkup.Checkup([], [])
     with suppress(KubeProxyError, OSError):
         node = replace(checkup.checked(asked, asked.facts()), family=family_of(explained.packet.destination))
@@ -158,7 +158,7 @@ def _untranslated(
     kernel: tuple[Diagnosis, ...], found: Sequence[ForeignTranslation], is_all: bool, ends: Collection[End] = ()
 ) -> tuple[Diagnosis, ...]:
     """Return `kernel`, the differences between plan and kernel. If no rule translates the connection, the first
-    difference stops the connection; otherwise it names the addresses to which the rules lead, except `ends`."""
+    difference gets the harm STOPS; otherwise its text names the addresses to which rules lead, except `ends`."""
     first, *others = kernel
     if is_all and not found:
         return replace(first, harm=STOPS), *others
@@ -271,7 +271,7 @@ def _while_hanging(node: CheckedNode, explained: Explained) -> Iterator[Diagnosi
 
 def _seen(endpoints: Sequence[Target], packet: Packet) -> Iterator[Target]:
     """Yield the endpoints, each with the client's address in packets to this endpoint. If packets are masqueraded, the
-    kernel picks the address by the route to the endpoint; this function determines it only for probed endpoints."""
+    kernel picks this address by the route to the endpoint, which this function looks up only for probed endpoints."""
     own = packet.source
     if own is None and not all(one.masqueraded for one in endpoints):
         own = own_address(packet.destination)
@@ -290,7 +290,7 @@ def _hairpin(node: CheckedNode, why: Why) -> Iterator[Diagnosis]:
 
 
 def _around(report: checkup.Checkup) -> Iterator[Diagnosis]:
-    """Yield the node's findings: as errors if they harm the connection, else as notes or as unknown."""
+    """Yield the node's findings: unknown ones unchanged, others as errors if they harm the connection, else notes."""
     for each in report.findings:
         severity = Severity.BROKEN if each.harm.effect is not Effect.NOTHING else Severity.NOTE
         yield each if each.severity is Severity.UNKNOWN else replace(each, severity=severity)
@@ -304,9 +304,9 @@ def _ends_at_proxy(node: CheckedNode, explained: Explained) -> bool:
 
 
 def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
-    """Return the node with a connection's hooks and packets. Connections that begin or end on this node are not
-    forwarded. In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin on this
-    node. `why` is the answer without endpoints that session affinity excludes."""
+    """Return the node with a connection's hooks and packets. Connections that begin or end on this node do not pass
+    the hook forward. In a mode that ends connections at the proxy, the proxy's own connections to endpoints begin on
+    this node. `why` is the answer without endpoints that session affinity excludes."""
     packet = explained.packet
     source, family = packet.source, family_of(packet.destination)
     local = host.packed_local_addresses((family,))[family]
@@ -356,7 +356,7 @@ def _way(node: CheckedNode, why: Why, explained: Explained) -> CheckedNode:
 
 def _to_listener(way: CheckedNode) -> Iterator[PassingPacket]:
     """Yield the packets of a connection that the kernel's rules redirect to the proxy's listener."""
-    assert way.packet is not None  # noqa: S101 - the way is that of a connection
+    assert way.packet is not None  # noqa: S101 - the way of a connection has a packet
     family = family_of(way.packet.destination)
     local = host.packed_local_addresses((family,))[family]
     whole = packets.CheckedConnection(way.packet, local, arrival=arrival(way, way.packet))

@@ -102,7 +102,7 @@ class Desk:
         return explain(self.snapshot, packet(self.snapshot, source, target, interface))
 
     async def placed(self, made: Explained) -> Explained:
-        """Add the Node of the client or of the destination, if available, to an answer of `why`."""
+        """If another Node has the client's or the destination's address, add that Node to an answer of `why`."""
         return await with_node(made, self.places) if self.places is not None else made
 
     def changes(self, after: int, since: float) -> Past:

@@ -1,4 +1,4 @@
-"""The answer about one connection: the proxy's decision with findings, its first line, and its fixes. Pure."""
+"""The answer about one connection: the proxy's decision with findings, the first line, and the fixes. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Explanation(Struct, frozen=True):
 
     @property
     def stopped(self) -> bool:
-        """Whether a finding stops the connection."""
+        """Whether a finding is an error, which makes the answer "no"."""
         return any(finding.is_wrong for finding in self.findings)
 
     @property
@@ -73,8 +73,8 @@ class Explanation(Struct, frozen=True):
         return frozenset().union(*(one.harm.ends for one in self.findings if one.harm.effect in effects))
 
     def _cause(self, *effects: Effect) -> str:
-        """Return the text of the worst error with one of these effects; '' if the error only means that answers bypass
-        this node."""
+        """Return the text of the worst error with one of these effects; '' without an error, or if it only means that
+        answers bypass this node."""
         found = [one for one in self.findings if one.is_wrong and one.harm.effect in effects]
         worst = min(found, key=lambda one: one.harm.effect is Effect.MISLEADS, default=None)
         return worst.what if worst is not None and worst.about != "masquerade" else ""
@@ -126,7 +126,7 @@ class Explanation(Struct, frozen=True):
         return doubt(self.probes, self.findings) if is_open else ""
 
     def _overruled(self) -> str:
-        """Return the outcome, for the heading, if a finding and not the proxy decides; '' if the proxy decides."""
+        """Return the outcome, for the heading, if a finding determines it; '' if the proxy determines it."""
         is_foreign = self.why.outcome == Outcome.NOT_OURS.value and not self._wrong("leftovers")
         worst = Severity.UNKNOWN if is_foreign else Severity.DEGRADED
         first = next((one for one in self.findings if one.about == "translation" and one.severity <= worst), None)

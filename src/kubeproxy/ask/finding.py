@@ -94,7 +94,7 @@ class Diagnosis(Struct, frozen=True):
 
     @property
     def is_doubt(self) -> bool:
-        """Return whether a probe of an endpoint failed that the connection may still reach."""
+        """Return whether the finding is a failed probe of an endpoint that the connection may still reach."""
         return self.about == "endpoints" and self.severity is Severity.UNKNOWN
 
     @property
@@ -122,7 +122,7 @@ class Diagnosis(Struct, frozen=True):
 
 
 class Probe(Struct, frozen=True, rename="camel"):
-    """The result of one attempt. `problem` is '' on success; `seconds` is the duration."""
+    """The result of one attempt to reach an endpoint. `problem` is '' on success; `seconds` is the duration."""
 
     address: str
     protocol: str

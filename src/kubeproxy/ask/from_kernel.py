@@ -34,7 +34,7 @@ from kubeproxy.setup import host, modes
 class SwitchDifference(Struct, frozen=True, kw_only=True, rename="camel"):
     """A group of differences of the same kind."""
 
-    classes: int  # classes of packets
+    classes: int  # the number of packet classes (see meaning/compare.py)
     packet: str  # a packet of one of these classes
     now: tuple[str, ...]  # the present outcomes of this packet
     then: tuple[str, ...]  # the packet's outcomes with the new rules
@@ -44,8 +44,8 @@ class Switch(Struct, frozen=True, kw_only=True, rename="camel"):
     """The answer for one family."""
 
     family: str
-    classes: int  # classes of packets
-    differences: tuple[SwitchDifference, ...]  # in groups
+    classes: int  # the number of all packet classes
+    differences: tuple[SwitchDifference, ...]  # one for each group
     unknown: tuple[str, ...]  # rules that this program does not support
 
 
@@ -61,7 +61,7 @@ def switches(asked: Source, facts: Facts, config: KubeProxyConfiguration) -> tup
 
 
 def settings_of_compared(facts: Facts, config: KubeProxyConfiguration) -> Settings:
-    """Return the node's settings for a configuration. Raises Unsupported if its mode cannot be compared."""
+    """Return the node's settings for a configuration. Raises Unsupported if its mode cannot be compared or used."""
     mode = modes.named(config.active_mode)
     if not mode.comparable:
         names = " and ".join(each.name for each in modes.every() if each.comparable)
@@ -123,7 +123,7 @@ def _rules_for(
 def on_purpose(
     strict: KubeProxyConfiguration, planner: Planner, found: Iterable[tuple[Family, Witness]]
 ) -> tuple[str, ...]:
-    """Return the reason for each intended difference, which docs/migrate.md describes; '' for any other difference. A
+    """Return a reason for each difference that is intended (see docs/migrate.md), and '' for any other difference. A
     difference is intended if `strict`, the configuration of `planner`, gives the present outcome, if the Service with
     the address has a problem, or if an endpoint with two ports connects to itself. Raises KubeProxyError."""
     places = {family: place_of(family) for family in planner.world.families}

@@ -42,7 +42,7 @@ def endpoints(slices: Iterable[Slice], plans: Iterable[ServicePlan]) -> Endpoint
     slices, for example while it moves, counts once. A dual-stack pod has an address in each family, so only the family
     with more ready endpoints is counted. Drained endpoints (weight 0), ejected endpoints, and endpoints of a slice
     without ports (no container has the named targetPort) are never ready. If no port has an endpoint, because no
-    EndpointSlice has these ports, no endpoint is ready."""
+    EndpointSlice has the Service's ports, no endpoint is ready."""
     every = list(plans)
     served = {plan.key.family for plan in every}
     pieces = [piece for piece in slices if not served or piece.family in served]
@@ -91,7 +91,7 @@ def _empty(plans: Iterable[ServicePlan]) -> list[ServicePlan]:
 
 def cause(plans: Iterable[ServicePlan], slices: Collection[Slice]) -> str:
     """Return the reasons why the ports of `unserved` have no available endpoint, in a few words; '' if the slices do
-    not tell."""
+    not contain them."""
     return "; ".join(filter(None, dict.fromkeys(_cause(plan, slices) for plan in _empty(plans))))
 
 
@@ -135,8 +135,8 @@ def _ready(plan: ServicePlan, slices: Iterable[Slice]) -> Iterator[bytes]:
 
 
 def changed_at(service: Service | None, slices: Iterable[Slice]) -> float:
-    """Return the time of a Service's last change from its objects, in seconds since the epoch; 0 if unknown. The time
-    is the latest of the Service's creation and the trigger times of its slices."""
+    """Return the time of a Service's last change, in seconds since the epoch; 0 if unknown. The result is the latest of
+    the Service's creation and the trigger times of its slices."""
     made = service.metadata.creation_timestamp if service is not None else None
     return max((_seconds(text) for text in (made, *(piece.triggered for piece in slices)) if text), default=0.0)
 

@@ -93,7 +93,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | None]:
     """Return a planner with all objects, and the state of the connection to the API server.
 
-    Raises UnreadError if the API server cannot be configured or reached, refuses the lists, or needs more than TIMEOUT;
+    Raises UnreadError if no API server is configured, or it cannot be reached, refuses the lists, or exceeds TIMEOUT;
     NoAnswerError if a folder needs more than TIMEOUT; ConfigError if a folder cannot be a source; SourceError if a
     source fails permanently."""
     planner = Planner(build(settings, Surroundings()))
@@ -126,8 +126,8 @@ async def read(options: Options, settings: Settings) -> tuple[Planner, Reach | N
 
 
 def _is_read(planner: Planner, sources: Sources, begun: float) -> bool:
-    """Return whether all objects are read, including those that no plan needs, such as ServiceCIDRs, or whether they
-    cannot be read."""
+    """Return whether all objects are read, or cannot be read. These objects include those that no plan needs, such as
+    ServiceCIDRs."""
     reach = sources.reach()
     watched = reach.watched if reach is not None else ()
     has_node = planner.nodes or not sources.knows_nodes or all(one.synced for one in watched)

@@ -53,7 +53,7 @@ class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def outlook(asked: Source, facts: Facts, now: KubeProxyConfiguration, new: KubeProxyConfiguration) -> Outlook:
-    """Return the effects of replacing the configuration `now` with `new` on a proxy's node. Raises KubeProxyError."""
+    """Return the effects on a proxy's node if `new` replaces the configuration `now`. Raises KubeProxyError."""
     old_mode, mode = modes.named(facts.mode), modes.named(new.active_mode)
     settings, lacks, alone = settings_for(facts, new, mode)
     local = host.packed_local_addresses(tuple(Family))
@@ -161,7 +161,7 @@ def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:
     """Return descriptions of the existing rules of all modes and proxies except the given mode, each with a safe way to
-    remove them. The function assumes that the given mode uses the node's iptables variant; in ipvs mode, the
+    remove the rules. The function assumes that the given mode uses the node's iptables variant; in ipvs mode, the
     variant could be detected only by writing rules."""
     owns = mode.operations().owns
 

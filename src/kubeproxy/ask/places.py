@@ -71,7 +71,7 @@ async def with_node(made: Explained, places: Places) -> Explained:
         if node not in {"", made.world.node_name}:
             field = f"status.addresses of Node {node}"
             there = Elsewhere(node, f"{unpack(address)} is {node}'s own address", field, end)
-            if made.packet.source is None:  # to the other node, the word node would mean that node itself
+            if made.packet.source is None:  # on the other node, the word node means that node itself
                 source = unpack(own) if (own := own_address(address)) is not None else ""
             question = moved(replace(why, source=source), there)
             return replace(made, why=replace(why, elsewhere=there, fixes=question.fixes))

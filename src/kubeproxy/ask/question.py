@@ -37,9 +37,9 @@ def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") ->
     """Return the first packet of a connection from `source` to `target`. Raises QuestionError.
 
     A source is an address, with an optional port as in 192.0.2.7:40000, or `node`. A target is ADDRESS:PORT,
-    NAMESPACE/NAME:PORT, or NAME:PORT for a Service in default, with /PROTOCOL after it unless that is TCP. A
-    Service's name means its first cluster IP of the source's family. Its port may be given by name, which implies
-    the protocol."""
+    NAMESPACE/NAME:PORT, or NAME:PORT for the namespace default, followed by /PROTOCOL unless the protocol is TCP. A
+    Service's name means its first cluster IP of the source's family. PORT may also be the name of a Service's port,
+    which implies the protocol."""
     where, number, protocol = _parted(target)
     client = source_of(source)
     destination = pack(where.strip("[]")) if "/" not in where else None
@@ -58,7 +58,7 @@ def packet(snapshot: Snapshot, source: str, target: str, interface: str = "") ->
 
 
 def addressed(source: str, target: str) -> Packet:
-    """Return the first packet of a connection to ADDRESS:PORT, without a proxy. Raises QuestionError."""
+    """Return the first packet of a connection to ADDRESS:PORT; no Snapshot is needed. Raises QuestionError."""
     where, number, protocol = _parted(target)
     destination = pack(where.strip("[]"))
     if destination is None:
@@ -167,8 +167,8 @@ WhichEnd: TypeAlias = Literal["client", "destination"]
 
 
 class Elsewhere(Struct, frozen=True, rename="camel"):
-    """The other node that handles a connection: the node's name ('' if unknown), the reason, the field of the object
-    that is the cause, and whether the client or the destination is on that node."""
+    """The other node that handles a connection: the node's name ('' if unknown), the reason, the object's field that
+    is the cause, and whether the client or the destination is on that node."""
 
     node: str
     reason: str
@@ -181,11 +181,11 @@ class Home(NamedTuple):
 
     other: Elsewhere | None  # the client's node, or None if it is this node or unknown
     is_own: bool  # the client is this node, or certainly a pod of this node
-    may_be_node: bool  # no endpoint, no pod and not this node has the address, but another Node may have it
+    may_be_node: bool  # neither an endpoint, a pod nor this node has the address, but another Node may have it
 
 
 def home(snapshot: Snapshot, source: bytes | None) -> Home:
-    """Return the node of a client; `source` is None for this node. The proxy watches only its own Node."""
+    """Return the node of a client; `source` is None for this node. The proxy does not watch other Nodes' addresses."""
     if source is None:
         return Home(None, is_own=True, may_be_node=False)
     planner, local, family = snapshot.planner, snapshot.addresses, family_of(source)
@@ -198,8 +198,8 @@ def home(snapshot: Snapshot, source: bytes | None) -> Home:
         if found:
             where, slice_name = next(iter(found.items()))
             other = Elsewhere(where, f"{unpack(source)} is on {where}", f"nodeName in EndpointSlice {slice_name}")
-        # Some CNI plugins do not assign pod addresses from podCIDRs. This node's plugin assigns them from podCIDRs if
-        # this node has an address in its podCIDRs.
+        # Some CNI plugins do not assign pod addresses from podCIDRs. If this node has an address in its podCIDRs, its
+        # plugin assigns pod addresses from them.
         elif (
             is_pod
             and used
@@ -229,7 +229,7 @@ def counted_host(world: Globals, node: Node | None, client: bytes) -> str:
 
 
 def nodes_of(snapshot: Snapshot, address: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the nodeNames of an address in EndpointSlices, each with the slice's name."""
+    """Yield the nodeNames that EndpointSlices have for an address, each with the slice's name."""
     for (namespace, _), pieces in snapshot.planner.slices.items():
         for name, piece in pieces.items():
             if piece.family is family_of(address) and piece.holds(address):

@@ -1,4 +1,4 @@
-"""The differences between two configurations that clients can observe. For each address of each Service,
+"""The effects on clients if another configuration replaces the present one. For each address of each Service,
 model/answer.py computes the outcome of a connection from a pod, from this node and from elsewhere, under both
 configurations. Further differences follow from the habits of the two modes."""
 
@@ -98,7 +98,7 @@ class Shift(Struct, frozen=True, rename="camel"):
 
 
 class _Met(NamedTuple):
-    """The outcome of connections; None if a text describes it alone."""
+    """The outcome of connections, and more text; the outcome is None if the text is complete without it."""
 
     outcome: Outcome | None
     more: str = ""
@@ -183,7 +183,7 @@ def _joined(rows: Iterable[tuple[Any, ...]], column: int) -> list[tuple[Any, ...
 
 
 def spared(found: Iterable[Shift]) -> Iterator[str]:
-    """Yield a sentence if pods of other nodes are affected, and no known pod of this node."""
+    """Yield a sentence if known pods are affected, but only on other nodes."""
     affected = {place for one in found for who in one.who for place in (_HERE, _ELSEWHERE) if who.startswith(place)}
     if affected == {_ELSEWHERE}:
         yield "no known pod of this node is affected, only pods of other nodes"

@@ -1,5 +1,5 @@
-"""/debug/state: the state of the node and of Services, with the versions of their objects, as JSON or text, and the
-parameters of a request, which select Services."""
+"""/debug/state: the state of the node and of Services, with the versions of their objects, as JSON or text. The
+parameters of a request select Services."""
 
 from __future__ import annotations
 
@@ -276,8 +276,8 @@ def _port_lines(port: Json, title: str, here: Globals) -> Iterator[str]:
 
 
 def pools(port: Json) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the groups of endpoints of a port: their label, and the text of each endpoint, which has the endpoint's
-    weight or the reason of its ejection in brackets."""
+    """Yield the groups of endpoints of a port: their label, and the text of each endpoint, with its weight or the
+    reason of its ejection in brackets."""
     for key, label, weights in _POOLS:
         if port.get(key):
             weighed = port.get(weights, {})
@@ -375,8 +375,8 @@ def _number(parameter: str, given: dict[str, str], expected: str, allowed: range
 
 
 def state_page(snapshot: Snapshot) -> Handler:
-    """Return the function that answers /debug/state, a few Services at a time between turns of the event loop, each
-    Service in its present state; see docs/operating.md."""
+    """Return the function that answers /debug/state (see docs/operating.md). An answer is written a few Services
+    per turn of the event loop, each in its state at that turn."""
 
     def handle(request: Request) -> Response:
         try:

@@ -175,12 +175,12 @@ class Explained(Struct, frozen=True):
     why: Why
     plan: ServicePlan | None
     world: Globals
-    packet: Packet  # that of the question
+    packet: Packet  # the packet of the question
     unplaced: tuple[tuple[bytes, WhichEnd], ...] = ()  # the ends whose address another Node may have
     policy: Policy = Policy.CLUSTER  # policy of the pool from which the endpoint is picked
     keeps_outside: bool = False  # as in model.answer.Answer; False if the client is certainly a pod of this node
     is_own: bool = False  # the client is this node, or certainly a pod of this node
-    client_node: str = ""  # the node, if the client is on another node ("another node" if its name is unknown); else ''
+    client_node: str = ""  # the client's node if it is another one ("another node" if its name is unknown); else ''
 
     @property
     def relayed(self) -> bool:
@@ -266,8 +266,7 @@ def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
 
 
 def _nameless(snapshot: Snapshot) -> str:
-    """Return the configured node name if no Node has this name, because this node may then have another name; else
-    ''."""
+    """Return the configured node name if no Node has this name (it may then be misconfigured); otherwise ''."""
     own, reach = snapshot.planner.world.node_name, snapshot.reach()
     listed = reach is not None and reach.nodes_listed
     return own if listed and own not in snapshot.planner.nodes else ""

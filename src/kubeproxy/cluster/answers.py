@@ -114,7 +114,7 @@ class WhyAnswer(_Answer, kw_only=True):
 
     @property
     def avoided(self) -> bool:
-        """Whether the node has no endpoint with policy Local, so that a load balancer with health checks avoids the
+        """Whether policy Local finds no endpoint on the node, so that a load balancer with health checks avoids the
         node."""
         first, blocking = self.why.steps[:1], [one.field for one in self.why.steps if not one.passes]
         is_balanced = [one.field for one in first] == ["status.loadBalancer.ingress"]
@@ -300,8 +300,8 @@ class TraceAnswer(Traced, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> TracedReply:
-        """The conntrack entry of the last connection. If a reset removed the entry, an entry with the addresses of the
-        reset."""
+        """The conntrack entry of the last connection. If a reset removed the entry, the result is made from the
+        addresses of the reset."""
         if not self.reset:
             return self.served[-1]
         answer = next(one for one in reversed(self.journeys) if one.direction == "answer")
@@ -337,15 +337,15 @@ _KINDS: Final[dict[str, type[NodeAnswer]]] = {
 
 
 def decoded(text: bytes, command: str, arguments: Sequence[str]) -> tuple[NodeAnswer, list[Fact]]:
-    """Decode an answer; return the answer and its facts. Raises NoAnswerError if its form is invalid, and for the
-    error of a command."""
+    """Decode an answer; return the answer and its facts. Raises NoAnswerError if the form is invalid, or if the text
+    is the error of a command."""
     try:
         kind: type[NodeAnswer] = ServiceAnswer if command == "services" and arguments else _KINDS[command]
         tree = msgspec.json.decode(_COMMAND.sub(b"`kubectl kubeproxy ", text), type=dict[str, Any])
         if "error" in tree:
             error = {part: str(tree.get(part, "")) for part in ("fact", "fix", "kind", "more")}
             raise NoAnswerError(**error | {"fact": error["fact"] or str(tree["error"])})
-        for name in ("findings", "ports"):  # differences, Services' ports and used ports have no field `about`
+        for name in ("findings", "ports"):  # a Diagnosis has the field `about`; differences and ports do not
             rows = msgspec.convert(tree.get(name, []), list[dict[str, Any]])
             tree[name] = [
                 Diagnosis.from_row(msgspec.convert(row, dict[str, str])) if "about" in row else row for row in rows

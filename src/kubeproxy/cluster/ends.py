@@ -35,7 +35,7 @@ class Delivery(Struct):
 
     @property
     def judged(self) -> WhyAnswer | None:
-        """The answer, or None without an answer, or if the node's proxy does not have the endpoint."""
+        """The answer; None if there is none, or if the node's proxy does not have the endpoint."""
         why = self.answer.why if self.answer is not None else None
         is_known = why is not None and (why.direct or why.outcome == Outcome.HEALTH.value)  # the proxy itself answers
         return self.answer if is_known else None
@@ -81,7 +81,7 @@ class Delivery(Struct):
 
     @property
     def severity(self) -> Severity:
-        """The severity of the result. A Go kube-proxy without an answer is no error."""
+        """The severity of the result. The missing answer of a Go kube-proxy is only a note."""
         if self.judged is None:
             return Severity.NOTE if self.reply.go or self.listed is False else Severity.UNKNOWN
         return self.judged.severity

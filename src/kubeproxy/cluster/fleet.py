@@ -162,7 +162,7 @@ class Fleet:
                 yield Shared(wrong, sorted(nodes))
 
     def silent(self) -> dict[str, list[str]]:
-        """Return the nodes without an answer by reason."""
+        """Return the nodes without an answer, grouped by reason."""
         found: dict[str, list[str]] = {}
         for reply in self.replies:
             if reply.problem:

@@ -181,7 +181,7 @@ class _Asker:
         first = fleet
         if elsewhere is not None and elsewhere.node in found.places:
             if arguments[0] == NODE and (own := names.address_of(source.node, answers[0].why.destination)):
-                arguments = own, arguments[1]  # to the next node, the word node would mean that node itself
+                arguments = own, arguments[1]  # on the next node, the word node means that node itself
             fleet = self.ask(found.of([elsewhere.node]), "why", arguments, options)
             first = first if elsewhere.end == "destination" else fleet
         if (answer := fleet.decision) is not None:
@@ -239,7 +239,7 @@ class _Asker:
 
     def deliveries(self, fleet: Fleet) -> list[Delivery]:
         """If one node gave the answer, ask the endpoints' nodes, one question per endpoint, and compare the answer's
-        endpoints with the API server's. The interface of the client applies only to the client's node."""
+        endpoints with the API server's. These questions omit --interface, which applies only to the client's node."""
         near, found = fleet.decision, self.found
         if near is None:
             return []

@@ -74,7 +74,7 @@ class Names:
         self._namespace = namespace
         self.known: dict[str, str] = {}
         self.other_family = ""
-        """The destination in the address family that the question omits; '' if there is one family."""
+        """The destination in the address family that the question omits; '' if there is only one family."""
 
     def client(self, text: str) -> End:
         """Resolve the client of a connection. Raises QuestionError, NoAnswerError."""

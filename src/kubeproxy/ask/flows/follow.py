@@ -70,14 +70,14 @@ class Known:
         self.trouble = ""
 
     def port(self, target: bytes) -> ServedPort | None:
-        """Return the service port that has an address."""
+        """Return the service port to which a client's destination belongs."""
         port = self._served.of(target)
         if port is None and not self._names:
             self._meet(target)
         return port
 
     def pod(self, place: bytes) -> str:
-        """Return the name of the pod with the address of a packed destination; '' if unknown."""
+        """Return the name of the pod at a packed address and port; '' if unknown."""
         return self._pods.get(place[:-2], "")
 
     def endpoint(self, port: ServedPort, server: bytes) -> str:
@@ -91,8 +91,8 @@ class Known:
         self._pods, self.trouble = cluster.pods(self._where.facts, self._names[0] if self._names else None)
 
     def renew(self) -> None:
-        """Reload Services and pods if an address was unknown; else reload only Services, if they are named. Do nothing
-        before the minimum interval has passed. Raises KubeProxyError."""
+        """Reload Services and pods if an address was unknown; else reload only Services, if the question names them. Do
+        nothing before the minimum interval has passed. Raises KubeProxyError."""
         now = time.monotonic()
         if not (self._stale or self._names) or now < self._due:
             return

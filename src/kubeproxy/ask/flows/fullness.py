@@ -66,12 +66,12 @@ class Fillers:
 
     @property
     def services(self) -> tuple[Filler, ...]:
-        """Return the Services with their entries, in descending order."""
+        """Return the Services and their numbers of entries, the largest first."""
         return tuple(Filler(name, count) for name, count in self._services.most_common())
 
     @property
     def clients(self) -> tuple[Filler, ...]:
-        """Return the clients of entries without a Service, in descending order."""
+        """Return the clients and their numbers of entries without a Service, the largest first."""
         return tuple(Filler(unpack(c) if c else "others", count) for c, count in self._clients.most_common())
 
     @property
@@ -126,7 +126,7 @@ def _problems(level: Level, growth: float, refused: Refusals) -> Iterator[str]:
 
 
 def fixes(level: Level, who: Fillers) -> Iterator[str]:
-    """Yield changes that free entries."""
+    """Yield changes that make room in the table."""
     states = who.states
     for filler in (*who.services[:1], *who.clients[:1]):
         if filler.entries > _MANY * max(level.entries, 1):

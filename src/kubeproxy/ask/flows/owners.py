@@ -86,7 +86,7 @@ class Targets(Generic[Owner]):
     def __init__(self, node: Mapping[Family, frozenset[bytes]]) -> None:
         self._node = node
         self._owners: dict[bytes, Owner] = {}
-        self._ranges: dict[bytes, dict[bytes, Owner]] = {}  # by address and protocol, and by key
+        self._ranges: dict[bytes, dict[bytes, Owner]] = {}  # by address and protocol, then by key
 
     def give(self, keys: Iterable[bytes], owner: Owner) -> None:
         """Set the owner of these keys; an earlier owner loses the keys."""

@@ -26,7 +26,7 @@ _NOBODY: Final = b""
 class ConnectionCount(Struct):
     """Numbers of connections by state."""
 
-    connections: int = 0  # open ones
+    connections: int = 0  # open
     closing: int = 0  # closed, but still in the table
     unanswered: int = 0  # open and without a reply so far
     began: int = 0  # began while this program listened
@@ -139,7 +139,7 @@ class ClientUse(_Use, frozen=True):
 class EndpointUse(ClientUse, frozen=True):
     """The use of one endpoint."""
 
-    share: float  # of all open and closing connections; most short connections that a reading finds are closing
+    share: float  # of the port's open and closing connections: most short ones are closing when they are read
     new_per_second: float
     serving: bool  # False for a removed endpoint
 
