@@ -288,8 +288,8 @@ class Refusals(NamedTuple):
     `dropped`: packets dropped because the table was full or a helper refused them. `early`: entries of unanswered or
     closing connections, evicted for new entries. `failed`: packets for which no entry was inserted, because another
     packet had created the entry or the translated addresses were in use. `clashes`: the cases of `failed` without a
-    lost packet. `chains`: packets dropped because their hash bucket had too many entries. `invalid`: packets of no
-    connection."""
+    lost packet. `chains`: packets dropped because their hash bucket had too many entries. `restarts`: searches
+    of the table that the kernel repeated. `invalid`: packets of no connection."""
 
     dropped: int = 0
     early: int = 0
