@@ -51,7 +51,7 @@ class FirstPacket(NamedTuple):
 
 
 class Witness(NamedTuple):
-    """A packet with different outcomes, and its outcomes in each of the two rulesets."""
+    """A packet with different outcomes in the two rulesets, and its outcomes in each ruleset."""
 
     packet: FirstPacket
     first: Shares
@@ -59,7 +59,7 @@ class Witness(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The kind of the difference."""
+        """The kind of the difference: the kinds of outcomes in both rulesets."""
         return f"{_described(self.first)} / {_described(self.second)}"
 
 
@@ -71,8 +71,8 @@ class WitnessGroup(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The result of a comparison. After the first EACH differences, `differences` contains only one unit of each
-    further shape."""
+    """The result of a comparison. After the first EACH differences, `differences` contains only differences of
+    one unit of each further shape."""
 
     classes: int
     causes: tuple[WitnessGroup, ...]

@@ -111,7 +111,7 @@ class SourceTranslation(NamedTuple):
     """A chain of type nat that translates the source of a packet to one of `sources`, which are packed addresses.
     `sure` means that the chain does so in every case. In `sources`, None is an unknown address. MASQUERADED is an
     address of this node: the address of the outgoing interface, or the unchanged source of this node's own packet. If
-    `sources` is empty, a rule keeps the packet from the proxy's chain."""
+    `sources` is empty, a rule accepts the packet before the proxy's chain."""
 
     where: str
     chain: str
@@ -193,8 +193,8 @@ class Firewall(Struct, eq=False, dict=True):
                 yield Drop(self.where, name, packet, unordered, untracks=True, verdict=verdict)
 
     def harmless(self, packets: Collection[PassingPacket]) -> frozenset[str]:
-        """Return the chains that some of these packets pass, and that certainly accept and track all packets of these
-        connections that pass them."""
+        """Return the chains that some of these packets pass, and that certainly accept and track each packet of these
+        connections that reaches the chain."""
         met: set[str] = set()
         unsure: set[str] = set()
         for state in (NEW, ESTABLISHED):
@@ -207,8 +207,8 @@ class Firewall(Struct, eq=False, dict=True):
         return frozenset(met - unsure)
 
     def translations(self, packet: PassingPacket) -> Iterator[ForeignTranslation]:
-        """Yield the chains of type nat that may translate a packet's destination. A chain that always translates is the
-        last chain, because the kernel runs no further chain."""
+        """Yield the chains of type nat that may translate a packet's destination. After a chain that always
+        translates, no chain is yielded, because the kernel runs no further chain."""
         for _, name, hook, back, ended in self._passed([packet], nat=True):
             moved, width = [each for each, _ in ended if each.translated], len(packet.destination)
             sure = not back and len(moved) == len(ended)
@@ -242,8 +242,8 @@ class Firewall(Struct, eq=False, dict=True):
                 yield Marking(self.where, name, packet, changed, changed == marks)
 
     def _passed(self, packets: Collection[PassingPacket], state: int = 0, *, nat: bool = False) -> Iterator[_Passed]:
-        """Yield the chains that packets of the table's family pass, as _ChainWalk.passed; nothing if the table was not
-        read completely."""
+        """Yield the chains that packets of the table's family pass, as _ChainWalk.passed does; nothing if the table was
+        not read completely."""
         walks: dict[tuple[Family, CompiledFor], _ChainWalk] = {}
         names = frozenset(name for packet in packets for name in packet.interfaces if name)
         for packet in packets if self.whole else ():
@@ -283,7 +283,7 @@ class _ChainWalk(Walk):
         self._state, self._source_port, self._tracks, self._known_marks = NEW, 0, False, 0
 
     def passed(self, packet: PassingPacket, state: int = 0, *, nat: bool = False) -> Iterator[_Passed]:
-        """Yield the base chains that a packet passes or may pass, of type nat or of all other types. `state` is the
+        """Yield the base chains of type nat, or of all other types, that a packet passes or may pass. `state` is the
         conntrack state; by default, a request is new, and an answer belongs to an established connection."""
         state = state or (ESTABLISHED if packet.purpose is CompiledFor.ANSWER and not nat else NEW)
         for chain in self._ruleset.at(packet.hook):

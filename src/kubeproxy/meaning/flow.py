@@ -28,12 +28,12 @@ class PacketOutcome(NamedTuple):
 
 
 Client = tuple[str, int | None, bytes]
-"""An element that a rule stores for a packet's client: the set's name, `hidden` of the PacketSet, and the element's
-data."""
+"""An element that a rule stores for a packet's client: the set's name, PacketSet.hidden, and the element's data."""
 
 
 class Leaf(NamedTuple):
-    """An outcome of a set of packets, and its share of their connections. `stored` are elements for the client."""
+    """A set of packets, an outcome, and the share of their connections with this outcome. `stored` are elements that
+    rules store for the client."""
 
     services: int
     sources: Addresses
@@ -47,8 +47,8 @@ class Leaf(NamedTuple):
 class PacketSet(Struct, eq=False):
     """A flow, which is a set of packets on their path. `services` is the set of protocols and destination ports before
     translation; `current` is the set after translation, or None before. `hidden` is the number that a rule has written
-    into the source address, and that no later rule should test. `known` are elements that an earlier connection has
-    stored for the client; `stored` are elements of this connection."""
+    into the source address; a later test of this address has an unknown result. `known` are elements that an earlier
+    connection has stored for the client; `stored` are elements that this connection stores."""
 
     services: int
     sources: Addresses
@@ -75,17 +75,17 @@ class PacketSet(Struct, eq=False):
         return replace(self)
 
     def within(self, services: int) -> PacketSet:
-        """Return the part of the flow with these protocols and ports, which must be a subset of those of the flow."""
+        """Return the part of the flow with these protocols and ports, which must be a subset of the flow's."""
         return replace(self, services=services) if self.current is None else replace(self, current=services)
 
 
 Ended = list[tuple[PacketSet, int]]
-"""Flows that reached ACCEPT or DROP."""
+"""Flows that reached ACCEPT or DROP, each with this verdict."""
 
 
 class Interfaces:
-    """Maps names of interfaces to bits: a bit for each name and pattern in the rules, for no interface, for lo, and for
-    OTHER."""
+    """Maps names of interfaces to bits: one bit for each name and pattern in the rules, for no interface (NONE), for lo
+    (LOOPBACK), and for all other names (OTHER)."""
 
     NONE: Final = 1
     LOOPBACK: Final = 2
@@ -126,7 +126,7 @@ class Interfaces:
 def by_bits(
     field: Literal["services", "current", "inputs", "outputs"], wanted: int, flow: PacketSet, missed: list[PacketSet]
 ) -> PacketSet | None:
-    """Split a flow by one of its fields that are sets of bits."""
+    """Split a flow by a field that is a set of bits."""
     mine: int = getattr(flow, field)
     return _split(flow, field, mine, mine & wanted, mine & ~wanted, missed)
 

@@ -140,7 +140,7 @@ _NOTRACK: Final = 1  # XT_CT_NOTRACK; iptables -j NOTRACK sets another bit, too
 
 
 def _tracked(name: str, info: bytes, where: str) -> Sequence[Operation]:
-    """Return the operations of a target NOTRACK, or of a target CT with a zone; none for other targets. Source: struct
+    """Return the operations of a target that untracks packets or assigns a zone; none for other targets. Source: struct
     xt_ct_target_info in include/uapi/linux/netfilter/xt_CT.h."""
     if name == "NOTRACK" or (name == "CT" and info[0] & _NOTRACK):
         return ((Op.UNTRACK, f"notrack in {where}"),)

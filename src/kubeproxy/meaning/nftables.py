@@ -301,8 +301,8 @@ class _Rule:
         return True
 
     def _constant(self, term: Term, shift: int, ranges: Sequence[tuple[int, int]], negated: bool) -> None:
-        """Compare a constant, without its last `shift` bits, with ranges; if it is outside, append a test that is never
-        true.
+        """Test whether a constant, without its last `shift` bits, is in ranges; if the result is false, append a test
+        that is never true.
         """
         parts = (int.from_bytes(term.value[at : at + term.size], "big") for at in range(0, len(term.value), term.size))
         values = {((part & term.mask) ^ term.xor) >> shift for part in parts}
@@ -332,7 +332,7 @@ class _Rule:
         partial = self._purpose is not CompiledFor.EVERYTHING
         if matches_rest or (partial and form.flags & tables.COUNTED):
             raise UnknownRuleError(f"set {one.set}")
-        if partial:  # with its present elements
+        if partial:  # use the set's present elements
             form = form._replace(flags=form.flags & ~tables.DYNAMIC)
         terms = self._key(one.sreg, form)
         inverted = bool(one.flags & 1)
@@ -394,7 +394,7 @@ class _Rule:
         elements: tuple[Element, ...],
         terms: list[Term],
     ) -> Keyed:
-        """Return the elements of a set by its key. A set to which packets add elements is empty for a first packet."""
+        """Return the elements of a set by key. A set to which packets add elements is empty for a first packet."""
         for term in terms:
             is_local = term.field is Property.SOURCE and term.modulus
             is_mark = term.field is Property.MARK and self._purpose is not CompiledFor.EVERYTHING

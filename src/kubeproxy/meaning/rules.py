@@ -26,13 +26,13 @@ class Op(IntEnum):
 
     SOURCE = 0  # addresses
     DESTINATION = 1  # addresses
-    SERVICE = 2  # services: protocol and port
+    SERVICE = 2  # services: a set of protocols and ports
     ORIGINAL_SERVICE = 3  # services, before translation
     INTERFACE = 4  # patterns, negated, outgoing
     VALUE = 5  # field, mask, xor, low, high, negated
     CHANCE = 6  # probability
     KNOWN = 7  # the name of a list of clients: whether the list contains the client
-    FIND = 8  # table, for a verdict
+    FIND = 8  # table; whether the found data is a verdict
     MISSES = 9  # table: whether the table lacks the key
     MARK = 10  # mask, xor
     # Field (SOURCE, DESTINATION or PORT), and new value: bytes, or (offset, length) of bytes in the data of the element
@@ -68,11 +68,11 @@ class Property(IntEnum):
     DESTINATION_LOCAL = 12
     CONSTANT = 13
     SOURCE_PORT = 14
-    STATES = 15  # iptables' numbers, and TRANSLATED_STATE
+    STATES = 15  # conntrack states as iptables numbers them, and TRANSLATED_STATE
 
 
 class CompiledFor(Enum):
-    """The purpose of compiling, which determines the compiled rules and their packets.
+    """The purpose of compiling, which determines the rules to compile and the packets to evaluate.
 
     If all rules of the node are compiled, a value that no rule sets is known to be unset."""
 
@@ -82,7 +82,7 @@ class CompiledFor(Enum):
 
     @property
     def tcp_flags(self) -> int:
-        """The TCP flags of the packet, except ECN's: SYN for a first packet, SYN and ACK for a reply."""
+        """The TCP flags of the packet, except those of ECN: SYN for a first packet, SYN and ACK for a reply."""
         return 0x12 if self is CompiledFor.ANSWER else 0x02
 
 
@@ -91,7 +91,7 @@ HERE: Final = b""
 TRANSLATING: Final = frozenset({"DNAT", "REDIRECT", "NETMAP"})
 """iptables targets that translate the destination of a connection."""
 INVALID, ESTABLISHED, NEW = 1, 2, 8
-"""Conntrack states (NF_CT_STATE_BIT); an untracked packet is also INVALID."""
+"""Conntrack states (NF_CT_STATE_BIT); an untracked packet counts as INVALID."""
 TRANSLATED: Final = 32  # IPS_DST_NAT
 TRANSLATED_STATE: Final = 128  # XT_CONNTRACK_STATE_DNAT
 DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
@@ -144,14 +144,14 @@ class Keyed:
                 self.ranged.append((services, entry))
 
     def keyed_by(self, parts: tuple[KeyPart, ...]) -> Keyed:
-        """Return these elements with the key `parts`. It differs from the present key only in the range of a random
+        """Return these elements with the key `parts`, which differs from the present key only in the range of a random
         number."""
         new = copy(self)
         new.parts = parts
         return new
 
     def service(self, entry: MapEntry) -> tuple[int, int] | None:
-        """Return the protocol and port in an element's key, or None if the key has none, or more than one."""
+        """Return the only protocol and port in an element's key; None if the key lacks either, or has a range."""
         protocol, port = self.at.get(Property.PROTOCOL), self.at.get(Property.PORT)
         if protocol is None or port is None:
             return None
@@ -186,7 +186,7 @@ _ANY: Final = (-1, -1)
 
 
 class HookPlace(NamedTuple):
-    """The hook of a base chain: nft's name for it, the priority, whether the chain's type is nat, and the policy."""
+    """The hook of a base chain: its name in nft, priority, whether the type is nat, and whether the policy is drop."""
 
     name: str
     priority: int
@@ -195,7 +195,7 @@ class HookPlace(NamedTuple):
 
 
 class ChainRules:
-    """A chain, which indexes each rule that tests a single destination, or else a single protocol and port."""
+    """A chain with an index of its rules: by single destination or, if no rule tests one, by protocol and port."""
 
     def __init__(self, name: str, rules: list[tuple[Operation, ...]], hook: HookPlace | None = None) -> None:
         self.name = name
@@ -254,7 +254,7 @@ _TESTS: Final = frozenset({Op.SOURCE, Op.DESTINATION, Op.SERVICE, Op.INTERFACE, 
 
 
 class CompiledRules:
-    """The chains of all tables, by a unique name with table, slash and chain."""
+    """The chains of all tables, by unique names such as `iptables/nat/PREROUTING`."""
 
     def __init__(self, chains: Iterable[ChainRules]) -> None:
         self.chains = {chain.name: chain for chain in chains}
@@ -378,7 +378,7 @@ def port_range(low: int, high: int) -> int:
 
 @lru_cache(maxsize=65536)
 def point(services: int) -> tuple[int, int] | None:
-    """Return the protocol and port (0 without ports) of a set's only element, or None if there are more."""
+    """Return the protocol and port (0 without ports) of a set's only element, or None for any other set."""
     if services.bit_count() != 1:
         return None
     return first_of(services)

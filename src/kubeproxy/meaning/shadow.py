@@ -21,8 +21,8 @@ class FamilyDifference(NamedTuple):
 
     @property
     def identity(self) -> tuple[Family, FirstPacket, Shares]:
-        """The packet with its present outcome. Each late write of a slow proxy changes this outcome. The same outcome
-        after the grace period therefore means that a proxy has not written, or has written wrong rules."""
+        """The packet with its present outcome in the first ruleset. Each late write of a slow proxy changes it. The
+        same outcome after the grace period therefore means that a proxy has not written, or has written wrong rules."""
         return self.family, self.witness.packet, self.witness.first
 
 

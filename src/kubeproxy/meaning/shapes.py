@@ -4,7 +4,7 @@ each shape.
 A unit consists of the packets to one destination address, either with one protocol and port that a rule contains, or
 with all protocols and ports that no rule contains. The shape of a unit lists all rules and elements that the unit's
 packets can reach. In this list, numbers replace the unit's addresses, ports and chains, in the order of their first
-appearance. The shape also lists, for each address or port, the sets in rules that contain the address or port. Units of
+appearance. The shape also lists, for each address or port, the rules' sets that contain the address or port. Units of
 one shape therefore have the same outcomes, except for the replaced addresses and ports."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Service = tuple[int, int]
 
 class Unit(NamedTuple):
     """Packets to a destination, either with one protocol and port (`only`), or with all protocols and ports except
-    `others`. `services` is their set of protocols and ports, encoded as in meaning/rules.py."""
+    `others`. `services` is the packets' set of protocols and ports, encoded as in meaning/rules.py."""
 
     destination: int
     services: int
@@ -74,7 +74,7 @@ class _Layout(NamedTuple):
 
 
 class _Side:
-    """An index of the addresses and ports in a ruleset: in rules of common chains, and in elements.
+    """An index of the addresses and ports in a ruleset's elements, and in the rules of its common chains.
 
     A chain is common if it is a base chain, or if a rule of a common chain jumps to it without a test of one particular
     address or port. Other chains are parts of shapes."""
@@ -111,7 +111,7 @@ class _Side:
         return _Layout(number if named else None, fields, [], self._target if has_verdicts else _data)
 
     def _elements(self, table: Keyed) -> None:
-        """Index the elements of a table. An element without an index may match the packets of every unit."""
+        """Index the elements of a table. An element that is not indexed may match packets of every unit."""
         for entry in table.entries if {Property.SOURCE, Property.ORIGINAL_DESTINATION} & table.at.keys() else ():
             pairs = [entry.ranges[at] for field, at in table.at.items() if field in _ADDRESSES]
             self.addresses |= {(pair,) for pair in pairs if pair[0] != pair[1]}
@@ -247,7 +247,7 @@ class Shapes:
         return inside, *(low <= (address & mask) ^ xor <= high for mask, xor, low, high, _ in self._values)
 
     def sets_of_port(self, port: int, *, own: bool) -> object:
-        """Return the sets that contain a port, and the port itself if rules outside of the unit contain it."""
+        """Return the sets that contain a port, or the port itself if rules outside of the unit contain it."""
         found = self._port_sets.get(port)
         if found is None:
             each = range(port, 3 * rules.PORTS, rules.PORTS)

@@ -198,7 +198,7 @@ class Walk:
         return back
 
     def _skips(self, rule: tuple[Operation, ...], flow: PacketSet) -> bool:
-        """Return whether one of a rule's first tests is false for all packets of a flow. This check is fast."""
+        """Return quickly whether one of a rule's first tests is false for all packets of a flow."""
         for op in rule:
             kind = op[0]
             if kind is Op.VALUE:

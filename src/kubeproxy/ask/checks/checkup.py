@@ -179,7 +179,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
             named = report.look("Node", lambda: whereabouts.registered(facts))
             named |= report.look("pod networks", lambda: whereabouts.networked(node, facts))
             covered |= facts.unready.keys() if named and facts.awaits else set()
-    standings = [one for one in facts.standings if not (second and one.difference)]  # `second` causes differences
+    standings = [one for one in facts.standings if not (second and one.difference)]  # a second proxy causes differences
     if facts.writes and report.look("kernel", lambda: programming.standing(standings, facts.began, _bare(node))):
         covered.add("kernel")
     covered |= {"kernel"} if len(standings) < len(facts.standings) else set()

@@ -46,8 +46,8 @@ _WIRED = "DEVTYPE=vlan", "DEVTYPE=bond", "DEVTYPE=bridge"
 
 
 class NodeRules:
-    """The chains of a node, the rules of kube-proxies and of other programs, and the kube-proxies that run on it. Each
-    of these is read once per answer. Raises KubeProxyError."""
+    """The chains of a node, the rules of kube-proxies and of other programs, and the running kube-proxies. Each of
+    these is read once per answer. Raises KubeProxyError."""
 
     _others: list[Firewall] | None = None
 
@@ -93,7 +93,7 @@ class CheckedNode(Struct, frozen=True):
     """The node to check. The fields from `family` on, except `rules`, restrict the checks to one connection."""
 
     facts: Facts | None  # None if no proxy answers
-    pid: int  # in this PID namespace; 0 without a proxy
+    pid: int  # of the proxy, in this PID namespace; 0 without a proxy
     mode: Mode  # the running mode, or else the intended mode
     config: KubeProxyConfiguration  # the running configuration, or else the intended one
     running: bool = False  # the facts come from a running proxy
@@ -111,7 +111,7 @@ class CheckedNode(Struct, frozen=True):
     served: bool = True  # the destination belongs to a Service of this proxy
     refused: bool = False  # the proxy's rules reject the connection
     answers: bool = False  # the proxy itself answers
-    picked_again: frozenset[End] = frozenset()  # the endpoints among which a repeated first packet picks again
+    picked_again: frozenset[End] = frozenset()  # if a first packet to one of them is lost, the next picks again
     covered: bool = False  # `passing` and `possible` contain all packets of the connection
     bridge: str = ""  # the bridge that delivers packets from pod to pod, so that the kernel does not route them
     routed: Collection[RoutedPacket] = ()  # packets of the connection at the kernel's routing decisions
@@ -119,7 +119,7 @@ class CheckedNode(Struct, frozen=True):
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """The families to check, which are the families that the proxy programs, or would program."""
+        """The families to check: the connection's family, or all that the proxy programs or would program."""
         if self.family is not None:
             return (self.family,)
         return self.facts.world.families if self.facts is not None else host.families()
@@ -223,7 +223,7 @@ def _mode_of(process: processes.ProxyProcess) -> str:
 
 
 def _entrances() -> set[str]:
-    """Return the interfaces on which packets arrive; a bridge replaces its ports."""
+    """Return the interfaces on which packets arrive; a bridge stands for its ports."""
     names = {name for _, name in socket.if_nameindex()} - modes.interfaces() - {"lo"}
     return {name for name in names if not (SYS / name / "master").exists()}
 

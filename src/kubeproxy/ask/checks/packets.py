@@ -92,7 +92,7 @@ def translated(connection: CheckedConnection, end: End, *, masqueraded: bool) ->
     exit_ = _LOOPBACK if destination in connection.local else connection.bridge or interface_to(destination)
     here = connection.is_local
     forwarded = not here and exit_ != _LOOPBACK
-    # Depending on the mode, a pod's connection to itself is marked before or after its packets are forwarded.
+    # The mark of a pod's connection to itself is unknown: depending on the mode, it is set before or after forwarding.
     bit = connection.mark if destination != packet.source else 0
     by_rules = not (connection.taken_in or connection.direct)
     made = _Made(packet, (entrance, exit_), end, by_rules, (bit, bit * masqueraded))

@@ -18,7 +18,7 @@ from kubeproxy.model.addresses import Family, family_of, place_text, split_host_
 from kubeproxy.model.answer import HEALTH_FIELD, Packet
 
 HIDDEN = Process(-1, "")
-"""Stands for an invisible process that uses a port, in another PID namespace (a pod without hostPID)."""
+"""Stands for a process that uses a port and is not visible in this PID namespace (in a pod without hostPID)."""
 
 
 class ListeningPort(NamedTuple):

@@ -246,7 +246,7 @@ def _if_marked(node: CheckedNode, refused_by: Callable[[RoutedPacket], str]) -> 
             lost = [mark for mark in one.marks if is_lost(packet, mark)] if _is_way_of(packet, one.packet, node) else ()
             named.update(lost)
             if lost:
-                sure = one.sure and one.packet.hook == "prerouting"  # at output only some chains cause a new route
+                sure = one.sure and one.packet.hook == "prerouting"  # at the hook output, only some chains reroute
                 key = one._replace(packet=node.passing[0], marks=frozenset({min(lost)}), sure=sure)
                 several = found.setdefault(key, [])
                 several += [packet] if packet not in several else []

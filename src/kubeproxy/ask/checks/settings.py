@@ -16,7 +16,7 @@ from kubeproxy.model.addresses import Family, place_text
 FULL, FILLING = 0.95, 0.8
 FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
 FORWARDING_OF: Final = {Family.IPV4: "net/ipv4/conf/{}/forwarding", Family.IPV6: "net/ipv6/conf/{}/force_forwarding"}
-"""A sysctl of one interface."""
+"""Sysctls that turn on forwarding for one interface; {} stands for its name."""
 _SHOWN: Final = 2
 
 _PERSIST: Final = "and remove the setting from the file in /etc/sysctl.d, or the program, that sets another value"

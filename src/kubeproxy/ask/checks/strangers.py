@@ -225,7 +225,7 @@ def _listing(where: str, chain: str, traced: str) -> str:
     return f"`{where} -S {chain}` lists its rules" if where.partition(" ")[0] in LEGACY.values() else traced
 
 
-HarmOfPackets = Callable[..., Harm]  # returns the harm of lost packets, as CheckedNode.harm_of
+HarmOfPackets = Callable[..., Harm]  # returns the harm of lost packets, as CheckedNode.harm_of does
 _UNMARKED: Final = " that are not masqueraded"
 _UNORDERED: Final = (
     "it has the priority of a chain that translates the connection, so it may run before or after that chain, by the "
@@ -265,7 +265,7 @@ def zones_of_one_direction(
     drops: list[Drop], end_of: Callable[[PassingPacket], End | None], passing: Iterable[PassingPacket]
 ) -> list[Drop]:
     """If both requests and answers get a conntrack zone, which may be the same zone, return the drops for other
-    reasons, and a drop of the requests to each endpoint whose answers get no zone. Otherwise return all drops."""
+    reasons, and a drop of the requests to each endpoint with answers that get no zone. Otherwise return all drops."""
     zoned = [one for one in drops if one.verdict == ZONES]
     answered = {end_of(one.packet) for one in zoned if one.packet.purpose is CompiledFor.ANSWER}
     requests = [one for one in zoned if one.packet.purpose is CompiledFor.REQUEST]

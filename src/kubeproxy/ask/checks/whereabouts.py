@@ -15,7 +15,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.setup import host
 
 _KUBELETS = ("kubelet", "kubelite", "k3s")
-"""The kubelet runs in a process whose name begins with one of these words."""
+"""The name of the process in which the kubelet runs begins with one of these words."""
 
 
 def own_addresses() -> set[bytes]:

@@ -82,7 +82,7 @@ class Met(Struct, frozen=True, rename="camel"):
     hook: str
     table: str
     chain: str
-    destination: str  # before this chain translates it
+    destination: str  # the packet's destination before this chain
     words: tuple[str, ...]  # the rules and decisions that matched
     verdict: str
     rules: tuple[str, ...] = ()  # the texts of the rules in `words`
@@ -100,7 +100,7 @@ class Journey(Struct, frozen=True, rename="camel"):
     lost: str  # the reason why the packet ended on this node; '' if it continued
     last: str  # the last hook that the packet passed
     reason: str = ""  # the name of the ICMP error
-    local: bool = False  # this node sent it
+    local: bool = False  # this node sent the packet
     leaves: str = ""  # the interface through which the packet leaves; '' if unknown
 
 
@@ -137,8 +137,8 @@ def _marks(runs: Iterable[_Run], own_table: str) -> list[str]:
 
 
 def _continued(packets: Sequence[Sequence[_Run]], headers: Headers) -> int:
-    """Return the index of the journey to which a step belongs; the index may be a new one. The kernel's trace id of a
-    packet changes on translation, and when the packet passes loopback or a bridge."""
+    """Return the index of the journey to which a step belongs, or the next index for a new journey. The kernel's trace
+    id of a packet changes on translation, and when the packet passes loopback or a bridge."""
     for place in range(len(packets) - 1, max(-1, len(packets) - 1 - _NEAR), -1):
         last = packets[place][-1].headers
         same_end = (last.source, last.source_port) == (headers.source, headers.source_port) or (
@@ -202,8 +202,8 @@ def _met(run: _Run, ruleset: KnownRules) -> Met:
 
 
 def _words(run: _Run, ruleset: KnownRules) -> Iterator[tuple[str, str | None, bool]]:
-    """Yield the decisions of this program's chains, and the matching rules of other programs: the text of the decision,
-    the rule (None for a decision), and Decision.left. In consecutive decisions, the prefix LEFT appears only once."""
+    """Yield the decisions of this program's chains as (text, None, Decision.left), and the matching rules of other
+    programs as ('', rule, False). In consecutive decisions, the prefix LEFT appears only once."""
     shown, decide = False, ruleset.decision
     for step in run.steps:
         decision = decide(step.table, step.chain)

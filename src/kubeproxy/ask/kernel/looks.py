@@ -30,8 +30,8 @@ class Seen(Struct, frozen=True):
 
     services: int  # compared Services
     findings: tuple[Finding, ...] = ()
-    on_their_way: tuple[ServiceName, ...] = ()  # with queued changes
-    unstable: tuple[ServiceName, ...] = ()  # changed at every reading
+    on_their_way: tuple[ServiceName, ...] = ()  # Services with queued changes
+    unstable: tuple[ServiceName, ...] = ()  # Services that changed at every reading
     caveats: tuple[str, ...] = ()  # the parts that could not be compared
 
 

@@ -77,7 +77,7 @@ def remembered(facts: Facts, explained: Explained) -> str | None:
         client = explained.packet.source or source_for(explained.packet.destination)
         if client is None:
             return None
-        # For a range of ports, the kernel stores the endpoint with its port for the Service's first port.
+        # For a range of ports, the kernel stores the endpoint's port that belongs to the Service's first port.
         with examiners(facts, [plan.key.family]) as kernel:
             telling = [each.remembered for each in kernel if each.remembered]
             found = {
@@ -199,7 +199,7 @@ class Report(Struct, frozen=True):
 
 
 def verify(asked: Source, names: Sequence[ServiceName], *, api: bool) -> Report:
-    """Compare these Services, or all Services. A running proxy's versions of their objects are compared with the API
+    """Compare these Services, or all Services. Their objects in a running proxy are also compared with the API
     server if Services are named, or if `api` is set. Raises KubeProxyError."""
     facts = asked.facts()
     if asked.running and facts.version != build().name:
@@ -289,10 +289,10 @@ class ProbedFor(NamedTuple):
 
     is_node: bool = True  # the connection's packets have the same path as packets of probes
     own_address: Collection[str] = ()  # the endpoints that receive the client's own address
-    stopped: Mapping[str, OwnCause] = {}  # by endpoint
+    stopped: Mapping[str, OwnCause] = {}  # causes that concern only this node's own packets, by endpoint
     routed: bool = False  # another check asks the kernel for the routes of the connection's own packets
     away: Mapping[str, str] = {}  # the endpoints on other nodes, with the node
-    here: Mapping[str, str] = {}  # the endpoints in `away` whose address this node has, with the address's interface
+    here: Mapping[str, str] = {}  # endpoints in `away` that have an address of this node, with its interface
     lost: Collection[End] = ()  # the endpoints that the connection certainly does not reach
 
     def may_differ(self, probe: Probe) -> bool:

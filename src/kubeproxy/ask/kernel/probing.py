@@ -1,5 +1,5 @@
-"""The meaning of probes of endpoints for the checked connection: a probe consists of this node's own packets, and the
-cause of its failure may concern only these packets."""
+"""Derives findings on the checked connection from probes of its endpoints. A probe consists of this node's own packets,
+so the cause of a failed probe may concern only such packets."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def findings(
     at_proxy: bool,
     lost: Collection[End] = (),
 ) -> Iterator[Diagnosis]:
-    """Return the findings on probes for a connection; `at_proxy`: it ends at the proxy; `lost`: the endpoints that the
-    connection certainly does not reach. A NetworkPolicy never refuses packets of the endpoint's own node, so an
-    endpoint on this node that refuses a probe refuses the client, too."""
+    """Return the findings on probes for a connection. `at_proxy`: the connection ends at the proxy; `lost`: the
+    endpoints that the connection certainly does not reach. A NetworkPolicy never refuses packets of the endpoint's own
+    node, so an endpoint on this node that refuses a probe refuses the client, too."""
     failed = {end_of(one.address): one.address for one in probes if one.failed}
     if not failed:
         return present.findings(probes, present.ProbedFor())

@@ -1,4 +1,4 @@
-"""Turns on tracing of a flow's packets in the kernel, and collects the packets' rules and conntrack entries."""
+"""Traces a flow's packets in the kernel, and collects the rules that they match, and their conntrack entries."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def look(
 
 def _silent(flow: verdicts.FollowedFlow) -> str:
     """Return the text that the next hops of all endpoints without an answer do not answer ARP or neighbour discovery;
-    '' if a next hop answers. A packet that does not leave a bridge has no conntrack entry: it goes to the endpoint that
-    leftover rules chose, or, without such rules, to any endpoint of the Service."""
+    '' if any of them answers. A packet that does not leave a bridge has no conntrack entry: it goes to the endpoint
+    that leftover rules chose, or, without such rules, to any endpoint of the Service."""
     ends = dict.fromkeys(one.endpoint for one in flow.served if not one.answered)
     if not ends and flow.without_entry:
         answered = {one.endpoint for one in flow.served}

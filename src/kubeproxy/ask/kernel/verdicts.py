@@ -155,9 +155,9 @@ class FollowedFlow(NamedTuple):
 
     @property
     def _endpoint(self) -> str:
-        """The endpoint of the last connection. Without a conntrack entry, the destination that leftover rules chose, or
-        to which the last request was translated, or the endpoints from which the proxy's rules choose; '' if other
-        rules may have chosen."""
+        """The endpoint of the last connection. Without a conntrack entry: the destination that leftover rules chose,
+        else the destination to which the last request was translated, else the endpoints from which the proxy's rules
+        choose, or '' if other rules may have chosen."""
         if self.served:
             return self.served[-1].endpoint
         if (others := self.others) is not None:
@@ -241,8 +241,8 @@ class FollowedFlow(NamedTuple):
         return f"{what} its entry in connection tracking, older than the trace, keeps the flow there: {kept.text}"
 
     def _possible(self) -> str:
-        """Return the causes that `why` finds of a packet's end after prerouting, or the possible causes if it finds
-        none."""
+        """Return the causes that `why` finds if packets go no further than prerouting; if `why` finds none, return all
+        possible causes."""
         return self.ruleset.decided.unrouted() or _UNSEEN * bool(self.ruleset.legacy) + _UNROUTED
 
     def _undropped(self, subject: str = "nothing here") -> str:
@@ -294,7 +294,7 @@ class FollowedFlow(NamedTuple):
         return self._unless_udp(text)
 
     def _unreturned(self) -> bool:
-        """Return whether requests were forwarded, and no answer was. A request in a chain at the hook forward shows
+        """Return whether requests were forwarded, and answers were not. A request in a chain at the hook forward shows
         that the trace sees forwarded packets."""
         forwarded = any(met.hook == HOOKS[FORWARD] for one in self.requests for met in one.met)
         return forwarded and {one.last for one in self.answers} == {HOOKS[PREROUTING]}
@@ -322,7 +322,7 @@ class FollowedFlow(NamedTuple):
         return _Outcome(f"{self._undropped()}, {text}{more}{silent}", passed=False)
 
     def _failed(self) -> dict[str, str]:
-        """Return a text for each endpoint that refused connections or did not answer them; the text of '' is about
+        """Return a text for each endpoint that refused connections or did not answer them; the key '' stands for
         connections that ended before the routing. Retransmissions belong to one connection. The kernel deletes the
         entry of a refused connection (nf_conntrack_tcp_packet in net/netfilter/nf_conntrack_proto_tcp.c)."""
         answers = {one.source for one in self.answers if not one.refusal}
@@ -373,8 +373,8 @@ _SHOWS = "`kube-proxy why` tests whether this node stops the answers; if not, th
 
 
 def _foreign(request: Journey, pattern: re.Pattern[str]) -> str:
-    """Return the rule of another program that a request matched, and that has a text with this pattern; '' without such
-    a rule."""
+    """Return the rule of another program that a request matched, and that contains text of this pattern; '' without
+    such a rule."""
     rules = ((met, rule) for met in request.met for rule in met.rules)
     place = 'rule "{}" of table {}, chain {}, which is not ours,'
     return next((place.format(rule, met.table, met.chain) for met, rule in rules if pattern.search(rule)), "")
