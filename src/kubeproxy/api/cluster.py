@@ -48,7 +48,7 @@ class Server(NamedTuple):
 
 def parse_server(text: str, field: str, *, default_scheme: str = "http") -> Server:
     """Parse the URL of an API server. A 'host:port' without a scheme gets `default_scheme`, as in client-go's
-    DefaultServerURL. Raises ConfigError, which starts with `field`, for other URLs."""
+    DefaultServerURL. For an invalid URL, raises ConfigError with a text that starts with `field`."""
     if "@" in text:  # the message does not quote the URL, which may contain a password
         raise ConfigError(
             f"{field}: the URL must not hold a user name or a password; give them to the kubeconfig's user"
@@ -180,7 +180,7 @@ class Cluster:
         self._context: ssl.SSLContext | None = None
         self._made_of: object = None
         self._unusable = ""
-        self.certificates: Mapping[str, Validity] = {}  # of the certificates in use, with the keys of Trust.validities
+        self.certificates: Mapping[str, Validity] = {}  # for the certificates in use; keys as in Trust.validities
         self._on_expiries: Callable[[Mapping[str, float]], None] = lambda _: None
         if server.scheme == "https":
             self._made_of = (trust.signature(), None)
@@ -189,7 +189,7 @@ class Cluster:
 
     @property
     def authorities(self) -> str:
-        """See Trust."""
+        """The field or file with the certificates of the authorities, for messages."""
         return self._trust.authorities
 
     @property
@@ -246,7 +246,7 @@ def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
     try:
         with os.fdopen(os.dup(memory), "wb") as file:
             file.write(pair.certificate.rstrip() + b"\n" + pair.key)
-        # If no password argument is given, OpenSSL would prompt at the terminal. Unencrypted keys ignore the password.
+        # Without a password argument, OpenSSL would prompt at the terminal. Unencrypted keys ignore the password.
         context.load_cert_chain(f"/proc/self/fd/{memory}", password="")
     finally:
         os.close(memory)
@@ -272,7 +272,7 @@ def _file_state(path: str) -> tuple[str, int, int]:
 
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----([^-]+)-----END CERTIFICATE-----")
 # A Validity (RFC 5280, 4.1.2.5) in DER: two times, each UTCTime (0x17) or GeneralizedTime (0x18). Only numbers and the
-# issuer's name precede the validity. If an issuer's name contains these bytes, only certificates of this issuer are
+# issuer's name precede the validity. If an issuer's name matches the pattern, only certificates of this issuer are
 # misread.
 _TIME: Final = rb"(?:\x17\x0d|\x18\x0f)(\d{12}(?:\d\d)?)Z"
 _VALIDITY: Final = re.compile(rb"\x30[\x1e\x20\x22]" + _TIME + _TIME)
@@ -303,7 +303,7 @@ def validities(pem: bytes) -> list[Validity]:
 
 
 def token_validity(token: str) -> Validity | None:
-    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None for any other token, or for one without expiry."""
+    """Return the validity of a JSON Web Token (RFC 7519, 4.1); None for any other token, or without expiry."""
     parts = token.strip().split(".")
     if len(parts) != 3:
         return None
@@ -316,7 +316,7 @@ def token_validity(token: str) -> Validity | None:
 
 def _seconds(digits: bytes) -> float:
     text = digits.decode()
-    if len(text) == 12:  # UTCTime: two digits of the year
+    if len(text) == 12:  # UTCTime: the year has two digits
         text = ("19" if text >= "50" else "20") + text
     return datetime.strptime(text, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()
 

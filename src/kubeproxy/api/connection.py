@@ -60,7 +60,7 @@ class AnswerProgress:
         self._due = 1
 
     def received(self, count: int, now: float) -> None:
-        """Count bytes received."""
+        """Count received bytes; move the deadline if they are enough."""
         self._due -= count
         if self._due <= 0:
             self._due = LEAST_PROGRESS

@@ -176,7 +176,7 @@ class WatchDecoder:
         return WatchChanges(events, version, initial_end, None)
 
     def _decode_line(self, data: bytes, events: list[Event]) -> tuple[str, bool]:
-        """Decode a line and append its events. Return its resourceVersion, and whether it ends the initial events."""
+        """Decode a line and append its events. Return its version, and whether the line ends the initial events."""
         try:
             line = self._decoder.decode(data)
         except FAILURES:

@@ -82,7 +82,7 @@ class Contact:
 
 
 class HttpClient:
-    """Connections to the API server of `cluster`, for one event loop, until `close`."""
+    """An HTTP client for the API server of `cluster`, for one event loop, until `close`."""
 
     def __init__(
         self, cluster: Cluster, *, on_request: OnRequest | None = None, connect_timeout: float = CONNECT_TIMEOUT
@@ -184,7 +184,7 @@ class HttpClient:
                 connection.abort()
                 if isinstance(error, ConnectionFailed) and kept and repeatable and not connection.received_any:
                     continue
-                # Break the reference cycle of exchange, error and frame, because an incomplete answer may have
+                # Break the reference cycle of exchange, error and frame, because an incomplete answer may contain
                 # megabytes.
                 del exchange
                 raise

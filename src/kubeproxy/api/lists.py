@@ -69,7 +69,7 @@ class _Slice(Struct, rename="camel"):
 async def versions(
     client: HttpClient, service: ServiceName | None, proxy_name: str = ""
 ) -> Mapping[ServiceName, Versions]:
-    """Return the versions of a Service, or of all Services that a proxy with this name watches, without headless
+    """Return the versions of a Service, or of all Services that a proxy with this name watches, except headless
     Services. The rights of the proxy's service account are enough. Raises SourceError."""
     where = f"/namespaces/{quote(service[0], safe='')}" if service is not None else ""
     query = {"labelSelector": served(proxy_name)}
@@ -140,8 +140,8 @@ class Greeting(NamedTuple):
 
 def greet(cluster: Cluster, timeout: float) -> Greeting:
     """Send a request without a token directly to the server, not through a proxy. Each step blocks for at most
-    `timeout` seconds. Raises SourceError without an answer. Must not be called for a cluster with a client certificate
-    from an exec plugin."""
+    `timeout` seconds. Raises SourceError if no answer arrives. Must not be called for a cluster with a client
+    certificate from an exec plugin."""
     server, silence = cluster.server, "no connection in"
     context, began = asyncio.run(cluster.tls_context()), time.monotonic()
     try:

@@ -93,7 +93,7 @@ class ManifestSource:
         self.statuses: dict[Resource, ResourceStatus] = {resource: ResourceStatus(resource) for resource in TYPES}
 
     async def run(self) -> None:
-        """Follow the folder until cancelled."""
+        """Deliver the objects of the folder, and then their changes, until cancelled."""
         while True:
             self.scan()
             watch = inotify.Inotify.open()
@@ -106,7 +106,7 @@ class ManifestSource:
                 watch.close()
 
     async def _follow(self, watch: inotify.Inotify) -> None:
-        """Scan after each change in the folder, until it is deleted or replaced by another folder of this name."""
+        """Scan after each change in the folder, until the folder is deleted or moved."""
         while not watch.happened() & (inotify.IN_IGNORED | inotify.IN_MOVE_SELF):
             self.scan()
             with suppress(TimeoutError):
@@ -248,7 +248,7 @@ Key = tuple[Resource, str, str]  # resource, namespace ('' for none) and name
 
 
 class FileContent(NamedTuple):
-    """The content of a file."""
+    """The objects and problems in a manifest file."""
 
     found: dict[Key, Object]
     rejected: list[Rejected]  # problems; each problem's field contains the file and the document
@@ -363,8 +363,8 @@ def _read_entry(entry: Any, where: str, content: FileContent) -> bool:
 
 def _odd_name(service: Service) -> tuple[str, str] | None:
     """Return the field and the text of a name that an API server would refuse; None if all names are valid. Source:
-    Kubernetes' rules for Services, namespaces and port names, all labels of RFC 1123. Backends derive chain names from
-    these names: a Service `web:x` would be confused with port x of `web`."""
+    Kubernetes' rules for Services, namespaces and port names, all DNS labels (RFC 1123). Backends derive chain names
+    from these names: a Service `web:x` would be confused with port x of `web`."""
     names = {"metadata.namespace": service.metadata.namespace or "", "metadata.name": service.metadata.name}
     names |= {f"spec.ports[{i}].name": port.name or "" for i, port in enumerate(service.spec.ports or ())}
     return next(((field, name) for field, name in names.items() if name and not LABEL.fullmatch(name)), None)

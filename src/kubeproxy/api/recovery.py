@@ -32,7 +32,7 @@ class WatchListSupport:
         self.supported = True
 
     def refused(self, reason: str) -> None:
-        """Use paged lists."""
+        """Use paged lists from now on, because the server does not stream lists."""
         if self.supported:
             log.info("Using paged lists instead of streamed lists: %s", reason)
         self.supported = False
@@ -81,7 +81,7 @@ class Recovery:
         return self._support.supported and not self.list_in_pages
 
     def listed(self, version: str) -> None:
-        """Record that a list of a version was delivered."""
+        """Record that a list with this resourceVersion was delivered."""
         self.list_needed = False
         self.list_from = version
         self._listed_at = time.monotonic()
@@ -266,12 +266,12 @@ class StreamClock:
             return
         is_event = changes.events or self._silent_since is None  # an event of a watch, or the end of the list
         if is_event or changes.version:
-            self._limit = self._limit if is_event else self._pace.silence  # a bookmark
+            self._limit = self._limit if is_event else self._pace.silence  # a bookmark resets the limit
             self._renew()
             self._watch_on()
 
     def ended(self) -> None:
-        """At the end of a watch, shorten the silence that the next watch may last by the silence at its end."""
+        """At the end of a watch, subtract the silence since its last data from `left`, which limits the next watch."""
         if self._silent_since is not None:
             self.left = max(0.0, self.left - (self._loop.time() - self._silent_since))
 

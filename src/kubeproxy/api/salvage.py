@@ -42,8 +42,8 @@ _ESCAPE = re.compile(
 )
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 _JSON_NAMES = {"str": "string", "int": "integer", "bool": "boolean"}
-FAILURES = (ValueError, RecursionError)  # the errors that a decoder may raise for any bytes
-_UNREADABLE = (*FAILURES, TypeError)  # also for UNSET
+FAILURES = (ValueError, RecursionError)  # the errors that a decoder raises for unreadable bytes
+_UNREADABLE = (*FAILURES, TypeError)  # TypeError: the piece is UNSET
 
 
 class Salvaged(NamedTuple):

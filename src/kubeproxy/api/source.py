@@ -90,7 +90,7 @@ class Trouble(Struct):
     _logged_at: float = 0.0
 
     def met(self, text: str) -> None:
-        """Set the failure, after each failed attempt."""
+        """Record the failure of an attempt."""
         now = self.clock()
         if text != self.text:
             if not self.text:
@@ -103,7 +103,7 @@ class Trouble(Struct):
             self.log(f"{text} (for {now - self._since:.0f} s now)")
 
     def over(self) -> bool:
-        """Clear the failure; return whether there was one."""
+        """Clear the failure; return whether there was a failure."""
         was, self.text = bool(self.text), ""
         return was
 
@@ -121,7 +121,7 @@ class WatchStanding(Struct, frozen=True, kw_only=True):
 
 
 class ResourceStatus(Struct):
-    """The state of one resource's source. The source writes it; health checks and metrics read it."""
+    """The state of one resource's source. The source writes this state; health checks and metrics read it."""
 
     resource: Resource
     synced: bool = False  # a complete list was delivered at least once
@@ -152,10 +152,10 @@ class ResourceStatus(Struct):
 class Reach(Struct, frozen=True, kw_only=True):
     """The state of the connection to an API server."""
 
-    server: str  # its URL
+    server: str  # the URL of the server
     trouble: str  # the reason why the server cannot be reached; '' for a reachable server
     watched: tuple[WatchStanding, ...]
-    certificates: Mapping[str, Validity]  # of the certificates in use, with the keys of cluster.Trust.validities
+    certificates: Mapping[str, Validity]  # for the certificates in use; keys as in cluster.Trust.validities
 
     @property
     def nodes_listed(self) -> bool:
@@ -164,7 +164,7 @@ class Reach(Struct, frozen=True, kw_only=True):
 
     @property
     def failing(self) -> str:
-        """A text about the resources that the server does not let the proxy list or watch, with one reason; '' without
+        """A text with the names of resources that the proxy fails to list or watch, and the first reason; '' without
         such a resource."""
         failed = [one for one in self.watched if one.trouble and not one.connected]
         names = ", ".join(one.resource for one in failed)
@@ -206,7 +206,7 @@ class ListPace(Struct, frozen=True, kw_only=True):
     short_watch: float = 1.0
     """A watch that ends sooner, without an event, counts as a failure, so that a broken server causes no busy loop."""
     quiet: float = 5.0
-    """Silence in a WatchList without end mark, after which the server is assumed to ignore sendInitialEvents."""
+    """Silence in an unfinished WatchList, after which the server is assumed to ignore sendInitialEvents."""
     trickle: float = 30.0  # time in which at least connection.LEAST_PROGRESS bytes of a list must arrive
     silence: float = 240.0
     longest_silence: float = 3600.0
@@ -220,8 +220,8 @@ class ListPace(Struct, frozen=True, kw_only=True):
     node."""
     healthy: float = 60.0  # time without a failure after which the backoff starts again with its first delay
     relist: float = 0.5
-    """Maximum random delay of a list after 410 Gone, because all nodes receive that answer at the same time."""
+    """Maximum random delay of a list after 410 Gone, because all nodes receive this answer at the same time."""
 
     def backoff(self, first: float) -> Backoff:
-        """Return delays that begin with `first` seconds."""
+        """Return doubling delays that begin with `first` seconds."""
         return Backoff(first, self.cap, spread=0.5, healthy=self.healthy)

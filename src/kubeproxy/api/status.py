@@ -40,7 +40,7 @@ class Status(Struct, frozen=True):
 
 
 class ConnectionFailed(SourceError):
-    """No answer, or an incomplete answer: the connection was refused or lost, the name is unknown, or TLS failed.
+    """The answer is missing or incomplete: the connection was refused or lost, the name is unknown, or TLS failed.
     `silent` is the number of seconds since the peer's last packet."""
 
     def __init__(self, text: str, silent: float = 0.0) -> None:
@@ -49,11 +49,11 @@ class ConnectionFailed(SourceError):
 
 
 class MalformedAnswer(SourceError):
-    """The answer is neither HTTP nor JSON of the API."""
+    """The answer is not valid HTTP, not valid JSON of the API, or too long."""
 
 
 class NoInitialEnd(SourceError):
-    """A WatchList was silent, or ended, before the bookmark at its end."""
+    """A WatchList was silent, or ended, before the bookmark that ends its initial events."""
 
 
 class OutOfStep(SourceError):

@@ -124,7 +124,7 @@ def _port_text(port: bytes) -> str:
 
 
 def destination_texts(destinations: Iterable[bytes]) -> dict[str, str]:
-    """Return the address of each packed destination (all of one family) as text; the key is its `destination_text`."""
+    """Return the address of each packed destination (all of one family) as text, by its `destination_text`."""
     return {host_port(address := unpack(each[:-2]), _port_text(each[-2:])): address for each in destinations}
 
 

@@ -76,7 +76,7 @@ class Outcome(Enum):
 
 
 class Notice(Enum):
-    """The effect on the client."""
+    """The result that the client notices."""
 
     ANSWER = "an answer"
     UNHEALTHY = "503: a load balancer takes this node out"
@@ -106,7 +106,7 @@ class Choice(NamedTuple):
 
 
 class Answer(Struct, frozen=True):
-    """The outcome of a packet."""
+    """The outcome of a packet, and the steps that lead to it."""
 
     outcome: Outcome
     steps: tuple[AnswerStep, ...]
@@ -119,7 +119,7 @@ class Answer(Struct, frozen=True):
     absent: tuple[Absent, ...] = ()  # the ineligible endpoints with their reasons
     policy: Policy = Policy.CLUSTER  # the policy of the pool from which the endpoint is picked
     keeps_outside: bool = False
-    """Whether endpoints see an outside client's address only because the proxy cannot recognise pods of this family,
+    """Whether endpoints see an outside client's address only because the proxy cannot recognise pods in this family,
     and therefore masquerades no outside client. Replies of endpoints on other nodes then bypass this node, unless these
     nodes route to the client through this node."""
 
@@ -137,7 +137,7 @@ def answer(
 
 def refuses_node(habits: Habits, frontend: Frontend, local: Collection[bytes]) -> bool:
     """Return whether this node's connections to a frontend without endpoints are refused; `local` are the node's packed
-    addresses. Every mode refuses them at cluster IPs and at the node's own addresses."""
+    addresses. Every mode refuses such connections at cluster IPs and at the node's own addresses."""
     always = frontend.kind in {FrontendKind.CLUSTER, FrontendKind.NODEPORT} or frontend.address in local
     return habits.refuses_node or always
 

@@ -112,7 +112,7 @@ class _ByPlace(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _by_place(text: str) -> _ByPlace:
-    """Parse weights such as `node-a=0,zone:eu-1=50`; return no weights if one weight is invalid."""
+    """Parse weights such as `node-a=0,zone:eu-1=50`; return no weights if any weight is invalid."""
     if len(text) > LONGEST_WEIGHTS:
         return _unreadable(f"{len(text)} characters are more than {LONGEST_WEIGHTS}: weigh by zone, or by slices")
     found = _ByPlace({}, {})

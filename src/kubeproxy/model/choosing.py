@@ -63,7 +63,7 @@ def carried(plan: ServicePlan) -> ServicePlan:
 
 
 def sharing_text(plan: ServicePlan, policy: Policy, client: ClientAddress) -> Iterator[str]:
-    """Yield texts about unequal shares."""
+    """Yield texts about weights, drained endpoints and hashing, which make shares unequal."""
     weights = plan.weights(policy)
     if weights:
         yield f"the endpoints have weights from {min(weights)} to {max(weights)}, which determine the shares"

@@ -1,4 +1,4 @@
-"""Annotations of Cilium that determine the addresses of a Service, and its clients. Pure. The annotations take effect
+"""Annotations of Cilium that restrict the frontends and the clients of a Service. Pure. The annotations take effect
 only with the flag --cilium-annotations: see docs/beyond.md "Annotations of Cilium"."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _read(text: str, field: str, known: Mapping[str, T], world: Globals, problem
 
 
 def outside_of(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """Return the addresses outside of these ranges of one family, as networks. There is at least one range."""
+    """Return all addresses outside of one or more ranges of one family, as networks."""
     size = len(ranges[0][0])
     networks: list[Range] = []
     free = 0

@@ -50,10 +50,10 @@ class Claimant(Struct, frozen=True, order=True, gc=False):
 
 
 class Claims:
-    """The owners of one family's frontends, by Frontend.key. `written` are the keys claimed with the right WRITTEN. A
-    range of ports competes with overlapping ranges and ports of other Services: it takes effect if no smaller claimant
-    has an overlapping range or port. `place` is a frontend's address and protocol, its key without the port. A claim of
-    a contested key takes logarithmic time in the number of claimants."""
+    """The owners of one family's frontends, by Frontend.key. `written` contains keys claimed with the right WRITTEN. A
+    range of ports competes with overlapping ranges and ports of other Services: the range takes effect if no smaller
+    claimant has an overlapping range or port. `place` is a frontend's address and protocol, its key without the port. A
+    claim of a contested key takes logarithmic time in the number of claimants."""
 
     def __init__(self) -> None:
         self.written: dict[ServiceName, tuple[bytes, ...]] = {}
@@ -65,7 +65,7 @@ class Claims:
     def replace(
         self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]
     ) -> set[bytes]:
-        """Replace a Service's claims of one right; return the contested keys with a new owner. `old` and `new` differ
+        """Replace a Service's claims with one right; return the contested keys with a new owner. `old` and `new` differ
         if a Service was deleted and created again, because then its age differs."""
         moved: set[bytes] = set()
         if old is not None and before:
@@ -119,7 +119,7 @@ class Claims:
         return min((each for each in rivals if each < claimant and each.service != claimant.service), default=None)
 
     def range_owner(self, key: bytes) -> ServiceName | None:
-        """Return the Service that has a range with the port of this key."""
+        """Return the Service of the smallest claimant with a range that contains this key; None without a range."""
         own = (claimant for claimant, span in self._ranges.get(key[:-2], ()) if span.covers(key))
         first = min(own, default=None)
         return first.service if first is not None else None
@@ -127,7 +127,7 @@ class Claims:
     def replace_written(
         self, name: ServiceName, old: Claimant | None, new: Claimant | None, after: tuple[bytes, ...]
     ) -> set[bytes]:
-        """Replace a Service's claims of the right WRITTEN; see `replace` for the returned keys."""
+        """Replace a Service's claims with the right WRITTEN; see `replace` for the returned keys."""
         before = self.written.pop(name, ())
         if after:
             self.written[name] = after
@@ -205,8 +205,8 @@ def lost_to(claims: Claims, frontend: Frontend, claimant: Claimant, nodeport_add
 
 
 def parted(plans: tuple[ServicePlan, ...], family: Family) -> tuple[Sequence[bytes], Sequence[Frontend]]:
-    """Return a Service's frontends of one family in two groups: keys that the API server allocated, and frontends of
-    users."""
+    """Return a Service's frontends of one family in two groups: keys that the API server allocated, and frontends
+    that users wrote."""
     if not plans or (len(plans) == 1 and plans[0].key.family is not family):
         return (), ()
     if len(plans) == 1 and len(plans[0].frontends) == 1 and plans[0].frontends[0].kind is _CLUSTER_IP:
@@ -236,7 +236,7 @@ def written_addresses(service: Service) -> set[bytes | None]:
 
 
 SHARES: Final = 4  # a namespace gets at most a quarter of the entries
-TURN: Final = ROOM  # the number of entries to change in one sync, which takes about 0.25 s of CPU time
+TURN: Final = ROOM  # the number of entries to change in one sync; these entries take about 0.25 s of CPU time
 
 
 class _Asker(NamedTuple):
@@ -247,7 +247,7 @@ class _Asker(NamedTuple):
 class NodeBudget:
     """Grants entries for weights and Maglev tables to Services, in the order of age and then name. A Service gets its
     entries if older Services leave enough entries. Entries are limited, because a Service of two kilobytes may request
-    65,536 elements of the kernel on every node, and a namespace may have a thousand such Services. See
+    65,536 elements in the kernel of every node, and a namespace may have a thousand such Services. See
     docs/balancing.md "What a node gives". Nodes with the same Services grant the same entries, also after a restart."""
 
     def __init__(self, entries: int) -> None:
@@ -286,7 +286,7 @@ class NodeBudget:
         return name not in self._denied
 
     def costs(self, names: KeysView[ServiceName]) -> dict[ServiceName, int]:
-        """Return the numbers of entries of these Services, oldest Service first, without Services that have none."""
+        """Return the number of entries of each of these Services, oldest first, except Services without entries."""
         found = sorted(self._asked[name] for name in names & self._asked.keys() if self.has(name))
         return {asker.name: entries for asker, entries in found}
 
@@ -317,7 +317,7 @@ IMPORTANT: frozenset[ServiceName] = frozenset({("default", "kubernetes"), ("kube
 
 
 def important_first(names: dict[ServiceName, None]) -> Iterable[ServiceName]:
-    """Return the names with those of IMPORTANT Services first."""
+    """Return the names in order, but the names of IMPORTANT Services first."""
     important = dict.fromkeys(name for name in names if name in IMPORTANT) if len(names) > 1 else {}
     return important | names if important else names
 

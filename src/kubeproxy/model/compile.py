@@ -113,7 +113,7 @@ def skipped(service: Service, world: Globals) -> str:
 
 
 def of_another_proxy(name: str | None) -> str:
-    """Return why another proxy serves a Service; `name` is the value of the Service's label, or None if it has none
+    """Return why another proxy serves a Service; `name` is the value of the Service's label, or None without a label
     (KEP-2447)."""
     if name is None:
         return f"another proxy serves this Service, which lacks the label {PROXY_LABEL} (--service-proxy-name)"
@@ -239,7 +239,7 @@ def _frontends(facts: ServiceFacts, port: SpecPort, family: Family, cluster_ip: 
     return tuple(frontends)
 
 
-_Stock = tuple[bool, bool, bool]  # whether the cluster pool has endpoints, the local pool has, and any is usable
+_Stock = tuple[bool, bool, bool]  # whether the cluster and local pools have endpoints, and any endpoint is usable
 
 
 @lru_cache(maxsize=256)

@@ -118,9 +118,9 @@ class _Answered(NamedTuple):
 
 
 class Ejections:
-    """The failing endpoints of Services that eject them. `now` is in seconds of a monotonic clock. The endpoints of a
-    Service are those that the API allows for its pools. If the API removes an endpoint from the pools, its ejection is
-    removed: the API takes precedence."""
+    """The failing endpoints of Services that eject endpoints. `now` is in seconds of a monotonic clock. A Service's
+    endpoints are all endpoints that the API permits in its pools. If the API removes an endpoint from the pools, the
+    ejection ends: the API takes precedence."""
 
     def __init__(self, setting: Ejecting) -> None:
         self.failures: dict[bytes, Failure] = {}

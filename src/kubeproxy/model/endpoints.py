@@ -19,7 +19,7 @@ from kubeproxy.model.plan import Globals, Pool, Problem
 
 
 class Endpoint(Struct, frozen=True, gc=False):
-    """One address of a slice with its state."""
+    """An endpoint of an EndpointSlice: one address with its state."""
 
     address: bytes
     node: str = ""
@@ -41,20 +41,20 @@ class SlicePort(NamedTuple):
 
 class Slice(Struct, frozen=True, gc=False):
     """An EndpointSlice reduced to the used fields. If all endpoints are ready and none has hints (the usual case),
-    `particular` is None, `destinations` contains the endpoints, and `nodes` and `zones` their nodes and zones in the
-    same order."""
+    `particular` is None, `destinations` contains the endpoints, and `nodes` and `zones` contain their nodes and
+    zones in the same order."""
 
     family: Family
     ports: tuple[SlicePort, ...]
     destinations: tuple[tuple[bytes, ...], ...]  # for each port: sorted destinations without duplicates
     nodes: tuple[str, ...]  # '' for none
     zones: tuple[str, ...] = ()
-    particular: tuple[Endpoint, ...] | None = None  # all endpoints
+    particular: tuple[Endpoint, ...] | None = None  # None, or all endpoints in full form
     triggered: str | None = None
     problems: tuple[Problem, ...] = ()
     version: str | None = None  # the resourceVersion
-    proxy_name: str | None = None  # the label of another proxy's Service, copied by the EndpointSlice controller
-    weight: int | None = None  # the annotation
+    proxy_name: str | None = None  # the label service-proxy-name, copied from the Service by the controller
+    weight: int | None = None  # the value of the weight annotation
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -87,7 +87,7 @@ def packed(source: objects.EndpointSlice) -> PackedSlice:
 
 
 def parse_slice(source: objects.EndpointSlice) -> Slice | None:
-    """Return the packed form of a slice, with `problems` for invalid entries; None for FQDN or an unknown type."""
+    """Return the packed form of a slice, with `problems` for invalid entries; None if its type is not IPv4 or IPv6."""
     family = FAMILIES.get(source.address_type)
     if family is None:
         return None
@@ -119,7 +119,7 @@ def annotation_field(name: str) -> str:
 
 
 def read_number(text: str, most: int = FULL) -> int | None:
-    """Parse a number from 0 to `most`, by default a weight; return None if the text is invalid."""
+    """Parse a number from 0 to `most` (by default the maximum weight); return None if the text is invalid."""
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
     return number if 0 <= number <= most else None
 
@@ -144,8 +144,8 @@ def _plain(
     entries: Sequence[objects.SliceEndpoint], ports: Sequence[SlicePort], family: Family
 ) -> tuple[tuple[tuple[bytes, ...], ...], tuple[str, ...], tuple[str, ...]] | None:
     """Return the destinations of each port, the nodes and the zones, in the order of the addresses; None if an address
-    is missing, repeated, or in an unusual form. Comprehensions create no object per endpoint, because the first list
-    may contain 100,000 endpoints."""
+    is missing, repeated, or in an unusual form. The code creates no object per endpoint, because the first list may
+    contain 100,000 endpoints."""
     number = PORT_BYTES[ports[0].port]
     try:
         first = [inet_pton(family, e.addresses[0]) + number for e in entries]  # type: ignore[index]
@@ -202,7 +202,7 @@ def _read_ports(entries: Iterable[objects.EndpointPort], problems: list[Problem]
         if protocol is None:
             problems.append(Problem(f"ports[{i}].protocol", f"{(entry.protocol or '')[:64]!r} is not TCP, UDP or SCTP"))
         elif not entry.port:
-            continue  # nil means "all ports", to which no proxy can forward; ignored as in Go
+            continue  # nil means "all ports", to which no proxy can forward; ignored as in the Go kube-proxy
         elif not 0 < entry.port < 65536:
             problems.append(Problem(f"ports[{i}].port", f"{entry.port} is not between 1 and 65535"))
         else:
@@ -276,8 +276,8 @@ def _select_all(matched: Sequence[tuple[Slice, int]], node: str, uses_cluster: b
 
 
 def _merge(matched: Sequence[tuple[Slice, int]], node: str) -> dict[bytes, Endpoint]:
-    """Return the endpoints by destination. Of endpoints with one destination, prefer an endpoint that does not
-    terminate, and then a local endpoint."""
+    """Return the endpoints by destination. Of endpoints with the same destination, prefer an endpoint that does
+    not terminate, and then a local endpoint."""
     merged: dict[bytes, Endpoint] = {}
     for piece, number in matched:
         port = PORT_BYTES[piece.ports[number].port]

@@ -29,7 +29,7 @@ class Replaced(Struct, frozen=True):
 
     resource: Resource
     objects: Sequence[Object | PackedSlice]  # EndpointSlices may be packed
-    kept: frozenset[tuple[str, str]] | None = frozenset()  # unreadable objects, which remain; None: all remain
+    kept: frozenset[tuple[str, str]] | None = frozenset()  # unreadable objects, which remain; None: all objects remain
 
 
 class Upserted(Struct, frozen=True):

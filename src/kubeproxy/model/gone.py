@@ -14,8 +14,8 @@ from kubeproxy.model.endpoints import Slice
 from kubeproxy.model.plan import ServiceName
 
 UPDATED: Final = 0.5
-"""Seconds until an endpoint that an update removed from its slice counts as deleted: the update of another slice that
-contains the endpoint can arrive later."""
+"""Seconds until an endpoint that an update removed from its slice counts as deleted: the update that adds the
+endpoint to another slice may arrive later."""
 
 DELETED: Final = 5.0
 """Seconds from the deletion of a slice until its endpoints count as deleted: a deleted namespace's slices, Services and
@@ -25,14 +25,14 @@ SECONDS: Final = 3600
 """Seconds for which connections to a gone endpoint are reset. A TCP client that sends gives up after a quarter of an
 hour (tcp_retries2), but an idle client may send data or a keepalive only later."""
 
-MOST: Final = 1 << 16  # the maximum number of gone endpoints; beyond it the oldest are removed
+MOST: Final = 1 << 16  # the maximum number of gone endpoints; beyond this number, the oldest are removed
 
 
 class Departed(NamedTuple):
-    """Changes since the last `look`."""
+    """Endpoints that were deleted or added since the last `look`."""
 
     gone: tuple[bytes, ...] = ()  # deleted endpoints: address, protocol (1 byte) and port (2 bytes)
-    taken: frozenset[bytes] = frozenset()  # new addresses of endpoints
+    taken: frozenset[bytes] = frozenset()  # addresses that new endpoints use
 
 
 class _Missing(Struct, gc=False):
@@ -67,7 +67,7 @@ class Departures:
                 yield from sorted(one.keys)
 
     def replace(self, service: ServiceName, before: Slice | None, after: Slice | None) -> None:
-        """Replace a slice of a Service. `before` is None for a new slice, `after` for a deleted slice."""
+        """Replace a slice of a Service. `before` is None for a new slice, `after` is None for a deleted slice."""
         had, has = _states(before), _states(after)
         for address in had.keys() - has.keys():
             self._lose(service, address, before, after)

@@ -33,7 +33,7 @@ class Index:
 
     @cached_property
     def by_health_port(self) -> Mapping[int, Collection[ServiceName]]:
-        """The Services with each health check port."""
+        """The Services with a health check port, by port."""
         found: dict[int, list[ServiceName]] = {}
         for name, compiled in self._compiled.items():
             if compiled.health is not None:

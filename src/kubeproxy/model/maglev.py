@@ -28,9 +28,9 @@ _FINAL: Final = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 
 
 
 def fill(pool: Pool, weights: Weights, size: int) -> Pool:
-    """Return the destination of each slot. `weights` are as in plan.Balance; `size` is a prime. Destinations take
-    turns; in its turn a destination gets the next free slot of its permutation. A smaller weight means fewer turns. The
-    table depends on the set of destinations, not on their order."""
+    """Return the destination of each slot of a Maglev table. `weights` are as in plan.Balance; `size` is a prime.
+    Destinations take turns; in its turn a destination gets the next free slot of its permutation. A smaller weight
+    means fewer turns. The table depends on the set of destinations, not on their order."""
     if not pool:
         return ()
     members = sorted(zip(pool, weights or (1,) * len(pool), strict=True))
@@ -75,7 +75,7 @@ def _turns(weights: Sequence[int]) -> Iterator[int]:
 
 
 def _sparse_turns(weights: Sequence[int], heaviest: int) -> Iterator[int]:
-    """Yield the same as `_turns`, but faster if a round has few turns (many small weights and one large weight)."""
+    """Yield the same indexes as `_turns`, faster if a round has few turns (many small weights, one large weight)."""
     count, turns = len(weights), [1] * len(weights)
     # Each number combines the round of a destination's next turn and the destination's index.
     upcoming = [-(-heaviest // weight) * count + n for n, weight in enumerate(weights)]

@@ -1,6 +1,6 @@
 """Kubernetes objects, with only the fields that the proxy uses. Source: core/v1, discovery.k8s.io/v1 and
-networking.k8s.io/v1 of Kubernetes 1.36. Defaults are the API's zero values; only JSON types are validated. Real answers
-contain null lists and maps (a bookmark's object), so every list and map may be None."""
+networking.k8s.io/v1 of Kubernetes 1.36. Defaults are the API's zero values; only JSON types are validated. API servers
+send null lists and maps (in a bookmark's object), so every list and map may be None."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 Resource = Literal["services", "endpointslices", "nodes", "servicecidrs"]
 
 LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""A label of RFC 1123, the form of names of namespaces, Services and ports."""
+"""A DNS label (RFC 1123), the form of names of namespaces, Services and ports."""
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # the API's int32
 
@@ -136,7 +136,7 @@ class EndpointConditions(ApiStruct, frozen=True):
 
 
 class NameHint(ApiStruct, frozen=True):
-    """One entry of forZones or forNodes."""
+    """One entry of the hints forZones or forNodes."""
 
     name: str = ""
 

@@ -39,13 +39,13 @@ class FrontendKind(IntEnum):
     NODEPORT = 3
 
 
-NODEPORT_KEY = 3  # size of the key of a frontend without an address
+NODEPORT_KEY = 3  # bytes in the key of a frontend without an address
 WRITTEN: frozenset[FrontendKind] = frozenset({FrontendKind.EXTERNAL, FrontendKind.LOADBALANCER})
 """The kinds of frontends that API clients write. Frontends of other kinds are allocated by the API server."""
 
 
 class Frontend(Struct, frozen=True, gc=False):
-    """The destination of clients' connections: address (empty for a NodePort), protocol (1 byte) and port (2 bytes)."""
+    """A place to which clients connect; its key: address (none for a NodePort), protocol (1 byte), port (2 bytes)."""
 
     kind: FrontendKind
     key: bytes
@@ -101,7 +101,7 @@ class Frontend(Struct, frozen=True, gc=False):
 
 class PortRange(Frontend, frozen=True, gc=False):
     """A range of ports at a Service's address; each port leads to the same port number of an endpoint. The key
-    has the first port."""
+    contains the first port."""
 
     last: int
 
@@ -119,12 +119,12 @@ class PortRange(Frontend, frozen=True, gc=False):
 class Policy(IntEnum):
     """A traffic policy, which determines the eligible endpoints."""
 
-    CLUSTER = 0  # all
+    CLUSTER = 0  # all endpoints
     LOCAL = 1  # endpoints on this node
 
 
 class Policies(NamedTuple):
-    """The policies: internalTrafficPolicy for the cluster IP, and externalTrafficPolicy for all other frontends."""
+    """A Service's policies: internalTrafficPolicy for the cluster IP, externalTrafficPolicy for all other frontends."""
 
     internal: Policy
     external: Policy
@@ -185,7 +185,7 @@ ROOM: Final = 1 << 16
 
 
 class Balance(Struct, frozen=True, gc=False):
-    """The shares of a service port's connections, if they are not equal."""
+    """The distribution of a service port's connections, if its endpoints do not get equal shares."""
 
     cluster: Weights = ()  # the weights of the cluster pool's destinations
     local: Weights = ()  # the weights of the local pool's destinations
@@ -242,8 +242,8 @@ class ServicePlan(Struct, frozen=True, gc=False):
         return structs.replace(self, frontends=kept, port_ranges=ranges, source_ranges=sources)
 
     def at_port(self, frontend: Frontend, port: bytes) -> ServicePlan:
-        """Return the plan for one port of a frontend. For a range of ports, the plan's endpoints have this port too, so
-        that endpoints with the same address become equal destinations."""
+        """Return the plan for one port of a frontend. For a range of ports, all destinations get this port, so that
+        endpoints with the same address become equal destinations."""
         if not isinstance(frontend, PortRange):
             return self
         pools = (tuple([one[:-2] + port for one in pool]) for pool in (self.cluster, self.local, self.serving))
@@ -262,8 +262,8 @@ class ServicePlan(Struct, frozen=True, gc=False):
 
     @property
     def remembers(self) -> int:
-        """The seconds of session affinity in a mode without hashing. If the plan hashes only the client's address, this
-        is the maximum."""
+        """The seconds of session affinity in a mode without hashing. The value is the maximum if the
+        plan hashes only the client's address."""
         hashing = self.balance.hashing if self.balance is not None else None
         return LONGEST_AFFINITY if hashing is not None and hashing.key is HashKey.CLIENT else self.affinity
 
@@ -375,7 +375,7 @@ ExternalIPs = Literal["served", "ignored"]  # the treatment of spec.externalIPs 
 
 
 class Globals(Struct, frozen=True):
-    """The facts about the node and its configuration that apply to all Services."""
+    """The inputs that all plans on the node share: the node's addresses, pod networks, zone and options."""
 
     node_name: str
     zone: str = ""
@@ -384,7 +384,7 @@ class Globals(Struct, frozen=True):
     external_ips: ExternalIPs = "served"
     features: Features = Features()
     api_servers: tuple[bytes, ...] = ()  # keys of frontends (Frontend.key) that would hide the API server
-    ejects: bool = False  # whether a Service ejects failing endpoints, so that the kernel must report suspects
+    ejects: bool = False  # whether any Service ejects failing endpoints, so that the kernel must report suspects
     ipv4: FamilyGlobals | None = FamilyGlobals()
     ipv6: FamilyGlobals | None = FamilyGlobals()
 
@@ -427,8 +427,8 @@ class Habits(NamedTuple):
     drops_unowned: bool = True  # packets to unused addresses in ServiceCIDRs are dropped
     refuses_node: bool = True  # this node's own connections to external addresses without endpoints are refused
     refuses_at_input: tuple[FrontendKind, ...] = (FrontendKind.NODEPORT,)
-    """The kinds that refuse this node's own packets at the hook input. Other kinds refuse these packets at the hook
-    output."""
+    """The kinds of frontends at which the hook input refuses this node's own packets. At other kinds the hook output
+    refuses these packets."""
     ranges_first: bool = True  # source ranges apply also if a Service has no endpoints
     resets_tcp: tuple[Family, ...] = (Family.IPV4,)  # the families in which TCP is refused by a reset, not by ICMP
     loopback: tuple[Family, ...] = ()  # the families in which NodePorts on all local addresses answer on loopback, too

@@ -83,9 +83,9 @@ class Counts(Struct):
 
 class Planner:
     """Stores the objects, reduced to the used fields, and the last plans of each Service. `departures` tracks gone
-    endpoints; it is None if their connections are not reset. Three other states depend on the past: the addresses of a
-    deleted Node remain (see `remembering`), the shares of new endpoints grow with time (slow start), and failing
-    endpoints are ejected."""
+    endpoints; it is None if their connections are not reset. In addition, three states depend on the past: the
+    addresses of a deleted Node remain (see `remembering`), the shares of new endpoints grow with time (slow start), and
+    failing endpoints are ejected."""
 
     def __init__(self, world: Globals, departures: Departures | None = None) -> None:
         self.world = world
@@ -99,7 +99,7 @@ class Planner:
         self.counts = Counts()
         self.deferred: list[ServiceName] = []  # Services that the last `taking` deferred: they are still dirty
         self.unfinished: dict[ServiceName, Iterator[tuple[()]]] = {}  # compilations that the next `taking` continues
-        self._moved: dict[Claims, set[bytes]] = {}  # keys with a new owner
+        self._moved: dict[Claims, set[bytes]] = {}  # keys and places with a new owner
         self._wanted: dict[ServiceName, Compiled] = {}
         self._service_of: dict[ServiceName, ServiceName] = {}
         self._claims: dict[Family, Claims] = {family: Claims() for family in Family}
@@ -197,12 +197,12 @@ class Planner:
 
     @property
     def due(self) -> float | None:
-        """The next time for `tick` and for `look` of the departures; None if no plan changes with time."""
+        """The time of the next call of `tick`, and of `look` of the departures; None if no plan changes with time."""
         moments = self._slow_start.next_step(), self.departures.due if self.departures is not None else None
         return min((moment for moment in moments if moment is not None), default=None)
 
     def mark(self, names: Iterable[ServiceName]) -> None:
-        """Mark Services as dirty, because endpoints fail or answer again."""
+        """Mark Services as dirty, because their endpoints fail or answer again."""
         self._dirty.update(dict.fromkeys(names))
 
     def mark_all(self) -> None:
@@ -242,7 +242,7 @@ class Planner:
         contested = any(claims.contested for claims in self._claims.values())
         for done, name in enumerate(important_first(dirty), start=1):
             before = self.compiled.get(name, NOTHING)
-            wanted = self._wanted.get(name)  # events may have changed `services` between steps
+            wanted = self._wanted.get(name)  # not `services`, which events may have changed between steps
             fresh = NOTHING if wanted is None else self._settled(name) if contested else wanted
             if fresh != before:
                 service = self.services.get(name)
@@ -272,8 +272,8 @@ class Planner:
         return dirty
 
     def _releasing(self, taken: KeysView[ServiceName]) -> ServiceName | None:
-        """Return one deferred Service that no longer requests an address which a Service in `taken` claims; only one,
-        because changes are costly."""
+        """Return a deferred Service that no longer requests one of its addresses, while a Service in `taken` claims the
+        address. Only one Service is returned, because changes are costly."""
         for name in self.deferred:
             service = self.services.get(name)
             asked = written_addresses(service) if service is not None else ()

@@ -1,5 +1,5 @@
-"""Ranges of ports: the annotation that adds ranges to a Service's addresses, and the frontends that follow from it.
-Pure. A port of a range leads to the same port of an endpoint; the endpoints are those of the Service's first port. See
+"""Ranges of ports: the annotation that adds ranges to a Service's addresses, and the resulting frontends. Pure.
+A port of a range leads to the same port of an endpoint; the endpoints are those of the Service's first port. See
 docs/port-ranges.md."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProtocolRange(NamedTuple):
 def requested_ranges(
     annotations: Annotations, ports: Iterable[SpecPort], world: Globals, problems: list[Problem]
 ) -> Sequence[ProtocolRange]:
-    """Return the valid ranges of a Service's annotation, given its ports; each invalid range is a problem."""
+    """Return the valid ranges of a Service's annotation, given its ports; add a problem for each invalid range."""
     text = annotations.port_ranges
     if text is None:
         return ()

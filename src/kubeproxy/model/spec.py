@@ -14,13 +14,11 @@ from kubeproxy.model.cilium import Kinds, denies, outside_of, served_kinds
 from kubeproxy.model.objects import Service, ServicePort, ServiceSpec
 from kubeproxy.model.plan import LONGEST_AFFINITY, Globals, Policies, Policy, Problem
 
-# Code that runs for every Service uses these constants, because access to a member of an enum is slow in Python 3.11.
-
 DEFAULT_AFFINITY_SECONDS = 10800  # core/v1 DefaultClientIPServiceAffinitySeconds
 
 
 class SpecPort(NamedTuple):
-    """A valid entry of spec.ports; node_port is 0 for none."""
+    """A valid entry of spec.ports; node_port is 0 without a NodePort."""
 
     name: str
     protocol: int
@@ -36,7 +34,7 @@ class ServiceFacts(Struct, frozen=True, gc=False):
     cluster_ips: Mapping[Family, bytes]
     external_ips: Mapping[Family, Sequence[bytes]]
     balancer_ips: Mapping[Family, Sequence[bytes]]
-    source_ranges: Mapping[Family, tuple[Range, ...]]  # a family that is missing admits all clients
+    source_ranges: Mapping[Family, tuple[Range, ...]]  # a missing family admits all clients
     policies: Policies
     affinity: int
     health_port: int
@@ -44,7 +42,7 @@ class ServiceFacts(Struct, frozen=True, gc=False):
 
 
 def read_spec(service: Service, world: Globals, problems: list[Problem]) -> ServiceFacts:
-    """Read a Service's spec and status; add invalid fields to the problems."""
+    """Read a Service's spec and status; add a problem for each invalid field."""
     spec, meta = service.spec, service.metadata
     ingress = service.status.load_balancer.ingress if service.status and service.status.load_balancer else None
     balancer_ips = [i.ip for i in ingress if i.ip and i.ip_mode in (None, "", "VIP")] if ingress else ()
@@ -72,7 +70,7 @@ def _shown(text: str | None) -> str:
 
 
 def _ports(entries: Sequence[ServicePort], problems: list[Problem]) -> Sequence[SpecPort]:
-    if len(entries) == 1 and not entries[0].node_port:  # the usual case, with a cache, because many ports are equal
+    if len(entries) == 1 and not entries[0].node_port:  # the usual case; cached, because many ports are equal
         ports, wrong = _one_port(entries[0].port, entries[0].name, entries[0].protocol)
         problems += wrong
         return ports
@@ -155,8 +153,8 @@ def _addresses(texts: Sequence[str], field: str, problems: list[Problem]) -> Map
 
 
 def _source_ranges(service: Service, world: Globals, problems: list[Problem]) -> Mapping[Family, tuple[Range, ...]]:
-    """Return the source ranges of restricted families. An entry /0 admits all clients of its family; an invalid entry
-    admits none. If the ranges are to be denied, return all other networks of their families."""
+    """Return the source ranges of families with restricted clients. An entry /0 admits all clients of its family; an
+    invalid entry admits none. If an annotation denies the ranges, return all other networks of their families."""
     texts = service.spec.load_balancer_source_ranges or ()
     restricted: dict[Family, list[Range]] = {}
     opened: set[Family] = set()

@@ -32,7 +32,7 @@ TO_BE_DELETED_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 
 class Settings(Struct, frozen=True):
-    """The settings that the globals need; CIDRs are text."""
+    """The settings on which the globals depend; CIDRs are text."""
 
     node_name: str
     families: tuple[Family, ...]
@@ -50,13 +50,13 @@ class Settings(Struct, frozen=True):
 
 
 class Surroundings(NamedTuple):
-    """The inputs from the node and the cluster that the globals need."""
+    """The state of the node and the cluster on which the globals depend."""
 
     node: Node | None = None
     service_cidrs: Iterable[str] = ()
     local_addresses: Mapping[Family, Iterable[bytes]] = {}  # packed
     api_servers: Iterable[tuple[str, int]] = ()  # addresses and ports of the API server, or of the HTTP proxy to it
-    ejects: bool = False  # whether a Service ejects failing endpoints
+    ejects: bool = False  # whether any Service ejects failing endpoints
 
 
 def build(settings: Settings, around: Surroundings) -> Globals:
@@ -93,7 +93,7 @@ def node_addresses(settings: Settings, node: Node | None, family: Family) -> tup
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
-    """Return the family of bindAddress, else the family of the Node's first address; None without both."""
+    """Return the family of bindAddress, else the family of the Node's first address; None if both are missing."""
     if settings.bind_address:
         return family_of(settings.bind_address)
     return next(map(family_of, _by_kind(node)), None)
@@ -132,15 +132,15 @@ def pod_cidrs(node: Node | None) -> tuple[str, ...]:
 
 
 def used_pod_networks(node: Node | None, family: Family, own: Collection[bytes]) -> list[Range]:
-    """Return the podCIDRs of a Node that are in use, because they contain one of the Node's addresses (`own`). Some pod
-    networks ignore the podCIDRs."""
+    """Return a Node's podCIDRs that contain one of its addresses (`own`), and are therefore in use. Some pod networks
+    ignore the podCIDRs."""
     return [one for one in parse_networks(pod_cidrs(node), family) if any(within(each, [one]) for each in own)]
 
 
 def remembering(before: Node | None, node: Node) -> Node:
-    """Return `node`; if it has no pod networks, or no address of a family, add those of `before`. NodePorts must
-    continue to work while a Node is deleted or registered again; the Go kube-proxy reads these values only at its
-    start. Changed values take effect."""
+    """Return `node`, with the pod networks of `before` if `node` has none, and with the addresses of `before` in each
+    family without an address. NodePorts must continue to work while a Node is deleted or registered again; the Go
+    kube-proxy reads these values only at its start. Changed values take effect."""
     families = {family_of(address) for _, address in listed_addresses(node)}
     lost = [entry for entry, address in listed_addresses(before) if family_of(address) not in families]
     if lost:
@@ -166,8 +166,8 @@ def _family(settings: Settings, around: Surroundings, family: Family) -> FamilyG
 
 
 def _loopback(settings: Settings, family: Family) -> Loopback:
-    """Return the treatment of NodePorts on loopback. A relay also needs a loopback network in nodePortAddresses
-    (KEP-6032)."""
+    """Return the treatment of NodePorts on loopback. The proxy relays only if nodePortAddresses contains a
+    loopback network (KEP-6032)."""
     if settings.loopback_nodeports != "relayed":
         served = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
         return Loopback.SERVED if served else Loopback.NOTHING
@@ -193,13 +193,13 @@ def _nodeport_ips(
     `_loopback`)."""
     primary = PRIMARY in settings.nodeport_addresses
     ranges = parse_networks(settings.nodeport_addresses, family)
-    # NodePorts answer on all addresses if no network of the family is configured, as in NewNodePortAddresses. The same
-    # applies to `primary` while the node's address is unknown: `own` is loopback then.
+    # NodePorts answer on all addresses if no network of the family is configured, as in NewNodePortAddresses. With
+    # `primary`, NodePorts answer on all addresses while the node's address is unknown: `own` is then loopback.
     if (all(map(is_loopback, own)) if primary else not ranges) or any(covers_all(network) for network in ranges):
         return None
     local = set(around.local_addresses.get(family, ()))
     chosen = [a for a in local if within(a, ranges)]
-    if primary:  # omit an address on no interface: another device translates it, so no packet to it arrives
+    if primary:  # omit an address that no interface has: another device translates it, so no packet to it arrives
         chosen += [a for a in own if a in local or not local]
     loopback = settings.loopback_nodeports == "ipv4" and family is Family.IPV4
     return tuple(sorted({a for a in chosen if loopback or not is_loopback(a)}))
@@ -224,8 +224,8 @@ def compiled_from(world: Globals) -> tuple[object, ...]:
 
 
 def nodeport_addresses(world: Globals, family: Family) -> Collection[bytes]:
-    """Return the addresses at which a NodePort takes precedence over an external IP or load balancer address; the
-    Node's own addresses if NodePorts answer on all addresses."""
+    """Return the addresses at which a NodePort takes precedence over an external IP or load balancer address; these
+    are the Node's own addresses if NodePorts answer on all addresses."""
     ours = world.of(family)
     if ours is None:
         return ()
