@@ -80,7 +80,7 @@ class Explanation(Struct, frozen=True):
         return worst.what if worst is not None and worst.about != "masquerade" else ""
 
     def _leaves_open(self, about: str) -> bool:
-        """Return whether a finding makes the answer unknown, for example a failed probe or a missing proxy."""
+        """Return whether a finding of the check `about` makes the answer unknown, for example a failed probe."""
         return any(one.severity is Severity.UNKNOWN and one.about == about for one in self.findings)
 
     @property

@@ -48,7 +48,7 @@ class Outlook(Struct, frozen=True, kw_only=True, rename="camel"):
     remarks: tuple[str, ...]  # further changes that clients can observe
     node: tuple[str, ...]  # changes of sysctls, and rules that are written and removed
     connections: str
-    lacks: str  # a missing requirement of this node
+    lacks: str  # a requirement that this node lacks; '' for none
     unknown: tuple[str, ...]  # effects that could not be determined
 
 

@@ -266,7 +266,7 @@ def _untranslated(snapshot: Snapshot, packet: Packet) -> Answer | None:
 
 
 def _nameless(snapshot: Snapshot) -> str:
-    """Return the configured node name if no Node has this name (it may then be misconfigured); otherwise ''."""
+    """Return the configured node name if no Node has this name (the name may be wrong); otherwise ''."""
     own, reach = snapshot.planner.world.node_name, snapshot.reach()
     listed = reach is not None and reach.nodes_listed
     return own if listed and own not in snapshot.planner.nodes else ""

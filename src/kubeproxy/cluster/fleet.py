@@ -70,7 +70,7 @@ class Fleet:
         self.replies: list[Reply] = []
         self.answers: dict[str, NodeAnswer] = {}
         self.decisions: list[tuple[Reply, WhyAnswer | None]] = []
-        """The replies and their answers of `why` (None without an answer), in the order of the places."""
+        """The replies and their answers of `why` (None without an answer), in the order of the questions."""
         self._whole = whole
         self.examined: list[str] = []  # the nodes on which the command answered, with or without a proxy
         self._held: dict[object, tuple[Fact, list[str]]] = {}

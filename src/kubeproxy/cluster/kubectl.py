@@ -117,7 +117,7 @@ class Kubectl:
                 process.kill()
 
     def stop(self) -> None:
-        """End all calls, from another thread."""
+        """End all calls, including those of other threads."""
         self._stopped = True
 
     def _read(self, process: subprocess.Popen[bytes], most: int, until: float) -> Printed:

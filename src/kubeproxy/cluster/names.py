@@ -122,7 +122,7 @@ class Names:
         return f"{namespace}/{name}"
 
     def has_family(self, service: str, place: str) -> bool:
-        """Return whether a Service NAMESPACE/NAME has a cluster IP in the address family of a place, such as
+        """Return whether a Service NAMESPACE/NAME has a cluster IP in the address family of a destination, such as
         [fd00::1]:30080. Return False if the Service cannot be read."""
         namespace, _, name = service.partition("/")
         with suppress(NoAnswerError, QuestionError):  # the name comes from a node's answer, and may be invalid
@@ -224,7 +224,7 @@ class Names:
         return found
 
     def address_of(self, name: str, place: str) -> str:
-        """Return the address of a Node in the family of a place; '' if unknown."""
+        """Return the address of a Node in the family of a destination; '' if unknown."""
         known = _node_addresses(self._nodes[name]) if name in self._nodes else ()
         return next((one for one in known if (":" in one) is place.startswith("[")), "")
 
