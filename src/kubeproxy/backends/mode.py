@@ -212,7 +212,7 @@ RESTORE_FAILURES: Final = Metric(
 
 
 class Deprecation(NamedTuple):
-    """The warning event of the Node for a mode that Kubernetes is removing: its reason and its note."""
+    """The reason and the note of the Node's warning event for a mode that Kubernetes is removing."""
 
     reason: str
     note: str

@@ -186,7 +186,7 @@ COPY: Final = f"{SEP}AUDIT-"
 """Prefix of the copies of chains that an audit writes: no Service's chain has this prefix."""
 
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567".ljust(256)  # RFC 4648
-_HASHED: Final = 10  # used bytes of a digest: 16 characters of five bits
+_HASHED: Final = 10  # used bytes of a digest, which give 16 characters of five bits
 _AT_ONCE: Final = 64
 
 

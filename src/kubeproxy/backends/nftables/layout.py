@@ -397,11 +397,11 @@ _SEQUENCE: Final = ("cluster", "external", "policy-local")
 
 TREATMENTS: Final = (
     *_SEQUENCE,
-    "pick",  # finds pool and client
+    "pick",  # looks up the pool, and the client in the map of clients
     "local-pick",
-    "recall",  # a known client
+    "recall",  # forwards a known client to its endpoint
     "local-recall",
-    "remember",  # a new client
+    "remember",  # picks and stores the endpoint of a new client
     *("range-pick", "range-recall", "range-remember"),  # pick, recall and remember for ranges of ports
     *(f"{treatment}-{word}" for treatment in (*_SEQUENCE, "local") for word in HASHED),
     *HASHED,
