@@ -74,8 +74,8 @@ class PassingPacket(NamedTuple):
     Addresses are packed; `source` None means any address of this node. `port` is the destination port of a request, or
     the source port of a reply. `original` is the destination of the connection's first packet before translation.
     `interfaces` are the incoming and the outgoing interface: None if unknown, '' if there is none. `tracked` means that
-    rules translate the packet here or later, and that connection tracking must see the packet. `marks` are the known
-    mark bits of the connection's first packet here, and their values; in later packets and replies these bits are 0."""
+    rules translate the packet here or later, and that connection tracking must see the packet. `marks` are the bits
+    of the first packet's mark that are known here, and their values; in later packets and replies these bits are 0."""
 
     hook: str
     after: float

@@ -345,7 +345,7 @@ class _Shaping:
         return number
 
     def _clients(self, side: int, op: Operation) -> object:
-        """Return a set of clients in a shape: its name if a common chain uses the set, else a number."""
+        """Return the name of a set of clients if a common chain uses the set, else the set's number in the shape."""
         name = _clients(op)
         return (
             name

@@ -1,1 +1,1 @@
-"""The checks of `kube-proxy doctor`, which turn facts into findings. Only checkup.py and node.py gather facts."""
+"""The checks of `kube-proxy doctor`, which turn facts into findings."""

@@ -378,7 +378,7 @@ def filtered_paths(node: CheckedNode) -> Iterator[settings.InterfacePath]:
             out = way_out(address.ip, _ELSEWHERE)
             is_node = address.ip in part.node_ips
             paths.append(settings.InterfacePath(address.interface, unpack(address.ip), out, is_node))
-    # The loop compares each route with each address; in ipvs mode there are thousands of Service addresses.
+    # Each route is compared with `own`, which omits the thousands of Service addresses of ipvs mode.
     routes = [one for one in _ipv4_routes() if one[1] and not part.detector.holds(one[0], "")] if paths else []
     astray = [(near, *one) for one in routes if (near := bypassed(one[0], one[2], own))]
     for path in paths:

@@ -143,8 +143,8 @@ def misled(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 _End = tuple[Diagnosis, str, PassingPacket]
-"""A finding with the first part of its text, the text's second part, and a packet; the text names the packet's endpoint
-between the two parts."""
+"""A finding with the beginning of its text, the end of the text, and a packet. Between beginning and end, the complete
+text names the packet's endpoint."""
 
 
 def _by_finding(found: Iterable[_End]) -> Iterator[Diagnosis]:
@@ -187,8 +187,8 @@ def _moved_sources(node: CheckedNode) -> Iterator[_End]:
 
 
 def remarked(node: CheckedNode) -> Iterator[Diagnosis]:
-    """Report chains of other programs that clear the mark of packets that the proxy must masquerade, or that set this
-    mark in packets that the proxy should not masquerade, except this node's own packets."""
+    """Report chains of other programs that clear the proxy's mark in packets that must be masqueraded, or set this mark
+    in packets of pods and other hosts that should not be masqueraded."""
     return _by_finding(_remarked(node))
 
 
@@ -227,8 +227,8 @@ def _unmasqueraded(one: Marking | SourceTranslation, effect: str, fix: str) -> D
 
 
 def _kept_on_loopback() -> Iterator[Diagnosis]:
-    """Return the finding for the sysctl that blocks IPv4 packets with a loopback address, and answers to them, on other
-    links."""
+    """Return the finding for the sysctl that blocks IPv4 packets with a loopback address, and answers to them, on all
+    links except loopback."""
     for one in changed_back([Setting(_FROM_LOOPBACK, 1, 0)]):
         yield replace(one, severity=Severity.BROKEN, about="routes", harm=STOPS)
 

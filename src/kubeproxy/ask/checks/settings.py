@@ -31,14 +31,14 @@ class Setting(NamedTuple):
 
 
 class InterfacePath(NamedTuple):
-    """An interface with an address that clients use and a strict reverse path filter, and the interface through which
+    """An interface with a strict reverse path filter and an address that clients use, and the interface through which
     answers leave."""
 
     interface: str
     address: str
     out: str
     is_node: bool
-    clients: str = ""  # a part of the interface's network, but routed by `out`; '' for clients of other networks
+    clients: str = ""  # a part of the interface's network with a route by `out`; '' for clients of other networks
 
 
 def forwarding(family: Family, harm: Harm = NOTHING) -> Diagnosis:

@@ -307,7 +307,7 @@ def translating_now(found: Iterable[ForeignTranslation], endpoints: Collection[E
 UNTIL: Final = "until a kube-proxy runs, "
 HANGING: Final = "while the proxy hangs, "
 PRESENT: Final = "present rules"
-"""The check of the rules in the kernel, which determine where connections go until a kube-proxy runs and answers."""
+"""Names the check of the kernel's rules, which determine where connections go until a kube-proxy runs and answers."""
 
 
 def translation(one: ForeignTranslation) -> str:

@@ -108,7 +108,7 @@ def selection_of(packet: Packet, entry: Tracked) -> str:
 
 
 def pinned(explained: Explained) -> tuple[str, Diagnosis] | None:
-    """Return the endpoint of the flow with the client's port, and the finding, or return None without such a flow. A
+    """Return the endpoint of the flow with the client's port, and the finding on the flow; None without such a flow. A
     closed TCP connection is ignored, because a new connection replaces its entry. Raises ApplyError."""
     plan, packet = explained.plan, explained.packet
     if plan is None or packet.source is None or not packet.source_port:
