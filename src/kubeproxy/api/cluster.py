@@ -154,7 +154,7 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 
 class Proxy(NamedTuple):
-    """The address of an HTTP proxy, and the header Proxy-Authorization ('' for none), which messages never contain."""
+    """The address of an HTTP proxy, and its header Proxy-Authorization ('' for none), which no message contains."""
 
     scheme: str
     host: str

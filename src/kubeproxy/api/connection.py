@@ -60,7 +60,7 @@ class AnswerProgress:
         self._due = 1
 
     def received(self, count: int, now: float) -> None:
-        """Count received bytes; move the deadline if they are enough."""
+        """Count received bytes; move the deadline after enough bytes."""
         self._due -= count
         if self._due <= 0:
             self._due = LEAST_PROGRESS
@@ -213,7 +213,7 @@ class ApiConnection(asyncio.Protocol):
             exchange.on_headers(exchange)
 
     def on_body(self, body: bytes) -> None:
-        """Store a piece of the body until all received bytes are parsed."""
+        """Store a piece of the body: in `pieces` for the sink, else in `body`."""
         exchange = self._exchange
         if exchange is None:
             return

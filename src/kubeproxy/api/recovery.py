@@ -101,8 +101,8 @@ class Recovery:
         self._status.trouble = ""
 
     async def pause(self, delay: float) -> None:
-        """Wait `delay` seconds before the next attempt; after a lost connection, only until another request gets an
-        answer."""
+        """Wait `delay` seconds before the next attempt; after a lost connection, at most until another request gets
+        an answer."""
         if self._unreachable:
             self._unreachable = False
             await self._contact.pause(delay)

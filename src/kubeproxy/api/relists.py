@@ -1,4 +1,4 @@
-"""Delivers new lists of Services and EndpointSlices together if both are requested again, such as after 410 Gone."""
+"""Delivers new lists of Services and EndpointSlices together if both are requested again, as after 410 Gone."""
 
 from __future__ import annotations
 

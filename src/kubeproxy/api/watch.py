@@ -183,7 +183,7 @@ class Reflector:
         return response.body
 
     async def _watch_list(self) -> None:
-        """Watch with initial events (WatchList). Raises NoInitialEnd if the end of the initial events has no mark."""
+        """Watch with initial events (WatchList). Raises NoInitialEnd if the stream ends before these events do."""
         self._initial = _Initial()
         try:
             await self._stream({"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"})

@@ -30,7 +30,7 @@ from kubeproxy.model.planner import Planner
 from kubeproxy.wording import counted
 
 UNPLACED: Final = "endpoints[].nodeName"
-"""The `field` of an Absent endpoint whose slice does not name a Node."""
+"""The `field` of an Absent endpoint without the name of a Node in its slice."""
 
 
 class ClientAddress(NamedTuple):

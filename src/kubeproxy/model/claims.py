@@ -60,7 +60,7 @@ class Claims:
         self._owner: dict[bytes, Claimant] = {}
         self._contested: dict[bytes, list[Claimant]] = {}
         self._ranges: dict[bytes, dict[tuple[Claimant, PortRange], None]] = {}  # by place
-        self._in_ranges: dict[bytes, set[bytes]] = {}  # by place: the keys of claimed single ports in its ranges
+        self._in_ranges: dict[bytes, set[bytes]] = {}  # by place with ranges: the keys of its claimed single ports
 
     def replace(
         self, old: Claimant | None, new: Claimant | None, before: Collection[bytes], after: Collection[bytes]
@@ -144,7 +144,7 @@ class Claims:
 
     def asking(self, key: bytes) -> Iterable[ServiceName]:
         """Return all Services that claim a key, or ranges at a place. If the owner changes, the plans or problems of
-        all these Services change."""
+        all these Services may change."""
         if key in self._ranges:
             return {claimant.service for claimant, _ in self._ranges[key]}
         owner = self._owner.get(key)

@@ -27,7 +27,7 @@ REST: Final = 0.25
 each further attempt that the endpoint accepts, up to LONGEST_REST."""
 LONGEST_REST: Final = 1.0  # seconds; TCP's first retransmission does not come earlier, so no ejection is delayed
 RELAPSE: Final = 60.0
-"""Seconds after an endpoint's return. A failure in this time doubles the last pause; after a later failure the pause is
+"""Seconds after an endpoint's return in which a failure doubles the last pause. After a later failure the pause is
 FIRST."""
 
 _PROTOCOLS: Final = frozenset({IPPROTO_TCP, IPPROTO_UDP})
@@ -108,8 +108,8 @@ def _keys(plans: Iterable[ServicePlan]) -> set[bytes]:
 
 
 class _Answered(NamedTuple):
-    """An endpoint that answered. Before the time `rests` it is not suspected; before the time `relapses` a failure is a
-    relapse. `pause` is its last pause between attempts, and `rest` its last rest (see REST)."""
+    """An endpoint that answered. Before the time `rests` the endpoint is not suspected; before the time `relapses` a
+    failure is a relapse. `pause` is the last pause between attempts, and `rest` is the last rest (see REST)."""
 
     rests: float
     relapses: float

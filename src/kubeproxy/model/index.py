@@ -28,7 +28,7 @@ class Index:
 
     @cached_property
     def hairpins(self) -> frozenset[bytes]:
-        """The addresses of all Services' endpoints whose connections to themselves are masqueraded."""
+        """The addresses of all Services' endpoints with masqueraded connections to themselves."""
         return frozenset(one for each in self._compiled.values() for plan in each.plans for one in plan.hairpin)
 
     @cached_property

@@ -285,8 +285,8 @@ class Planner:
         return None
 
     def _started(self, dirty: dict[ServiceName, None]) -> Iterator[tuple[()]]:
-        """Compile dirty Services in steps. All slow Services together get SLOW_STEPS steps, except in the first
-        compilation. Slow Services that need more steps move from `dirty` to `unfinished`, and take turns."""
+        """Compile dirty Services in steps. All slow Services share at most SLOW_STEPS steps; the first compilation
+        has no limit. Slow Services that need more steps move from `dirty` to `unfinished`, and take turns."""
         left = SLOW_STEPS if self.compiled else sys.maxsize
         # Services that have changed since their compilation began are compiled again afterwards.
         self._dirty.update(dict.fromkeys(self.unfinished.keys() & dirty.keys()))
