@@ -28,8 +28,8 @@ e2e page` wrote this page from recorded results.
 
 ## How to repeat it
 
-Run these commands as root, on Debian 12 or later, with Go and a source tree of Kubernetes, or with a folder of the
-programs of Kubernetes:
+Run these commands as root, on Debian 12 or later. They need either Go and a source tree of Kubernetes, or a folder of
+the programs of Kubernetes:
 
     make e2e KUBERNETES=/path/to/kubernetes                     # ours, nftables mode
     make e2e KUBERNETES=DIR PROXY=go MODE=iptables
@@ -40,10 +40,10 @@ programs of Kubernetes:
 - The command lists missing Debian packages, and builds missing programs of the source tree into `_output/e2e`.
 - The command uses **etcd** from the folder of programs, otherwise from `PATH`. With an etcd 3.4 before 3.4.31 (Debian
   12 has 3.4.23), or an etcd 3.5 before 3.5.13, tests of rolling updates fail; the command prints a warning when it
-  starts. Use a release of etcd.
-- Each test runs in a separate process. The command ends a test that hangs, and runs a failed test again later, with no
-  other test in the cluster. The page shows the last attempt and mentions the first attempt. Tests of rolling updates
-  take 10 to 12 minutes.
+  starts. Use a later release of etcd.
+- Each test runs in a separate process. The command ends a test that hangs, and runs a failed test again later, when no
+  other test runs in the cluster. The page shows the last attempt and mentions the first failure. Tests of rolling
+  updates take 10 to 12 minutes.
 - The command writes the result of each test at once. `RESUME=1` keeps the results of tests that passed, and runs the
   failed tests and the tests without a result.
 - At its end, even after an error or Ctrl-C, the command removes the cluster. The last run's logs remain in

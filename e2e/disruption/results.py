@@ -79,26 +79,28 @@ cluster IP, and a client outside the cluster uses the NodePort of the other node
 | new UDP | a datagram from a new port | no answer comes within 0.9 s |
 | long UDP | a datagram from a socket that stays open, as a resolver sends it | no answer comes within 0.9 s |
 
-Four Services share four pods: a Service without special fields, a Service with session affinity, a Service with weights
-and a Service with a Maglev table. A fifth Service has slow start and its own pods, which the rolling update replaces.
-In its last ten seconds such a pod is not ready, but still answers. The fifth Service gets no long TCP connections,
-because these connections would end with the pods. Our proxy counts connections on both nodes, resets connections to
-gone endpoints on one node, and uses fast forwarding on the other node if the kernel has flowtables. No other program on
-the nodes has NAT rules.
+- Four Services share four pods: a Service without special fields, a Service with session affinity, a Service with
+  weights and a Service with a Maglev table.
+- A fifth Service has slow start and its own pods, which the rolling update replaces. In its last ten seconds such a pod
+  is not ready, but still answers. The fifth Service gets no long TCP connections, because these connections would end
+  with the pods.
+- Our proxy counts connections on both nodes, resets connections to gone endpoints on one node, and uses fast forwarding
+  on the other node if the kernel has flowtables. No other program on the nodes has NAT rules.
 
 Each cell shows the number of failed requests and of all requests, and the longest time that any client was without an
-answer. This time includes the 100 ms between two requests. The row `nothing happens` shows the noise of the machine.
-A table contains only the rows that were run. `ours (COMMIT)` is our proxy at an earlier commit. Below the tables are
-the numbers of clients with failed requests.
+answer. This time includes the 100 ms between two requests. The row `nothing happens` shows the noise of the machine. A
+table contains only the rows that were run. `ours (COMMIT)` is our proxy at an earlier commit. Below a table is the
+number of clients with failed requests.
 
 - If a Go kube-proxy replaces a proxy of another mode, it removes the old rules before it writes its own rules. In
   between, new connections fail, and established connections lose their NAT. As many requests fail if both proxies are
-  Go kube-proxies. In a row with *then* our proxy changes its mode first; once our proxy is healthy, the Go kube-proxy
-  in the new mode replaces it. In the opposite direction our proxy first replaces the Go kube-proxy, and then changes
-  its mode ([migrate.md](migrate.md#back)).
+  Go kube-proxies.
+- A row with *then* has two steps ([migrate.md](migrate.md#back)): our proxy changes its mode, and once it is healthy,
+  the Go kube-proxy in the new mode replaces it. In the opposite direction our proxy first replaces the Go kube-proxy,
+  and then changes its mode.
 - In the rolling update an earlier commit of our proxy lost one request of a long UDP flow in two of three runs, because
   it removed the flows of an endpoint 50 ms after the endpoint stopped serving. Now the proxy waits 200 ms for answers
-  under way, and lost none of 19,025 such requests in four runs.
+  that are under way; in four runs it lost none of 19,025 such requests.
 - The load of the machine matters. In an earlier run of our proxy in iptables mode, at a load of 26 to 60 on two cores,
   some requests failed in every row, even while nothing was disrupted. In the rolling update of that run two long UDP
   flows reached a removed endpoint for 10 and 20 s (27 requests), because the proxy's changes were late.
