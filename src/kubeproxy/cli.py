@@ -104,7 +104,7 @@ def version_text(wanted: str) -> str:
 
 def help_text() -> str:
     """Return the text of --help: all flags, by group."""
-    parts = [_ABOUT, "  kube-proxy COMMAND [--help]\n\nCommands, on a node where it runs:\n"]
+    parts = [_ABOUT, "  kube-proxy COMMAND [--help]\n\nCommands, on a node where the proxy runs:\n"]
     parts += [f"  {name:<12}{text}\n" for name, text in COMMANDS.items()]
     for group in GROUPS:
         flags = [flag for flag in FLAGS if flag.group == group and not flag.hidden]

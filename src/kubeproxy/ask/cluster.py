@@ -93,7 +93,7 @@ def late(facts: Facts) -> str:
 def _staleness(facts: Facts) -> str:
     watched = facts.reach.watched if facts.reach is not None else ()
     stale = [f"{one.resource} for {one.stale:.0f} s" for one in watched if one.stale >= 1]
-    return f"; its watches heard nothing of {', '.join(stale)}" if stale else ""
+    return f"; its watches received nothing about {', '.join(stale)}" if stale else ""
 
 
 def _differences(

@@ -295,7 +295,7 @@ def _around(report: checkup.Checkup) -> Iterator[Diagnosis]:
         severity = Severity.BROKEN if each.harm.effect is not Effect.NOTHING else Severity.NOTE
         yield each if each.severity is Severity.UNKNOWN else replace(each, severity=severity)
     for text in report.unknown:
-        yield Diagnosis(Severity.UNKNOWN, "node", f"could not be looked at: {text}")
+        yield Diagnosis(Severity.UNKNOWN, "node", f"a check was impossible: {text}")
 
 
 def _ends_at_proxy(node: CheckedNode, explained: Explained) -> bool:

@@ -27,7 +27,7 @@ _OPEN: Final = (
 )  # checks that make the whole answer unknown if their result is unknown
 _DOUBTS: Final = {
     "arrival": "unless its packets arrive by another interface",
-    "source": "unless answers to another source do not return",
+    "source": "unless another program's source address keeps answers from returning",
     "routes": "unless a next hop is silent",
     "mark": "unless another program's mark changes its route",
 }

@@ -92,7 +92,7 @@ def _compared(family: Family, now: CompiledRules, then: CompiledRules, place: No
     return found._replace(unknown=(*found.unknown, text))
 
 
-_ONE = "see that one kube-proxy runs, and restart it, so that it removes the rules of the other one"
+_ONE = "see that only one kube-proxy runs, and restart it: it then removes the rules of the other kube-proxy"
 
 
 def _rules_for(

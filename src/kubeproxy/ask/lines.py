@@ -10,7 +10,7 @@ from kubeproxy.model.answer import Outcome
 from kubeproxy.model.balancing import WEIGHTS
 from kubeproxy.model.ejection import EJECT
 
-_REPAIR = "the proxy repairs differences within its sync period; `{} verify` again shows it"
+_REPAIR = "the proxy repairs differences within its sync period; run `{} verify` again to see the result"
 REPAIR, REPAIR_OF_NODES = map(_REPAIR.format, ("kube-proxy", "kubectl kubeproxy"))
 
 _SHOWN = 10  # endpoints in the text

@@ -130,7 +130,7 @@ def _service_address(
             + "".join(_hints(snapshot, name))
         )
     if reason := skipped(known, snapshot.planner.world):
-        raise QuestionError(f"Service {service} has nothing to connect to here: {reason}")
+        raise QuestionError(f"Service {service} has no address on this node: {reason}")
     family = family_of(client) if client is not None else None
     offered = list(_cluster_ips(compiled.plans, family))
     asked = protocol or "TCP" * port.isdigit()

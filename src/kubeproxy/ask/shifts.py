@@ -386,7 +386,7 @@ def _without(one: IPv4Network | IPv6Network, other: IPv4Network | IPv6Network) -
 def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:
     """Return a sentence about the effect on established connections."""
     if not before.outlives_mode and (not same_mode or before.carries):
-        return "established connections end with the old proxy, which relays them, or with its virtual servers"
+        return "established connections end: the old proxy relays them, or its virtual servers contain them"
     if not same_mode and not after.outlives_mode:
         return "established connections continue; later connections end at the next change of the mode"
     return "established connections continue"

@@ -178,7 +178,7 @@ def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> No
     node about these packets."""
     if probe.answer != "no":
         return
-    why = f"{far.reply.node} drops packets of {near.node} itself ({probe.cause(probes=False)}), and none of this client"
+    why = f"{far.reply.node} drops packets of {near.node} itself ({probe.cause(probes=False)}), but not this client's"
     near.findings = [
         replace(one, severity=Severity.NOTE, why=why, fix="")
         if one.is_doubt and one.endpoint == far.end.address

@@ -203,7 +203,7 @@ def _with_fix(reason: str, where: Container) -> str:
 
 def _problem(error: NoAnswerError, where: Container) -> str:
     if error.kind == NO_PROXY:
-        return f"{error.fact}: `kubectl kubeproxy doctor` has the reason; the rules of a stopped proxy still decide"
+        return f"{error.fact}: `kubectl kubeproxy doctor` has the reason; the rules of a stopped proxy remain in effect"
     if error.kind == SILENT:
         end = f"or end it: `kubectl -n {where.namespace} delete pod {where.pod}`"
         fix = f"see its log (`kubectl -n {where.namespace} logs {where.pod} -c {where.name}`), {end}"

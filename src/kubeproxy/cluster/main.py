@@ -42,7 +42,7 @@ _COMMANDS = {
     "why": "the outcome of a connection, on the client's node",
     "trace": "the rules that packets of a connection pass, on the client's and the endpoint's node",
     "doctor": "problems of the nodes with Services, each with its fix",
-    "verify": "differences of the kernels, and of the API server, from the proxies' plans",
+    "verify": "differences between the proxies' plans, their kernels and the API server",
     "services": "the Services on the nodes, and the differences between nodes",
     "flows": "present connections of Services, over all nodes",
 }
@@ -85,14 +85,16 @@ def parser() -> argparse.ArgumentParser:
 def _add(command: argparse.ArgumentParser) -> None:
     ours = command.add_argument_group("the nodes")
     ours.add_argument("--node", action="append", default=[], metavar="NAME", help="ask this node only; repeatable")
-    ours.add_argument("--proxy-namespace", metavar="NAME", default=NAMESPACE, help=f"of kube-proxy ({NAMESPACE})")
+    ours.add_argument(
+        "--proxy-namespace", metavar="NAME", default=NAMESPACE, help=f"kube-proxy's namespace ({NAMESPACE})"
+    )
     selecting = f"label selector of its pods (default: label {LABEL} with {KUBE_PROXY} in its value)"
     ours.add_argument("--proxy-selector", metavar="SELECTOR", default="", help=selecting)
     ours.add_argument("--at-once", type=int, metavar="N", default=16, help="nodes to ask at the same time (16)")
     ours.add_argument("--timeout", type=float, metavar="SECONDS", default=30.0, help="for each node (30)")
     ours.add_argument("-o", "--output", choices=("text", "json"), default="text", help="for people, or for programs")
     theirs = command.add_argument_group("given to kubectl")
-    theirs.add_argument("-n", "--namespace", default="", help="of names without one")
+    theirs.add_argument("-n", "--namespace", default="", help="namespace of names that have none")
     for name in _CONNECTION:
         theirs.add_argument(f"--{name}", action="append", default=[], metavar="VALUE", help=argparse.SUPPRESS)
     theirs.description = "Also " + ", ".join(f"--{name}" for name in _CONNECTION) + "."
@@ -159,7 +161,7 @@ class _Asker:
         entry = source.node or ("" if source.addresses == (NODE,) else target.node)
         chosen = given.node or ([entry] if entry else [])
         if not chosen and source.addresses == (NODE,):
-            raise QuestionError("the word node needs the name of a node: give node/NAME, or the name by --node")
+            raise QuestionError("the client is a node without a name: give node/NAME, or node with --node NAME")
         if given.command == "trace" and len(chosen) != 1:
             raise QuestionError(f"trace follows the packets of {given.client} from one node: give its name by --node")
         if not chosen:

@@ -1,6 +1,7 @@
 """kube-proxy completion: prints the script with which a shell completes kube-proxy's command lines.
 
-SHELL is bash, zsh or fish. An installation puts these scripts into the shells' folders; for the present shell only:
+SHELL is bash, zsh or fish. An installation puts these scripts into the shells' folders.
+To load a script into the present shell only:
 
   . <(kube-proxy completion bash)
   kube-proxy completion fish | source

@@ -196,9 +196,9 @@ def _print_end(sampled: Sampled, *, people: bool) -> None:
     if not people:
         output.json_line({"heard": received, "left_out": left_out, "lost": lost})
         return
-    text = f"received {received} beginnings and ends"
+    text = f"received {received} beginnings and ends of connections"
     if left_out:
         text += f", left out about {left_out}"
     if lost:
-        text += f", and {lost} times the kernel dropped some"
+        text += f", and the kernel dropped some {lost} times"
     output.marked(output.NOTE, text)

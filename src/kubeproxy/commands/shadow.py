@@ -262,6 +262,6 @@ def _print(report: ShadowReport) -> None:
     if report.undecided:
         output.marked(output.NOTE, f"{counted(report.undecided, 'difference')} at the end, younger than {grace}")
     if report.not_compared:
-        output.marked(output.NOTE, f"not compared for a while: {counted(report.not_compared, 'time')}")
+        output.marked(output.NOTE, f"the comparison was impossible {counted(report.not_compared, 'time')}")
     for text in report.unknown:
         output.marked("?", f"not supported, so packets that reach this rule were not compared: {text}")

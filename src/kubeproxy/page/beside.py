@@ -165,7 +165,7 @@ class Problems:
         self._answered.set()
 
     def _ended(self, why: str) -> None:
-        self._findings = [_unknown(f"nothing could be looked at: {why}", "`kube-proxy doctor` on the node says more")]
+        self._findings = [_unknown(f"no check was possible: {why}", "run `kube-proxy doctor` on the node")]
         self._answered.set()
 
     async def _say(self) -> None:

@@ -186,7 +186,7 @@ def warn_of_addresses(config: KubeProxyConfiguration, wanted: Settings, node: No
 def _open_nodeports(config: KubeProxyConfiguration, wanted: Settings, node: Node | None) -> Iterator[str]:
     known = {family for family in wanted.families if not all(map(is_loopback, node_addresses(wanted, node, family)))}
     if not config.node_port_addresses and wanted.nodeport_addresses == EVERY_ADDRESS:
-        yield "nodePortAddresses is unset: NodePorts answer on all local addresses; [primary] is the node's address"
+        yield "nodePortAddresses is unset: NodePorts answer on all local addresses, with [primary] on the node's"
         return
     if wanted.nodeport_addresses == (PRIMARY,) and not known:
         yield "no address of this node is known: NodePorts answer on all local addresses"

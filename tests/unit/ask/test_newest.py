@@ -58,7 +58,7 @@ def test_an_outdated_slice_is_reported_with_the_silence_of_the_watch(behind):
     assert (finding.service, finding.kind) == (A, Kind.DIFFERENT)
     assert finding.what == "EndpointSlice a-1 as the proxy has it"
     assert finding.wanted == "resourceVersion 8"
-    assert finding.present == "resourceVersion 7; its watches heard nothing of endpointslices for 12 s"
+    assert finding.present == "resourceVersion 7; its watches received nothing about endpointslices for 12 s"
 
 
 def test_a_service_that_one_of_them_lacks(behind):

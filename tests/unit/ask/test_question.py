@@ -82,7 +82,7 @@ def test_a_question_stands_for_a_packet(subject, source, target, meant):
         ("node", "shop/web:80", "tells which; there is default/web"),
         ("node", "plain:", "it has 8080/TCP (spec.ports)"),
         ("fd00::7", "plain:8080", "Service default/plain has no IPv6 cluster IP with a port (spec.clusterIPs)"),
-        ("node", "default/names:80", "Service default/names has nothing to connect to here: its type is ExternalName"),
+        ("node", "default/names:80", "Service default/names has no address on this node: its type is ExternalName"),
     ],
 )
 def test_an_invalid_value_is_reported_with_the_valid_ones(subject, source, target, said):

@@ -373,7 +373,7 @@ def test_a_probe_is_no_doubt_if_the_endpoints_node_drops_only_the_packets_of_the
     assert here.decided == "kube-proxy forwards it, but 10.244.1.8:3000 did not answer node-a (?)"
     excuse(here, reply, Delivery(here.why.endpoints[1], Reply(node="node-b"), there), probe)
     assert (here.answer, reply.status, here.decided, here.fixes) == ("yes", YES, "kube-proxy forwards it", [])
-    assert here.findings[0].text.endswith(f": node-b drops packets of node-a itself ({GUARD}), and none of this client")
+    assert here.findings[0].text.endswith(f": node-b drops packets of node-a itself ({GUARD}), but not this client's")
 
 
 MAY_DROP = found("note", "firewall", "table netdev cloud, chain guard may drop packets, and is not evaluated")

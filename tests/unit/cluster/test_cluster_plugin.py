@@ -435,7 +435,7 @@ def test_an_api_server_that_does_not_answer_is_no_difference(cluster: StandIn, r
             NoAnswerError("no kube-proxy answers at /run/x", "run `kubectl exec`", kind=NO_PROXY),
             (
                 "no answer of node-a, node-b: no kube-proxy answers at /run/x: `kubectl kubeproxy doctor` has the "
-                "reason; the rules of a stopped proxy still decide\n"
+                "reason; the rules of a stopped proxy remain in effect\n"
             ),
         ),
         (

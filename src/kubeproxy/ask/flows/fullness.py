@@ -147,7 +147,7 @@ def fixes(level: Level, who: Fillers) -> Iterator[str]:
             "conntrack.tcpCloseWaitTimeout removes the entries earlier"
         )
     if sum(count for name, count in states.items() if name.startswith("UDP")) > total / 2:
-        yield "most entries are UDP, which has no end: shorten conntrack.udpTimeout and conntrack.udpStreamTimeout"
+        yield "most entries are UDP, which has no close: shorten conntrack.udpTimeout and conntrack.udpStreamTimeout"
     yield (
         f"raise conntrack.maxPerCore in the proxy's configuration, or conntrack.min unless maxPerCore is 0 (now "
         f"{level.limit} in all; an entry takes some 320 bytes), and net.netfilter.nf_conntrack_buckets with it"

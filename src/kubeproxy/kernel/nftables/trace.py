@@ -117,7 +117,7 @@ class Mark(Closing):
             transactions.close()
             if error.code in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT, errno.EPROTONOSUPPORT}:
                 raise Unsupported(
-                    f"this kernel cannot trace packets ({error}): tracing needs Linux 5.12 with nf_tables and its limit"
+                    f"this kernel cannot trace packets ({error}): tracing needs Linux 5.12, nf_tables and nft_limit"
                 ) from error
             raise
         return cls(transactions, table)

@@ -113,7 +113,7 @@ def _lower_bounds(mask: int) -> None:
     # For the number after the kernel's last capability the call fails with EINVAL.
     while (bounded := _LIBC.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)) >= 0:
         if bounded and not mask & 1 << number and _LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
-            raise ApplyError(f"cannot drop capability {number} from the bounds: {os.strerror(ctypes.get_errno())}")
+            raise ApplyError(f"cannot drop the bounding capability {number}: {os.strerror(ctypes.get_errno())}")
         number += 1
 
 

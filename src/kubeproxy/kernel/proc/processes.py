@@ -226,7 +226,7 @@ def listeners(family: Family, protocol: int, net: Path = _NET) -> dict[str, List
     try:
         return {row[9]: _endpoint(row[1]) for row in rows if row[3] == wanted}
     except (ValueError, IndexError, OverflowError) as error:
-        raise ApplyError(f"cannot read {path}: a line has another form than the kernel's") from error
+        raise ApplyError(f"cannot read {path}: a line has an unknown format") from error
 
 
 def _endpoint(text: str) -> Listening:

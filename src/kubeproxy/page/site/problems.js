@@ -2,7 +2,7 @@
 
 const LEVELS = ['bad', 'warn', 'look', 'unknown', 'note'];
 const SEVERITY = { broken: 'bad', degraded: 'warn', unknown: 'unknown', note: 'note' };
-const TAGS = { bad: 'broken', warn: 'warning', look: 'to look at', unknown: 'could not be looked at', note: 'note' };
+const TAGS = { bad: 'broken', warn: 'warning', look: 'to look at', unknown: 'not checked', note: 'note' };
 let problemsOf = { key: null, list: [] };
 
 /** Return the present problems, worst first. The list is computed again only if one of its inputs has changed. */

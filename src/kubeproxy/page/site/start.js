@@ -30,7 +30,7 @@ const JUMPS = { 1: '#/', 2: '#/services', 3: '#/now' };
 const HELP = [
   ['1 2 3', 'Problems, Services, Now'], ['/', 'search Services'], ['j k', 'next, previous; the arrows too'], ['s', 'in Services: sort'], ['l', 'in Problems: look again'], ['Enter', 'open'],
   ['Esc', 'back, or clear the search'], ['w', 'on a Service: ask why'], ['p', 'in Now: pause'], ['?', 'this'],
-  ['programmed', 'the kernel has it'], ['pending', 'on its way into the kernel'], ['refused', 'the kernel does not take it'], ['differs', 'another program changed it in the kernel'], ['ignored', 'nothing of it belongs into the kernel'],
+  ['programmed', 'the kernel has it'], ['pending', 'on its way into the kernel'], ['refused', 'the kernel does not take it'], ['differs', 'another program changed it in the kernel'], ['ignored', 'it needs no rules in the kernel'],
 ];
 
 function pressed(event) {

@@ -9,7 +9,7 @@ const ORIGINS = [['pod', 'fromPods', 'pods'], ['node', 'fromNode', 'this node'],
 const STATES = {
   programmed: 'programmed: the kernel has it', pending: 'pending: on its way into the kernel',
   refused: 'refused: the kernel does not take it', differs: 'differs: another program changed what the kernel has',
-  ignored: 'ignored: nothing of it belongs into the kernel', deleting: 'deleting: on its way out of the kernel',
+  ignored: 'ignored: it needs no rules in the kernel', deleting: 'deleting: on its way out of the kernel',
 };
 const FLAGS = {
   L: ['ext local', 'externalTrafficPolicy: Local'], l: ['int local', 'internalTrafficPolicy: Local'],
