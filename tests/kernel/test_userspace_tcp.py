@@ -317,7 +317,7 @@ def test_ports_come_from_the_range(caplog) -> None:
         assert made.carry([one], name="a")[1] == 4101
         with pytest.raises(AssertionError):
             made.carry([one], name="b")
-        assert "ns/b/TCP: no listener, so that its clients are refused" in caplog.text
+        assert "ns/b/TCP: no listener: its clients are refused" in caplog.text
         assert "make portRange 4100-4101 wider" in caplog.text
         with connect(("127.0.0.1", 4101)) as client, accept(one) as server:
             client.sendall(b"?")

@@ -25,7 +25,7 @@ _RULES: Final = "rules"
 
 _MEANINGS: Final = {
     IpsetId.LOOP_BACK: "masqueraded when it connects to itself",
-    IpsetId.LOAD_BALANCER_FW: "closed except to its source ranges",
+    IpsetId.LOAD_BALANCER_FW: "closed to all but its source ranges",
     IpsetId.LOAD_BALANCER_SOURCE_IP: "open to a source address",
     IpsetId.LOAD_BALANCER_SOURCE_CIDR: "open to a source range",
     IpsetId.HEALTH_CHECK_NODE_PORT: "a health check port",
@@ -137,7 +137,7 @@ class _Words:
         if place == INTERFACE:
             return Wording(f"address {unpack(key)}", f"interface {INTERFACE}")
         if isinstance(place, IpsetId):
-            values = meanings(lambda _: _MEANINGS.get(place, "one of those"), wanted, present)
+            values = meanings(lambda _: _MEANINGS.get(place, "an entry of this set"), wanted, present)
             return Wording(_entry_text(place, key), f"ipset {place.named(self._family)}", *values)
         values = meanings(lambda weight: f"weight {weight}", wanted, present)
         return Wording(f"endpoint {destination_text(key)}", f"real servers of {_front(place)}", *values)

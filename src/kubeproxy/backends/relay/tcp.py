@@ -128,7 +128,7 @@ class Connection(Struct, eq=False):
             return
         self._path.complain(
             str(self._listener.key),
-            "%s: a connection was reset, as none of its endpoints could be connected to: %s",
+            "%s: a connection was reset, because no endpoint of the Service accepted a connection: %s",
             self._listener.key,
             self._why,
         )

@@ -190,7 +190,7 @@ class UserspaceBackend:
         nf_tables."""
         if self._find_landing() != self._ruleset.landing:
             return ForeignChange(
-                "the node's addresses changed; rules redirect connections from outside to one of these addresses"
+                "the node's addresses changed; rules redirect connections from outside to one of the node's addresses"
             )
         generation = self._transactions.generation()
         if generation == self._generation:

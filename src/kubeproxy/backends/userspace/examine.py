@@ -44,7 +44,7 @@ _SOCKETS: Final = "sockets"
 """Place of listeners in a state; a value is the listener's port. A desired port is 0 if the table contains no port."""
 _MEANINGS: Final = {
     LISTENERS: "a listener",
-    FIREWALL_IPS: "closed except to its source ranges",
+    FIREWALL_IPS: "closed to all but its source ranges",
     FIREWALL_ALLOW: "open for a range",
 }
 _ORIGINS: Final = {"pod": "a pod", "node": "this node", "outside": "outside"}

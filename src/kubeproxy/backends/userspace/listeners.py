@@ -143,7 +143,7 @@ class Listeners:
                 self.exhausted = True
             elif ports:
                 hint = f"make portRange {ports[0]}-{ports[-1]} wider"
-            log.error("%s: no listener, so that its clients are refused: %s; %s", name.key, error.strerror, hint)
+            log.error("%s: no listener: its clients are refused: %s; %s", name.key, error.strerror, hint)
             return None
         if name.key.protocol == socket.IPPROTO_TCP:
             return tcp.TcpListener(self._path, sock, name.key)
