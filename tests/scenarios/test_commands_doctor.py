@@ -216,7 +216,7 @@ async def test_a_table_that_another_program_owns(bare: Live) -> None:
     assert owner.stdin is not None
     try:
         owner.stdin.write(b"delete table ip kube-proxy; add table ip kube-proxy { flags owner; }\n")
-        await named(bare, "kernel", "the kernel refuses changes of IPv4", "follow the message of the refusal")
+        await named(bare, "kernel", "the kernel refuses changes of IPv4", "correct the cause that the message names")
     finally:
         owner.stdin.close()
         await owner.wait()

@@ -260,7 +260,7 @@ async def test_a_rule_for_one_user_that_stops_the_probe_does_not_judge_the_endpo
             await fails(live, "pod", front, False)
             for client in (pod, "node"):
                 status, text = await live.ask("why", client, f"{front.address}:80")
-                said = f"{where} may stop packets of this node's own, or of its user 0 alone\n"
+                said = f"{where} may stop this node's own packets, or only those of its user 0\n"
                 assert (status, said in text, "3000: refused: " in text) == (2, True, True), text
 
 

@@ -549,7 +549,7 @@ def test_the_fix_follows_from_the_cause(trouble, fix):
 @pytest.mark.parametrize(
     ("resource", "synced", "why"),
     [
-        ("services", True, "traffic uses the state known last"),
+        ("services", True, "traffic uses the last known state"),
         (
             "services",
             False,
@@ -564,8 +564,8 @@ def test_the_fix_follows_from_the_cause(trouble, fix):
 def test_before_the_first_list_no_finding_mentions_a_last_known_state(resource, synced, why, trouble):
     lost = watched(resource, synced=synced, connected=False, stale=0 if trouble else 61)
     (found,) = contact.reached(reach(watched("servicecidrs"), lost, trouble=trouble))
-    why = "traffic uses the state known last" if trouble and resource == "nodes" else why
-    said = why.replace("known last", "known 61 seconds ago") if synced and not trouble else why
+    why = "traffic uses the last known state" if trouble and resource == "nodes" else why
+    said = why.replace("last known state", "state known 61 seconds ago") if synced and not trouble else why
     assert found.why.startswith(said)
 
 

@@ -55,8 +55,8 @@ def reached(reach: Reach, began: Mapping[str, float] = {}, quiet: float = QUIET)
     """Check whether the server answers, and whether the watches deliver changes of every resource. `began` is
     Facts.began; up to `quiet` seconds without a watch are not reported, unless the server refused the request."""
     age = max((one.stale for one in reach.watched if one.synced and one.resource in _NEEDED), default=0.0)
-    known = f"{duration(age)} ago" if age > quiet else "last"
-    effect = f"traffic uses the state known {known}; changes of Services and endpoints do not arrive"
+    known = f"state known {duration(age)} ago" if age > quiet else "last known state"
+    effect = f"traffic uses the {known}; changes of Services and endpoints do not arrive"
     if any(one.resource in _NEEDED and not one.synced for one in reach.watched):
         effect = "no Service is known yet, and this process has written nothing; any rules of a previous process remain"
     if reach.trouble:
@@ -103,7 +103,7 @@ def _silent_watches(reach: Reach, quiet: float) -> Iterator[Diagnosis]:
     if silent := [one for one in reach.watched if one.connected and one.stale > quiet]:
         names, age = ", ".join(one.resource for one in silent), max(one.stale for one in silent)
         what = f"no message of the open watches of {names} for {duration(age)}"
-        why = "the server sends a message every minute; the connections may be dead; in minutes the proxy lists again"
+        why = "the server sends a message every minute: the connections may be dead; the proxy soon lists again"
         fix = "if this happens again, look at the load balancer or proxy between this node and the API server"
         yield Diagnosis(Severity.NOTE, "api", what, why, fix)
     for one in reach.watched:

@@ -32,7 +32,7 @@ def registered(node: Node | None, name: str, host: str, *, waits: bool = False) 
             what=f"there is no Node {name}",
             why="the proxy waits for the Node and has written nothing; any rules from before the proxy's start remain"
             if waits
-            else f"{_WHY_NAME}; NodePorts answer on all addresses where the node's own is asked for",
+            else f"{_WHY_NAME}; NodePorts answer on all addresses if `primary` is configured",
             fix=f"set hostnameOverride to the name of this node as `kubectl get nodes -o wide` has it{called}",
         )
 

@@ -12,7 +12,7 @@ from kubeproxy.model.addresses import Family
 from kubeproxy.release import SAME_BUILD
 from kubeproxy.wording import counted
 
-_REFUSED: Final = "follow the message of the refusal; the proxy tries again by itself, at the latest after 10 s"
+_REFUSED: Final = "correct the cause that the message names; the proxy tries again by itself, at the latest after 10 s"
 
 _KEPT: Final = "rules that the kernel accepted before stay"
 

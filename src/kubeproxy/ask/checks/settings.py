@@ -216,7 +216,7 @@ def opened(descriptors: Descriptors, pid: int) -> Iterator[Diagnosis]:
     if used >= FILLING * limit:
         what = f"the proxy (pid {pid}) has {used} open files; its limit is {limit}"
         why = "health checks, and in userspace mode connections, are refused when no descriptor is left"
-        fix = "raise LimitNOFILE of its unit, or the container runtime's limit; see which clients have so many"
+        fix = "raise LimitNOFILE of its unit, or the container runtime's limit; find clients with many connections"
         yield Diagnosis(Severity.BROKEN if used >= FULL * limit else Severity.DEGRADED, "descriptors", what, why, fix)
 
 

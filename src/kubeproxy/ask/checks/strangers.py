@@ -332,7 +332,7 @@ def _tracking(filters: Iterable[Filter]) -> Iterator[Diagnosis]:
         if one.untracks:
             effect = f"takes packets out of connection tracking at the hook {one.hook}"
             why = "no rule translates them, so no endpoint gets them; a program such as a DNS cache may answer"
-            fix = "see which packets the rule is for; exempt from it packets to Services that only kube-proxy serves"
+            fix = "see which packets the rule is for; let it match no packets to Services that only kube-proxy serves"
             yield of_chain(one, Severity.NOTE, "firewall", effect, why, fix)
         if one.zones:
             effect = f"puts packets into a zone of connection tracking at {one.hook}"

@@ -87,7 +87,7 @@ def _stopped(passing: Collection[PassingPacket], others: Sequence[Firewall]) -> 
             harmless = firewall.harmless([one for one in passing if one.original == end])
             for each in (one for one in may if one.chain not in harmless):
                 chain = f"{each.where}, chain {each.chain}"
-                reason = f"{chain} may stop packets of this node's own, or of its user {os.geteuid()} alone"
+                reason = f"{chain} may stop this node's own packets, or only those of its user {os.geteuid()}"
                 shown = f"`kube-proxy trace node {place_text(*end)}` shows whether a rule of {chain} stops them"
                 yield end, OwnCause(reason, shown, sure=False)
     leaving = [one._replace(before=inf) for one in passing if one.hook == "postrouting"]
