@@ -36,7 +36,7 @@ from kubeproxy.setup.sources import open_sources
 from kubeproxy.wording import counted
 
 SETTLED: Final = 2.0  # seconds without a change of an object before a comparison
-EVERY: Final = 60.0  # maximum seconds between two comparisons while objects change
+EVERY: Final = 60.0  # maximum seconds between two comparisons
 _OUTDATED: Final = 5.0  # seconds before outdated objects are reported: watches often end and restart
 _LOOKS: Final = 4  # comparisons in the grace period of a difference
 _REST: Final = 4.0  # the pause after a comparison, as a multiple of the comparison's duration
