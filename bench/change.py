@@ -246,7 +246,7 @@ def run(with_: Run) -> Report:
     for size in ("10kx10",) if with_.quick else SIZES:
         rows += measured(with_, size)
     notes = [
-        "The columns p50 and p99 are measured from the event's bytes; `engine` also includes the event loop.",
+        "The times begin with the event's bytes; the columns of `engine` also include the event loop.",
         "`own` is the time outside the kernel, in units of a fixed piece of Python (bench/yardstick.py).",
         f"The goal is a p50 under {GOAL_P50:.0f} us and a p99 under {GOAL_P99:.0f} us at every size,",
         f"and a p50 with 44,000 Services that is at most {GROWTH} times the p50 with 1,000 Services.",

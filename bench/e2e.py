@@ -137,7 +137,7 @@ def run(with_: Run) -> Report:
     rows = [Row(f"{size} {name}", dict(spreads(found))) for (size, name), found in runs.items()]
     notes = (
         "The endpoint's clock measures the first packet; clients send a probe about every 100 us, each as a new flow.",
-        f"A run has {changes} changes of each Service; if they take longer than {LONGEST:.0f} s, at least {AT_LEAST}.",
+        f"A run has {changes} changes of each Service, or at least {AT_LEAST} if it would take over {LONGEST:.0f} s.",
         f"The goals: p50 under {GOAL_P50:.0f} ms, p99 under {GOAL_P99:.0f} ms, CPU under {GOAL_CPU:.0f} ms a change.",
     )
     title = "API write to the first packet on the new endpoint"
