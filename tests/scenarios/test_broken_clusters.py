@@ -74,14 +74,14 @@ async def test_a_firewall_of_the_endpoints_node(nodes: ThreeNodes, client: str) 
     name = f"far-{client[:3]}"
     nodes.live.service(name, "a2 b1 b2 b3")
     await nodes.drop("node-b", "forward", f"ip daddr {{ {ip(nodes, 'b2')}, {ip(nodes, 'b3')} }} tcp dport 3000")
-    try:
-        text = await nodes.until(1, "node-b does not deliver to", "why", client, f"svc/{name}:tcp")
-    finally:
-        await nodes.admit("node-b")
     lost = (
         f": node-b does not deliver to {ip(nodes, 'b2')}:3000, {ip(nodes, 'b3')}:3000 (50.0% of the connections): "
         "table inet firewall, chain "
     )
+    try:
+        text = await nodes.until(1, lost, "why", client, f"svc/{name}:tcp")
+    finally:
+        await nodes.admit("node-b")
     assert f"ok node-b delivers to {ip(nodes, 'b1')}:3000 (25.0% of the connections)" in text
     assert f"{lost}guard: drops what goes to " in first(text)
     assert "Fix: on node-b: let table inet firewall guard accept it" in text

@@ -86,7 +86,7 @@ async def test_another_mode(live: Live) -> None:
         line.startswith("leftovers that the proxy removes at its next start, once the new rules are in place")
         for line in seen["node"]
     )
-    assert any(line.startswith("written for ") and " elements" in line for line in seen["node"])
+    assert any(line.startswith("the proxy would write ") and " elements" in line for line in seen["node"])
     assert seen["connections"].startswith("established connections continue")
     status, text = await live.ask("plan", "--proxy-mode", "userspace")
     assert (status, "What clients notice:" in text, "  -  mode: " in text) == (1, True, True)

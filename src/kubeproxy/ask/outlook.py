@@ -155,8 +155,9 @@ def _written(old: Mode, new: Mode, before: Planner, after: Planner, local: Local
         weights.append(Weight(sum(weight.amount for weight in each), each[0].of if each else ""))
     if old is new and weights[0] == weights[1]:
         return []
+    services = counted(len(after.compiled), "Service")
     was, will = (f"{weight.amount} {weight.of}" for weight in weights)
-    return [f"written for {counted(len(after.compiled), 'Service')}: {will}; now: {was}"]
+    return [f"the proxy would write {will} for {services}; the running configuration writes {was}"]
 
 
 def leftovers(mode: Mode, unknown: list[str]) -> list[str]:

@@ -345,7 +345,8 @@ def remarks(before: ConfiguredNode, after: ConfiguredNode, *, same_mode: bool) -
     if has and not had:
         yield f"annotations for weights and consistent hashing take effect: shares become unequal ({has})"
     if old.affinity is not new.affinity and (count := _services(plan for plan in plans if plan.affinity)):
-        yield f"session affinity is for {new.affinity.value}, no longer for {old.affinity.value} ({count})"
+        scopes = f"for {new.affinity.value}, no longer for {old.affinity.value}"
+        yield f"session affinity keeps a client's endpoint {scopes} ({count})"
     if not same_mode and (count := _services(plan for plan in plans if plan.affinity)):
         yield f"session affinity starts again: each client may get another endpoint once ({count})"
     kinds = {frontend.kind for plan in plans for frontend in plan.frontends}
@@ -388,7 +389,7 @@ def lasting(before: Habits, after: Habits, *, same_mode: bool) -> str:
     if not before.outlives_mode and (not same_mode or before.carries):
         return "established connections end: the old proxy relays them, or its virtual servers contain them"
     if not same_mode and not after.outlives_mode:
-        return "established connections continue; later connections end at the next change of the mode"
+        return "established connections continue; connections made in the new mode end when the mode changes again"
     return "established connections continue"
 
 

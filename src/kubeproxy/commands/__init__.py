@@ -12,7 +12,7 @@ from kubeproxy.errors import ConfigError, KubeProxyError, NoAnswerError
 COMMANDS: Final[dict[str, str]] = {
     "why": "the outcome of a connection on this node, and the reasons",
     "trace": "the rules of all programs that packets of a flow pass on this node, and the rule that drops them",
-    "flows": "present connections of Services, by endpoint and client, or as they begin and end",
+    "flows": "the open connections of Services, by endpoint and client; with -f, their beginnings and ends",
     "conntrack": "the use of the connection tracking table: entries, growth, refusals, and the largest users",
     "services": "the Services on this node: state, addresses, endpoints",
     "changes": "the last changes of Services, with their delays, and the last problems",

@@ -67,7 +67,7 @@ class ShadowReport(Struct, kw_only=True, rename="camel"):
     classes: dict[str, int] = {}  # classes of packets in the last comparison, by family
     lasted: tuple[LastedDifference, ...] = ()
     transient: int = 0  # classes of packets with a difference that disappeared within the grace period
-    undecided: int = 0  # classes of packets with a difference that is younger than the grace period at the end
+    undecided: int = 0  # classes of packets with a difference that began within the last grace period
     unknown: tuple[str, ...] = ()  # rules that this program does not support
 
     @property

@@ -260,7 +260,7 @@ class Engine:
         if node is None:
             log.warning("No Node of this name, continuing without its addresses node=%s", self.settings.node_name)
         else:
-            log.warning("The Node has no address yet, continuing without one node=%s", self.settings.node_name)
+            log.warning("The Node has no address yet, continuing without an address node=%s", self.settings.node_name)
         return True
 
     def _await_node(self, left: float) -> None:

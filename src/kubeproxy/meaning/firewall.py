@@ -221,9 +221,9 @@ class Firewall(Struct, eq=False, dict=True):
                 return
 
     def sources(self, packets: Collection[PassingPacket]) -> Iterator[SourceTranslation]:
-        """Yield the chains that may translate the source of some of these packets. In a table that the running proxy
-        shares, a rule that accepts the packet before the proxy's rules counts, too: it prevents the proxy's
-        translation."""
+        """Yield the chains that may translate the source of some of these packets. If the table also contains
+        the running proxy's rules (`shared`), chains that may accept a packet before these rules are yielded, too:
+        the proxy then does not translate the packet."""
         for packet, name, hook, back, ended in self._passed(packets, nat=True):
             moved = [each for each, _ in ended if each.masquerade]
             if moved or (self.shared and ended):

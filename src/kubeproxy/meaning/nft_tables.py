@@ -117,7 +117,8 @@ class Term(NamedTuple):
 
 
 def interface(term: Term, value: bytes) -> str:
-    """Return the interface name or pattern in a comparison with a term; '' if no interface has the index."""
+    """Return the interface that a rule compares with a term. `value` is an index, a name, or the beginning of names
+    (returned with `*`). Returns '' if no interface has this index."""
     if term.width == 4:
         try:
             return socket.if_indextoname(int.from_bytes(value, sys.byteorder))

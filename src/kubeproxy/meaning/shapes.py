@@ -247,7 +247,8 @@ class Shapes:
         return inside, *(low <= (address & mask) ^ xor <= high for mask, xor, low, high, _ in self._values)
 
     def sets_of_port(self, port: int, *, own: bool) -> object:
-        """Return the sets that contain a port, or the port itself if rules outside of the unit contain it."""
+        """Return the sets that contain a port. `own` means that the port is the unit's only port; any other port that
+        rules name is returned itself."""
         found = self._port_sets.get(port)
         if found is None:
             each = range(port, 3 * rules.PORTS, rules.PORTS)

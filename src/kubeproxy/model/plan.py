@@ -414,9 +414,9 @@ _FAMILIES: dict[tuple[bool, bool], tuple[Family, ...]] = {
 class Affinity(Enum):
     """The scope within which session affinity keeps a client's endpoint."""
 
-    SERVICE_PORT = "a service port"
-    POLICY = "a service port, separately for the internal and the external traffic policy"
-    ADDRESS = "an address of a service port"
+    SERVICE_PORT = "each service port"
+    POLICY = "each service port, separately for the internal and the external traffic policy"
+    ADDRESS = "each address of a service port"
 
 
 class Habits(NamedTuple):

@@ -28,7 +28,7 @@ LINGER_BYTES: Final = 64 * 1024
 REQUEST_BYTES: Final = 16 * 1024
 UNREAD_BYTES: Final = 1024 * 1024
 PIPELINED: Final = 8  # limit of waiting requests per connection
-REFUSAL_SECONDS: Final = 0.01  # seconds of the event loop that a refused request costs its client
+REFUSAL_SECONDS: Final = 0.01  # seconds that a refused request takes from its client's share of the event loop
 _PIECE: Final = 512
 _KEPT_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"host", b"user-agent", b"origin", b"sec-fetch-site"))
 

@@ -293,7 +293,7 @@ STICKY = service("sticky", "10.96.0.12", ports=HTTP, session_affinity="ClientIP"
             Habits(),
             Habits(affinity=Affinity.ADDRESS),
             False,
-            ["session affinity is for an address of a service port", "session affinity starts again"],
+            ["session affinity keeps a client's endpoint for each address", "session affinity starts again"],
         ),
         (Habits(), Habits(refuses_ports=()), True, ["connections to cluster IPs on ports that no Service has"]),
     ],
@@ -322,7 +322,7 @@ def test_a_strict_node_ignores_annotations():
         (Habits(outlives_mode=False), Habits(), False, "established connections end"),
         (Habits(outlives_mode=False), Habits(outlives_mode=False), True, "established connections continue"),
         (Habits(outlives_mode=False, carries=True), Habits(), True, "established connections end"),
-        (Habits(), Habits(outlives_mode=False), False, "established connections continue; later connections end"),
+        (Habits(), Habits(outlives_mode=False), False, "established connections continue; connections made in the new mode end"),
     ],
 )
 def test_established_connections(before, after, same, text):

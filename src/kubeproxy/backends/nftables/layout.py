@@ -118,7 +118,7 @@ class SetId(StrEnum):
     FIREWALL_LISTS = "firewall-lists", _FRONT, Packing.NUMBER, 1  # the number of the Service's list of source ranges
     FIREWALL_ALLOW = "firewall-allow", "address source", Packing.INTERVAL, 2  # the address is the list's number
     NODEPORT_IPS = "nodeport-ips", "address"
-    # the number of the pool of a range of ports
+    # for each range of ports: the number that identifies its pool
     CLUSTER_RANGES = "cluster-ranges", _FRONT, Packing.INTERVAL
     EXTERNAL_RANGES = "external-ranges", _FRONT, Packing.INTERVAL
     POLICY_LOCAL_RANGES = "policy-local-ranges", _FRONT, Packing.INTERVAL

@@ -93,8 +93,8 @@ class Numbers:
 
     def recall(self, key: ServicePortKey, number: int) -> int:
         """Return the number that a service port had before the comparison, or else `number`, its number in the kernel.
-        Returns 0 if there is no number, or if another program wrote the number, which is then too large or belongs to
-        a different service port."""
+        Returns 0 without a number. A number that is too large or belongs to a different service port is from another
+        program; the function then returns 0, too."""
         if key in self._had:
             return self._had.pop(key)
         if number in self._taken or number > LARGEST_NUMBER:

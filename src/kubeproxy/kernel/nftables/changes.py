@@ -88,7 +88,7 @@ class ForeignChanges(NamedTuple):
 
     @property
     def nothing_yet(self) -> bool:
-        """Whether no announced transaction changed the table; the announcement of one transaction may be missing."""
+        """Whether a transaction is in progress, and none that was announced so far changed the table."""
         return self.pending and self._replace(complete=True).nothing
 
 
