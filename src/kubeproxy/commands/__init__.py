@@ -39,23 +39,13 @@ def exit_code(*, wrong: object, unknown: object = False) -> int:
 
 
 def completed(command: Callable[[], int], form: str = "text") -> int:
-    """Run a command and return its exit code; for an error, print the error and return UNKNOWN."""
+    """Run a command and return its exit code; for an error, print the error and return UNKNOWN. In the form json, the
+    error is also a line of JSON on standard output, after the lines that a command with --watch has printed."""
     try:
-        status = command()
+        status = _reported(command, form)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNKNOWN
-    except KubeProxyError as error:
-        from kubeproxy.commands.output import json, shown  # noqa: PLC0415 - completion must start fast
-        from kubeproxy.config.messages import listed  # noqa: PLC0415
-
-        # Only a ConfigError has several lines, one per mistake. In other errors, line ends are part of quoted text.
-        lines = listed(str(error)).splitlines() if isinstance(error, ConfigError) else [str(error)]
-        print("Error: " + "\n".join(map(shown, lines)), file=sys.stderr)
-        if form == "json":
-            parts = ("kind", "fact", "fix", "more") if isinstance(error, NoAnswerError) else ()
-            json({"error": str(error)} | {part: getattr(error, part) for part in parts})
         return UNKNOWN
     except KeyboardInterrupt:
         return UNKNOWN
@@ -66,3 +56,19 @@ def completed(command: Callable[[], int], form: str = "text") -> int:
         sys.stdout = None  # the interpreter would flush standard output again at exit, and print an error
         return UNKNOWN
     return status
+
+
+def _reported(command: Callable[[], int], form: str) -> int:
+    try:
+        return command()
+    except KubeProxyError as error:
+        from kubeproxy.commands.output import json_line, shown, versioned  # noqa: PLC0415 - completion must start fast
+        from kubeproxy.config.messages import listed  # noqa: PLC0415
+
+        # Only a ConfigError has several lines, one per mistake. In other errors, line ends are part of quoted text.
+        lines = listed(str(error)).splitlines() if isinstance(error, ConfigError) else [str(error)]
+        print("Error: " + "\n".join(map(shown, lines)), file=sys.stderr)
+        if form == "json":
+            parts = ("kind", "fact", "fix", "more") if isinstance(error, NoAnswerError) else ()
+            json_line(versioned({"error": str(error)} | {part: getattr(error, part) for part in parts}))
+        return UNKNOWN

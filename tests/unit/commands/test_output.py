@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.commands import exit_code, output
+from kubeproxy.commands import UNKNOWN, completed, exit_code, output
+from kubeproxy.errors import QuestionError
 
 MARKED = {"name": "\u202egnp.exe \u2066\x9b31m\x7f \U000e0041 Zürich"}
 
@@ -56,12 +57,41 @@ def test_only_a_terminal_gets_wrapped_lines(is_terminal, count, monkeypatch, cap
     assert capsys.readouterr().out.count("\n") == 3
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_an_output_on_a_full_disk_is_unknown_and_not_wrong(form: str) -> None:
-    show = {"text": "output.say('x')", "json": "output.json({})"}[form]
-    program = f"import sys; from kubeproxy.commands import completed, output; sys.exit(completed(lambda: {show} or 1))"
+_FULL = "Error: cannot write to standard output: No space left on device\n"
+
+
+def _on_a_full_disk(run: str, form: str) -> tuple[int, str]:
+    program = f"""
+import sys
+from kubeproxy.commands import completed, output
+from kubeproxy.errors import QuestionError
+
+def fail():
+    raise QuestionError("no such Service")
+
+sys.exit(completed(lambda: {run}, "{form}"))"""
     with Path("/dev/full").open("w") as full:
         made = subprocess.run(
             [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    assert (made.returncode, made.stderr) == (2, "Error: cannot write to standard output: No space left on device\n")
+    return made.returncode, made.stderr
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_output_on_a_full_disk_is_unknown_and_not_wrong(form: str) -> None:
+    show = {"text": "output.say('x')", "json": "output.json({})"}[form]
+    assert _on_a_full_disk(f"{show} or 1", form) == (2, _FULL)
+
+
+def test_an_error_on_a_full_disk_is_unknown_and_not_wrong() -> None:
+    assert _on_a_full_disk("fail()", "json") == (2, f"Error: no such Service\n{_FULL}")
+
+
+def test_an_error_after_lines_of_json_is_one_more_line(capsys) -> None:
+    def run() -> int:
+        output.json_line({"change": "new"})
+        raise QuestionError("no such Service")
+
+    assert completed(run, "json") == UNKNOWN
+    first, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first, last["error"]) == ({"change": "new"}, "no such Service")
