@@ -200,8 +200,6 @@ def _settle(request: Mapping[str, Any]) -> None:
     os.environ.update(request["environment"])
     if request["namespace"]:
         settle_in(request["namespace"])
-    else:
-        importlib.import_module("prove.__main__")
     from kubeproxy.backends.nftables.ruleset import Ruleset  # noqa: PLC0415 - after a mutation
     from kubeproxy.model.addresses import Family  # noqa: PLC0415 - after a mutation
     from kubeproxy.model.plan import Globals  # noqa: PLC0415 - after a mutation
