@@ -96,16 +96,17 @@ class NftWatch:
         return _places(self._others.changes(self._family, self._transactions.generation)) != frozenset()
 
     def inspect(self) -> ForeignChange | None:
-        """Return a change by another program that can be found without reading all rules, or None. After None,
-        `touched` returns False until the next change. Raises ApplyError."""
-        places = _places(self._others.changes(self._family, self._transactions.generation))
+        """Return a change by another program that can be found without reading all rules, or None. Afterwards `touched`
+        returns False until the next change; after another result than None, the caller resyncs. Raises ApplyError."""
+        # Changes that arrive during the checks below remain for the next inspection.
+        places = _places(self._others.take(self._family, self._transactions.generation))
         for table in skeleton.CANARY_TABLES if places is None else ():
             if not nfnetlink.has_chain(self._family, table, skeleton.CANARY):
                 return flushed(table, self._family)
         for jump in skeleton.JUMPS:
             if (places is None or jump[:2] in places) and not self._has(jump):
                 return removed(jump, self._family)
-        self.places = _places(self._others.take(self._family, self._transactions.generation))
+        self.places = places
         return None
 
     def _has(self, jump: Jump) -> bool:
