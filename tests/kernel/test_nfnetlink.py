@@ -1,6 +1,7 @@
 """nf_tables over netlink on a real kernel: large batches, refusals, large dumps, equality of read and written data."""
 
 import errno
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("netns")
 TABLE = "t"
 SET = elements.Packer.of(4, 0)
 MAP = elements.Packer.of(4, 4)
+SO_RCVBUFFORCE = 33
 
 
 @pytest.fixture
@@ -81,6 +83,16 @@ def refusal(link, parts):
 
 
 # -- writing and reading -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [0, 100_000], ids=["present", "missing"])
+def test_answers_to_many_requests_fit_into_the_buffer_of_a_user_namespace(link, first):
+    link.commit(add("addresses", [SET.pack(address(n), b"") for n in range(1200)]))
+    keys = [address(first + n) for n in range(1200)]
+    with Netlink.open() as small:
+        small._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 212_992)  # net.core.rmem_max by default
+        found = TableReader(Family.IPV4, TABLE, small).look_up("addresses", keys)
+    assert found == ({} if first else dict.fromkeys(keys, b""))
 
 
 def test_elements_of_every_kind_read_back(link):

@@ -44,9 +44,10 @@ READ_SIZE: Final = 64 * 1024
 _RECEIVE_BUFFER: Final = 4 * 1024 * 1024
 _TIMEOUT: Final = 30.0
 _DUMP_ATTEMPTS: Final = 10
-# The maximum number of requests per send. All answers to one send must fit into the socket's receive buffer; the
-# kernel counts about 1 KiB per answer or refusal.
-_BATCH: Final = 1000
+# The maximum number of requests per send. All answers to one send must fit into the socket's receive buffer, which has
+# 416 KiB in a user namespace (twice the default of net.core.rmem_max); the kernel counts about 1 KiB per answer or
+# refusal.
+_BATCH: Final = 400
 _PADDING: Final = (b"", b"\0\0\0", b"\0\0", b"\0")
 """The padding of a payload to a multiple of four bytes, by its length modulo 4."""
 _SUCCESS: Final = (0, "")
