@@ -185,7 +185,7 @@ def excuse(near: WhyAnswer, reply: Reply, far: Delivery, probe: WhyAnswer) -> No
         else one
         for one in near.findings
     ]
-    near.doubt = doubt(near.probes, near.findings)
+    near.doubt = doubt(near.probes, near.findings) if near.doubt else ""
     if all(one.severity > Severity.UNKNOWN for one in near.findings) and near.answer == "unknown":
         near.answer, reply.status = "yes", YES
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from kubeproxy.ask.finding import AS_CLIENT, doubt
 from kubeproxy.cluster.answers import WhyAnswer, decoded
@@ -374,6 +375,19 @@ def test_a_probe_is_no_doubt_if_the_endpoints_node_drops_only_the_packets_of_the
     excuse(here, reply, Delivery(here.why.endpoints[1], Reply(node="node-b"), there), probe)
     assert (here.answer, reply.status, here.decided, here.fixes) == ("yes", YES, "kube-proxy forwards it", [])
     assert here.findings[0].text.endswith(f": node-b drops packets of node-a itself ({GUARD}), but not this client's")
+
+
+def test_a_first_line_without_a_doubt_gets_none_if_another_probe_is_no_doubt():
+    other = NEAR_DOUBT | {"endpoint": "10.244.2.8:3000"}
+    broken = found("broken", "endpoints", "TCP from this node to 10.244.0.9:3000: refused")
+    here, there, probe = (
+        cast("WhyAnswer", decoded(one["out"].encode(), "why", ())[0])
+        for one in (near("no", broken, NEAR_DOUBT, other), far("yes"), far("no", DROPS))
+    )
+    here.node, there.node = "node-a", "node-b"
+    here.probes = [*here.probes, replace(here.probes[0], address="10.244.2.8:3000")]
+    excuse(here, Reply(node="node-a"), Delivery(here.why.endpoints[1], Reply(node="node-b"), there), probe)
+    assert here.decided == "kube-proxy forwards it"
 
 
 MAY_DROP = found("note", "firewall", "table netdev cloud, chain guard may drop packets, and is not evaluated")
