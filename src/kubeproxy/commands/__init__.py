@@ -64,11 +64,13 @@ def _reported(command: Callable[[], int], form: str) -> int:
     except KubeProxyError as error:
         from kubeproxy.commands.output import json_line, shown, versioned  # noqa: PLC0415 - completion must start fast
         from kubeproxy.config.messages import listed  # noqa: PLC0415
+        from kubeproxy.server.text import clean  # noqa: PLC0415
 
         # Only a ConfigError has several lines, one per mistake. In other errors, line ends are part of quoted text.
         lines = listed(str(error)).splitlines() if isinstance(error, ConfigError) else [str(error)]
         print("Error: " + "\n".join(map(shown, lines)), file=sys.stderr)
         if form == "json":
             parts = ("kind", "fact", "fix", "more") if isinstance(error, NoAnswerError) else ()
-            json_line(versioned({"error": str(error)} | {part: getattr(error, part) for part in parts}))
+            texts = {"error": str(error)} | {part: getattr(error, part) for part in parts}
+            json_line(versioned({part: clean(text) for part, text in texts.items()}))
         return UNKNOWN

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.commands import UNKNOWN, completed, exit_code, output
-from kubeproxy.errors import QuestionError
+from kubeproxy.errors import NoAnswerError, QuestionError
 
 MARKED = {"name": "\u202egnp.exe \u2066\x9b31m\x7f \U000e0041 Zürich"}
 
@@ -95,3 +95,15 @@ def test_an_error_after_lines_of_json_is_one_more_line(capsys) -> None:
     assert completed(run, "json") == UNKNOWN
     first, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first, last["error"]) == ({"change": "new"}, "no such Service")
+
+
+def test_an_error_contains_no_secret_in_any_form(capsys) -> None:
+    secret = "eyJhbGciOi.abcdefgh.signature"
+
+    def run() -> int:
+        raise NoAnswerError(f"the plugin printed {secret}", f"renew {secret}", more=f"the server got {secret}")
+
+    assert completed(run, "json") == UNKNOWN
+    out, err = capsys.readouterr()
+    assert (secret in out, secret in err) == (False, False)
+    assert json.loads(out)["fix"] == "renew <redacted>"
