@@ -316,12 +316,16 @@ class NftablesBackend:
         return True
 
     def _is_altered(self) -> bool:
-        """Return whether the table, its chains or its rules differ from the committed state."""
-        wanted = self._ruleset.definition(self._chains).chains
+        """Return whether the table, its chains, its rules or the declarations of its sets differ from the committed
+        state. Missing sets and further sets do not count."""
+        wanted = self._ruleset.definition(self._chains).contents
         # The names are compared first: the rules of the Go kube-proxy's chains would take seconds to read.
-        if self._table.header() != self._header or set(self._table.chains()) != wanted.keys():
+        if self._table.header() != self._header or set(self._table.chains()) != wanted.chains.keys():
             return True
-        return self._table.contents().chains != wanted
+        found = self._table.contents()
+        return found.chains != wanted.chains or any(
+            found.sets.get(name, form) != form for name, form in wanted.sets.items()
+        )
 
     def _confirm(self, generation: int) -> None:
         """Record the table's header after our own transaction. Raises ChangedByOthersError if another program changed

@@ -1,5 +1,7 @@
 """Changes of the table by other programs are noticed and repaired."""
 
+from contextlib import closing
+
 import pytest
 
 from kubeproxy.backends.mode import Depth
@@ -9,7 +11,7 @@ from kubeproxy.model.objects import Annotations, ServicePort
 from support.cluster_objects import world
 from support.nftables_disturbances import DISTURBANCES, disturbed
 from support.nftables_ground import resync, sync, without_slots
-from support.nftables_plans import V6, cluster, plans_of, sticky
+from support.nftables_plans import V4, V6, cluster, plans_of, sticky
 
 RULE_DRIFTS = {
     "flush ruleset": ["flush ruleset"],
@@ -74,6 +76,28 @@ def test_rules_are_repaired_where_they_are_and_clients_stay(ground, case):
     kept = handles & set(ground.rule_handles())
     assert len(ground.rule_handles()) == others
     assert case == "flush table" or len(kept) > others - 10  # only differing chains were written
+    ground.is_clean(backend, plans)
+
+
+def test_another_declaration_of_a_set_is_noticed_and_repaired(ground):
+    """The rules are as before, but the set's new elements would disappear."""
+    backend, plans = disturbed(ground)
+    before, rules = ground.contents(), ground.chains()
+    ground.disturb(
+        "flush chain ip kube-proxy nodeport-endpoints-check",
+        "delete set ip kube-proxy no-local-endpoint-nodeports",
+        "add set ip kube-proxy no-local-endpoint-nodeports"
+        " { typeof meta l4proto . th dport ; flags timeout ; timeout 9s ; }",
+        "add rule ip kube-proxy nodeport-endpoints-check"
+        " ip daddr @nodeport-ips meta l4proto . th dport @no-local-endpoint-nodeports drop",
+        "add rule ip kube-proxy nodeport-endpoints-check"
+        " ip daddr @nodeport-ips meta l4proto . th dport @unserved-nodeports goto refuse",
+    )
+    assert (ground.contents(), ground.chains()) == (before, rules)
+    assert backend.inspect(Depth.QUICK) is not None
+    resync(backend, plans)
+    with closing(ground.table(V4)) as table:
+        assert table.sets()["no-local-endpoint-nodeports"].timeout == 0
     ground.is_clean(backend, plans)
 
 
