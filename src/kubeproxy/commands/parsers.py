@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final
@@ -15,6 +16,7 @@ from kubeproxy.config.modes import MODES
 from kubeproxy.config.pflag import SHORTHANDS, shown_default
 from kubeproxy.features import FEATURES
 from kubeproxy.kernel.proc.capability import raise_net_admin
+from kubeproxy.server.text import clean, printable
 
 PROXY: Final = ""  # the proxy itself
 _VALUES = {
@@ -49,7 +51,17 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand that the first word names; return the exit code."""
     raise_net_admin()
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(WarningFormatter())
     return completed(lambda: _run(*argv))
+
+
+class WarningFormatter(logging.Formatter):
+    """Prints a warning without secrets and control characters, for example of a command that reads the API itself."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record."""
+        return "\n".join(printable(clean(line)) for line in super().format(record).splitlines())
 
 
 def _run(name: str, *words: str) -> int:

@@ -107,3 +107,14 @@ def test_an_error_contains_no_secret_in_any_form(capsys) -> None:
     out, err = capsys.readouterr()
     assert (secret in out, secret in err) == (False, False)
     assert json.loads(out)["fix"] == "renew <redacted>"
+
+
+def test_a_warning_of_a_command_contains_no_secret_and_no_control_character() -> None:
+    program = """
+import logging
+from kubeproxy.commands.parsers import run
+
+run(["completion", "bash"])
+logging.getLogger("kubeproxy.api").warning("Cannot watch: token=%s", "abcdefgh\\x1b")"""
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert made.stderr == "Cannot watch: token=<redacted>\\x1b\n"
