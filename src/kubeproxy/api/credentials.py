@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from kubeproxy.errors import SourceError
+from kubeproxy.server.text import LINE, redact
 
 log = logging.getLogger("kubeproxy.api")
 
@@ -223,7 +224,8 @@ class ExecPlugin(Credentials):
             await _end(process, transport)
             raise
         if process.returncode:
-            last = complaint.decode("utf-8", "replace").strip()[-500:]
+            # Redact before the cut, which may remove the word before a secret.
+            last = redact(complaint.decode("utf-8", "replace").strip()[-LINE:])[-500:]
             raise SourceError(f"{self._field}: {config.command} failed with exit code {process.returncode}: {last}")
         return output
 

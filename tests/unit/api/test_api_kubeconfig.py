@@ -404,6 +404,7 @@ def test_an_exec_plugin_has_the_proxys_environment_and_the_kubeconfigs_additions
 
 EXEC_FAILURES = [
     ("sys.exit('no login')", "exit code 1: no login"),
+    ("sys.exit('refused: token=abcdefgh' + 'x' * 490)", "exit code 1: refused: token=<redacted>$"),
     ("sys.stderr.write('x' * 3_000_000 + 'the end'); sys.exit(1)", "exit code 1: x+the end"),
     ("while True: sys.stdout.write('x' * 100_000)", "printed more than 1048576 bytes"),
     ("print('junk'); status = {}", "no usable ExecCredential"),
