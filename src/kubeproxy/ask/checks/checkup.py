@@ -26,7 +26,7 @@ from kubeproxy.ask.checks import (
     whereabouts,
 )
 from kubeproxy.ask.checks import node as nodes
-from kubeproxy.ask.checks.node import CheckedNode
+from kubeproxy.ask.checks.node import CheckedNode, mode_of
 from kubeproxy.ask.facts import Facts
 from kubeproxy.ask.finding import Diagnosis, End, Severity, worst_first
 from kubeproxy.ask.source import Running, Source
@@ -190,7 +190,7 @@ def _look_at_proxy(report: Checkup, node: CheckedNode, facts: Facts) -> None:
     if facts.config_file and node.running:
         report.look("configuration file", lambda: _configured(node, facts.config_file))
     if node.pid:
-        report.look("ports", lambda: ports.own(node, {one.pid for one, _ in second}))
+        report.look("ports", lambda: ports.own(node, {one.pid for one in second}))
         open_files = processes.descriptors(node.pid)
         if open_files is not None:
             report.look("descriptors", lambda: settings.opened(open_files, node.pid))
@@ -260,10 +260,10 @@ def _rules(node: CheckedNode) -> Iterator[Diagnosis]:
 
 
 def _other_kube_proxies(node: CheckedNode) -> Iterator[Diagnosis]:
-    packet, caught = node.packet, ""
-    if node.second and packet is not None and _traces_left(node, forwarded=True):
+    packet, caught, second = node.packet, "", node.second
+    if second and packet is not None and _traces_left(node, forwarded=True):
         caught = strangers.with_rules(place_text(packet.destination, packet.port))
-    return strangers.second(node.second, node.mode.name, caught)
+    return strangers.second([(one, mode_of(one)) for one in second], node.mode.name, caught)
 
 
 def _left_tables(node: CheckedNode) -> dict[str, str]:

@@ -152,10 +152,9 @@ class CheckedNode(Struct, frozen=True):
         return found if is_known else [*found, processes.ProxyProcess(pid or 0, (), ours=True)]
 
     @property
-    def second(self) -> list[tuple[processes.ProxyProcess, str]]:
-        """The other kube-proxies that run on this node, with their modes ('' if unknown); none if no proxy answered."""
-        found = self.rules.processes if self.running else ()
-        return [(one, _mode_of(one)) for one in found if one.pid != self.pid]
+    def second(self) -> list[processes.ProxyProcess]:
+        """The other kube-proxies that run on this node; none if no proxy answered."""
+        return [one for one in (self.rules.processes if self.running else ()) if one.pid != self.pid]
 
     @property
     def own_traces(self) -> list[Trace]:
@@ -211,7 +210,8 @@ class CheckedNode(Struct, frozen=True):
         return seen if self.pid and text.startswith("/") and seen.exists() else Path(text)
 
 
-def _mode_of(process: processes.ProxyProcess) -> str:
+def mode_of(process: processes.ProxyProcess) -> str:
+    """Return the mode of a kube-proxy by its arguments or its configuration file; '' if unknown."""
     path = processes.value_of(process.arguments, "config")
     if not path:
         return processes.value_of(process.arguments, "proxy-mode")
